@@ -12,6 +12,7 @@ from lightning import Trainer
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.assembly import assemble
+from fedsim.federation.checkpoint import check_checkpoint
 from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation, listeners_of
@@ -35,10 +36,13 @@ def check_run(trainer: Trainer, model: Federation, data: FederatedDataModule, de
     _ = data.federated  # lists its files
 
 
-def check_fit(trainer: Trainer, model: Federation, data: FederatedDataModule) -> None:
+def check_fit(
+    trainer: Trainer, model: Federation, data: FederatedDataModule, checkpoint: Mapping[str, Any] | None = None
+) -> None:
     """Assemble a federation without its clients' states, on the CPU of the first rank, and discard it.
 
-    Otherwise a run directory would be begun, or an older run in it replaced, with settings that do not fit the data.
+    It is compared with the ``checkpoint`` from which the fit continues. Otherwise processes would start, and a round
+    would train, with settings that do not fit the data.
 
     Raises:
         ConfigError: as the fit would.
@@ -49,5 +53,7 @@ def check_fit(trainer: Trainer, model: Federation, data: FederatedDataModule) ->
     if trainer.global_rank == 0:
         settings = replace(model.settings, client_store="host")
         parts = assemble(settings, data, clients, clients + 1, torch.device("cpu"))  # as a rank without clients
-        listeners_of(settings, parts)
+        listeners = listeners_of(settings, parts)
+        if checkpoint is not None:
+            check_checkpoint(checkpoint, parts, listeners)
         check_memory(trainer, settings, parts, data)

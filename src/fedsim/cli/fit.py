@@ -25,26 +25,31 @@ from fedsim.cli.checks import check_config, check_fit, check_run
 from fedsim.cli.describe import FederatedTrainer, weights_for
 from fedsim.cli.outcome import end_fit, say_scores
 from fedsim.cli.run_directory import (
+    Settled,
+    check_free,
     default_run_dir,
     folder_of_sweep_run,
     keep_scores,
+    look_for_fit,
     make_run_dir,
     prepare_for_fit,
     settle_checkpoint,
     with_own_config,
 )
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import expanded
+from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.callbacks import (
     KeepConfig,
     Preemption,
     RoundProgress,
+    RunBeginning,
     RunSummary,
     ScoreLastRound,
     Tracking,
-    join_mlflow_run,
-    join_run,
     reach_mlflow,
+    reach_wandb,
 )
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
@@ -107,6 +112,19 @@ class FedSimCLI(LightningCLI):
     def __init__(self, args: list[str]) -> None:
         self.command = args[0]
         self.asks_for_help = asks_for_help(args)
+        self.lock: RunLock | None = None
+        try:
+            self._call(args)
+        except OSError as error:
+            if self.lock is not None and (message := message_of_change(self.lock.folder, error)):
+                raise DataError(message) from error
+            raise
+        finally:
+            if self.lock is not None:
+                self.lock.release()
+
+    def _call(self, args: list[str]) -> None:
+        """Parse the arguments, build the objects, and run the command."""
         super().__init__(
             model_class=Federation,
             datamodule_class=FederatedDataModule,
@@ -165,6 +183,7 @@ class FedSimCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Determine the run directory and the checkpoint before objects are built."""
         config = self.config[self.subcommand]
+        _expand_paths(config)
         self.given_dir = None if config["run_dir"] is None else Path(config["run_dir"])
         check_config(config.as_dict())
         if config["run_dir"] is None:
@@ -173,7 +192,9 @@ class FedSimCLI(LightningCLI):
             if self.subcommand == "fit" and folder_of_sweep_run() and config["ckpt_path"] is None:
                 config["ckpt_path"] = "last"  # W&B's agent starts a preempted run again with the same command
         self.run_dir = Path(config["run_dir"])
-        if self.subcommand != "fit":
+        if self.subcommand == "fit":
+            look_for_fit(self.run_dir)
+        else:
             self.save_config_callback = None  # the run's own config.yaml stays as it was
             config["trainer"]["logger"] = False  # some write files, or contact a server, when they are built
         if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
@@ -185,7 +206,7 @@ class FedSimCLI(LightningCLI):
             raise ConfigError("save_ranking: ranked lists are written by fedsim test only")
         if config["save_maps"] and self.subcommand != "predict":
             raise ConfigError("save_maps: pictures of maps are written by fedsim predict only")
-        self.restarts = False
+        self.restarts, self.scored = False, Settled(None)
         if config.get("ckpt_path"):  # a wrong one is reported before processes start
             checkpoint, rounds = str(config["ckpt_path"]), config["trainer"]["max_epochs"]
             self.scored = settle_checkpoint(checkpoint, self.run_dir, self.subcommand == "fit", rounds)
@@ -203,25 +224,30 @@ class FedSimCLI(LightningCLI):
             self.model.maps = self.run_dir / "maps"
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
         if self.subcommand == "fit":
-            check_fit(self.trainer, self.model, self.datamodule)
-        if rank_of_this_process() > 0:
-            return
-        # last: all other checks have passed
-        if self.subcommand in ("fit", "predict") or self.model.rankings is not None:
-            make_run_dir(self.run_dir)
-        if self.subcommand == "fit":
-            self._begin_run(config)
+            check_fit(self.trainer, self.model, self.datamodule, self.scored.content)
+            self.scored = self.scored._replace(content=None)  # which may be large
+            self._prepare_run(config)
+        elif rank_of_this_process() == 0 and (self.subcommand == "predict" or self.model.rankings is not None):
+            make_run_dir(self.run_dir)  # last: all other checks have passed
 
-    def _begin_run(self, config: Namespace) -> None:
-        """Prepare the run directory for a fit, and let trackers continue its run or begin a new one."""
-        mlflow = [logger for logger in self.trainer.loggers if isinstance(logger, MLFlowLogger)]
-        for logger in mlflow:
-            reach_mlflow(logger)
-        prepare_for_fit(self.run_dir, config["overwrite"], config["ckpt_path"], self.restarts)
-        for logger in mlflow:
-            join_mlflow_run(logger, self.run_dir, self._resolved())
-        for wandb_logger in (logger for logger in self.trainer.loggers if isinstance(logger, WandbLogger)):
-            join_run(wandb_logger, self.run_dir)
+    def _prepare_run(self, config: Namespace) -> None:
+        """Lock the run directory on rank 0, and let the run begin in it when its first round has trained."""
+        lock = RunLock(self.run_dir)
+        start = (self.run_dir, bool(config["overwrite"]), config["ckpt_path"], self.restarts)
+        if rank_of_this_process() == 0:
+            self.lock = lock  # last: all other checks of settings have passed
+            lock.acquire()
+            check_free(*start)
+            for logger in self.trainer.loggers:
+                if isinstance(logger, MLFlowLogger):
+                    reach_mlflow(logger)
+                elif isinstance(logger, WandbLogger):
+                    reach_wandb(logger)
+        if not config["trainer"]["fast_dev_run"]:  # which writes nothing
+            at_once = folder_of_sweep_run() is not None
+            has_mlflow = any(isinstance(logger, MLFlowLogger) for logger in self.trainer.loggers)
+            config_of_run = self._resolved() if has_mlflow else {}
+            RunBeginning(lock, partial(prepare_for_fit, *start), config_of_run, at_once).join(self.trainer)
 
     def instantiate_classes(self) -> None:
         """Build everything, with pretrained weights only where they are needed."""
@@ -326,6 +352,13 @@ class FedSimCLI(LightningCLI):
         if self.trainer.is_global_zero:
             log.info(self.scored.line)
             print_text(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
+
+
+def _expand_paths(config: Namespace) -> None:
+    """Give all writers of a run the same path: libraries replace only some of ``~`` and variables."""
+    for name in ("run_dir", "ckpt_path"):
+        if config.get(name) is not None:
+            config[name] = expanded(str(config[name]), name)
 
 
 def _limit(limit: int | float | None) -> int | float | None:

@@ -6,21 +6,25 @@ import json
 import logging
 import math
 import os
+import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import make_folder, replacing
+from fedsim.core.files import expanded, make_folder, replacing
+from fedsim.core.run_lock import RunLock
 from fedsim.core.versions import current_version
 from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
 from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.federation.federation import Federation
-from fedsim.report.runs import metrics_files
+from fedsim.parsing.output import rank_of_this_process
+from fedsim.report.runs import metrics_files, read_json
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
 log = logging.getLogger(__name__)
@@ -28,6 +32,7 @@ log = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
 TESTS = "tests"
 """Folder with the scores of fedsim test: one file per checkpoint."""
+_ASIDE = "replaced-"  # begin of the name of a folder with a run that is about to be removed
 
 
 def default_run_dir(method: str, seed: int) -> str:
@@ -69,6 +74,8 @@ class Settled(NamedTuple):
     """a description of the checkpoint"""
     round_: int = 0
     """from 1"""
+    content: Mapping[str, Any] | None = None
+    """what it holds without the clients' private states"""
 
 
 def settle_checkpoint(checkpoint: str, run_dir: Path, fitting: bool, max_epochs: int | None) -> Settled:
@@ -91,7 +98,7 @@ def settle_checkpoint(checkpoint: str, run_dir: Path, fitting: bool, max_epochs:
         )
     if max_rounds == done:
         log.info("nothing to train: %s is of round %d, the last; to continue, raise trainer.max_epochs", path, done)
-    return Settled(path, describe_checkpoint(path, content), _progress(content)["started"])
+    return Settled(path, describe_checkpoint(path, content), _progress(content)["started"], content)
 
 
 def checkpoint_at(path: Path, fitting: bool = False) -> Path:
@@ -148,21 +155,34 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
     >>> with_own_config("test", ["--config", "a.yaml", "--ckpt_path", "best"])
     ['--config', 'a.yaml', '--ckpt_path', 'best']
     """
-    checkpoint, run_dir = _option(args, "--ckpt_path"), _option(args, "--run_dir")
+    checkpoint, run_dir = (_path_option(args, name) for name in ("ckpt_path", "run_dir"))
     has_config = any(arg.partition("=")[0] in ("--config", "-c") for arg in args)
-    if checkpoint in (None, "null", "none") or has_config or (checkpoint in ("last", "best") and run_dir is None):
+    if checkpoint is None or has_config or (checkpoint in ("last", "best") and run_dir is None):
         return list(args)
-    path = find_checkpoint(str(checkpoint), Path(run_dir or "."), command == "fit")
+    if command == "fit":
+        look_for_fit(Path(run_dir) if run_dir is not None else _owner(Path(checkpoint)) or Path(checkpoint))
+    path = find_checkpoint(checkpoint, Path(run_dir or "."), command == "fit")
     config = None if path is None else find_version(path) / "config.yaml"
     if path is None or config is None:
         return list(args)
     if not config.is_file():
         raise DataError(f"{path}: has no config.yaml (the run was not started by fedsim fit); give --config")
     options = ["--config", str(config)]
-    owner = next((parent.parent for parent in path.absolute().parents if parent.name == CHECKPOINTS), None)
+    owner = _owner(path)
     if run_dir is None and owner is not None:
         options += ["--run_dir", str(owner)]
     return [*options, *args]
+
+
+def _owner(path: Path) -> Path | None:
+    """Return the run directory that holds a checkpoint; None if it is in none."""
+    return next((parent.parent for parent in path.absolute().parents if parent.name == CHECKPOINTS), None)
+
+
+def look_for_fit(run_dir: Path) -> None:
+    """Raise ConfigError if another fit runs in the folder, and changes its files while they are read."""
+    if rank_of_this_process() == 0:  # which will have the lock when other ranks start
+        RunLock(run_dir).look()
 
 
 def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str:
@@ -173,7 +193,7 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str
     """
     assert scored.path is not None, "a test has a checkpoint"
     parents = scored.path.absolute().parents
-    owner = run_dir or next((parent.parent for parent in parents if parent.name == CHECKPOINTS), None)
+    owner = run_dir or _owner(scored.path)
     if owner is None:
         return "scores are kept in a run directory, but the checkpoint is in none; name it with --run_dir"
     named = next(
@@ -197,6 +217,12 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str
     return f"wrote {path}"
 
 
+def _path_option(args: Sequence[str], name: str) -> str | None:
+    """Return the last value of an option on a command line, a path; None if it is not given, or null."""
+    text = _option(args, f"--{name}")
+    return None if text in (None, "null", "none") else expanded(str(text), name)
+
+
 def _option(args: Sequence[str], name: str) -> str | None:
     """Return the last value of an option on a command line."""
     value = None
@@ -213,37 +239,85 @@ def make_run_dir(folder: Path) -> None:
     make_folder(folder, "run_dir")
 
 
-def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restart: bool = False) -> None:
-    """Make the run directory ready for a fit; call it on the first rank only.
+def check_free(folder: Path, overwrite: bool, ckpt_path: str | None, restart: bool = False) -> None:
+    """Raise ConfigError if the folder holds a run that a fit neither continues nor replaces; see prepare_for_fit."""
+    summary = folder / "summary.json"
+    if overwrite or _continues(folder, ckpt_path):
+        return
+    if summary.exists():
+        if restart and not read_json(summary).get("finished"):
+            return
+    elif restart or _named(folder, "last") is None:
+        return
+    raise ConfigError(
+        f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "
+        "or --ckpt_path last to continue it"
+    )
+
+
+def prepare_for_fit(
+    folder: Path,
+    overwrite: bool,
+    ckpt_path: str | None,
+    restart: bool = False,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
+    """Make room for a fit in the run directory, and let it ``begin``; call it on the first rank only.
 
     A checkpoint in the folder continues its run: the metrics so far are kept as ``metrics-1.csv``, ``metrics-2.csv``
     and so on. Otherwise ``overwrite`` replaces a run in the folder; files of two runs are never mixed. With
     ``restart``, a run that was to be continued, but has no checkpoint, begins again unless it is finished.
 
+    The older run is moved aside, and removed after ``begin``; if that fails, everything is back in its place.
+
     Raises:
         ConfigError: if the folder holds a run that is neither continued nor replaced.
     """
-    if ckpt_path is not None and folder.resolve() in Path(ckpt_path).resolve().parents:
-        metrics = folder / "metrics.csv"
-        if metrics.exists():
-            metrics.rename(folder / f"metrics-{len(metrics_files(folder))}.csv")
-        return
-    summary = folder / "summary.json"
-    has_run = summary.exists()
-    if has_run and not overwrite and not (restart and not json.loads(summary.read_text()).get("finished")):
-        raise ConfigError(
-            f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "
-            "or --ckpt_path last to continue it"
-        )
-    if overwrite or not restart:  # a fit that begins again is still the same run of W&B or MLflow
-        for name in (RUN_ID_FILE, MLFLOW_ID_FILE):
-            (folder / name).unlink(missing_ok=True)
-    if not has_run:
-        return
-    for path in (*metrics_files(folder), summary):
-        path.unlink()
-    written = (QUERIES_FILE, "features", "rankings", "maps", TESTS)
-    for path in (*(folder / name for name in written), *(folder / CHECKPOINTS).glob("*.ckpt*")):
-        if path.is_file():
-            path.unlink()
-        shutil.rmtree(path, ignore_errors=True)
+    check_free(folder, overwrite, ckpt_path, restart)
+    aside = folder / f"{_ASIDE}{secrets.token_hex(4)}.tmp"
+    if _continues(folder, ckpt_path):
+        number = len(metrics_files(folder))
+        moves = [(path, path.with_name(f"metrics-{number}.csv")) for path in folder.glob("metrics.csv")]
+    else:
+        # a fit that begins again is still the same run of W&B or MLflow
+        ids = () if restart and not overwrite else (RUN_ID_FILE, MLFLOW_ID_FILE)
+        moves = [(path, aside / f"{i}-{path.name}") for i, path in enumerate(_files_of_run(folder, ids))]
+    with _moved(moves):
+        begin()
+    for leftover in folder.glob(f"{_ASIDE}*.tmp"):  # also of a killed fit
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _continues(folder: Path, ckpt_path: str | None) -> bool:
+    """Whether a checkpoint is one of the run in a folder."""
+    return ckpt_path is not None and folder.resolve() in Path(ckpt_path).resolve().parents
+
+
+def _files_of_run(folder: Path, ids: Sequence[str]) -> Iterator[Path]:
+    """Yield the files and folders of a run, and the files of ``ids``; the summary, which marks a run, is the last."""
+    summary, checkpoints = folder / "summary.json", [*(folder / CHECKPOINTS).glob("*.ckpt*")]
+    is_run = summary.exists() or bool(checkpoints)  # else folders of these names are the user's
+    names = (*ids, *((QUERIES_FILE, "features", "rankings", "maps", TESTS) if is_run else ()))
+    metrics = metrics_files(folder) if is_run else folder.glob("metrics.csv")
+    paths = [*metrics, *(folder / name for name in names), *checkpoints, summary]
+    return (path for path in paths if os.path.lexists(path))
+
+
+@contextmanager
+def _moved(moves: Iterable[tuple[Path, Path]]) -> Iterator[None]:
+    """Move files and folders for a block; move them back if it fails."""
+    with ExitStack() as back:
+        for source, target in moves:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
+            back.callback(_move_back, target, source)
+        yield
+        back.pop_all()
+
+
+def _move_back(moved: Path, place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():  # of the new run
+        shutil.rmtree(place, ignore_errors=True)
+    moved.replace(place)
+    with suppress(OSError):  # other things are in it, too
+        moved.parent.rmdir()

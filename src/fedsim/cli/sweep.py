@@ -14,7 +14,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DrawsFailedError
-from fedsim.core.files import make_folder
+from fedsim.core.files import expanded, make_folder
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.options import check_options
 from fedsim.report import find_table
@@ -77,7 +77,8 @@ def run(args: list[str]) -> str:
         return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
     for table in config.compare:
         find_table(table)  # a wrong name is reported before hours of training
-    root = Path(config.run_dir or f"runs/sweep-{Path(name).stem}")
+    given = config.run_dir
+    root = Path(f"runs/sweep-{Path(name).stem}" if given is None else expanded(given, "--run_dir"))
     runs = runs_of_sweep(sweep, root, config.count, config.seed)
     for sweep_run in runs:
         _check_names(sweep_run.command)

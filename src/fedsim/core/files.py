@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -24,6 +25,26 @@ def make_folder(path: Path, setting: str) -> None:
         raise ConfigError(f"{setting}: {path} cannot be a folder ({error.strerror}); name another") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{setting}: {path} cannot be written; name another")
+
+
+def expanded(text: str, setting: str) -> str:
+    """Return a path with ``~`` and ``$VARIABLES`` replaced: libraries replace some of them, each others.
+
+    Raises:
+        ConfigError: if it is empty, or names a variable that is not set; the message names the ``setting``.
+
+    >>> expanded("runs/a", "run_dir")
+    'runs/a'
+    """
+    for names in re.findall(r"\$(?:(\w+)|\{([^}]*)\})", text):
+        if (name := "".join(names)) not in os.environ:
+            raise ConfigError(
+                f"{setting}: {text} names the variable {name}, which is not set; set it, or write the path"
+            )
+    path = os.path.expanduser(os.path.expandvars(text))
+    if not path.strip():
+        raise ConfigError(f"{setting}: is empty; is a variable of your command not set? name a folder, or leave it out")
+    return path
 
 
 @contextmanager

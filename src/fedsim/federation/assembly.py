@@ -52,6 +52,8 @@ def assemble(
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
     check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
     check_batches(federated.clients, client_settings, logs=rank == 0)
+    for name, training in client_settings.items():
+        settings.method.check(training, name)
     models, archs = _build_models(settings, federated.clients, device)
     costs = {c.name: float(c.num_images * client_settings[c.name].passes) for c in federated.clients}
     check_micro_batches(client_settings, models, settings.method, settings.objective, settings.reduction)

@@ -45,12 +45,10 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
     Raises:
         ConfigError: with the first difference, if the checkpoint is of another method, federation or model.
     """
+    check_checkpoint(checkpoint, parts, listeners)
     content = checkpoint[CONTENT_KEY]
     # up to version 0.1, the ledger's state was stored under two other keys
     content = {Ledger.key: {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}, **content}
-    _check_content(content, parts)
-    if content.get(BackboneLadder.key) and not any(isinstance(listener, BackboneLadder) for listener in listeners):
-        raise ConfigError(OTHER_LADDER)
     for listener in listeners:  # before the clients' states, whose layout depends on the ladder
         listener.load_state_dict(content.get(listener.key, {}))
     for name, state in read_states(Path(content["path"]), content, parts.rank_share.hosted_clients).items():
@@ -58,6 +56,15 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
     parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
     if content["threads"] != threads:
         log.warning("the checkpoint was written with %d threads per rank: last bits may differ", content["threads"])
+
+
+def check_checkpoint(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener]) -> None:
+    """Raise ConfigError, with the first difference, if a checkpoint is of another method, federation or model."""
+    content = checkpoint[CONTENT_KEY]
+    _check_content(content, parts)
+    has_ladder = any(isinstance(listener, BackboneLadder) for listener in listeners)
+    if bool(content.get(BackboneLadder.key)) != has_ladder:
+        raise ConfigError(OTHER_LADDER)
 
 
 def _check_content(content: Mapping[str, Any], parts: Parts) -> None:

@@ -25,6 +25,12 @@ class RoundCallback(Callback):
     def on_client_batch(self, report: BatchReport) -> None:
         """A client has done one batch."""
 
+    def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The clients of a round have trained, and its means are in the models; none of its numbers is written yet.
+
+        All ranks call it.
+        """
+
     def on_scoring(self, subject: str) -> None:
         """A model will be scored on a data set; ``subject`` names both."""
 

@@ -64,6 +64,8 @@ class Federation(LightningModule):
             # LightningOptimizer.step() counts global_step, without which ModelCheckpoint saves nothing
             result = self.round.run(round_, optimizer.step, keep_snapshots=evaluates_after(self.trainer, round_))
         self.reports, self.round_metrics = result.reports, result.metrics
+        for callback in round_callbacks(self.trainer):
+            callback.on_round_trained(self.trainer, self)
         publish(self.trainer, round_, self.round_metrics)
         if result.stop_signal is not None:  # equal on all ranks: the run ends with this round's checkpoint
             self.strategy.request_stop(result.stop_signal, self.strategy.stop_deadline)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedsim.training.client import Client
     from fedsim.training.flat_model import FlatModel
     from fedsim.training.server import Server
+    from fedsim.training.settings import LocalTraining
     from fedsim.training.uploads import Uploads
 
 Weighting = Literal["size", "uniform"]
@@ -142,6 +143,16 @@ class Method(ABC):
     def server_tensors(self, server: Server, arch: str) -> Mapping[str, Tensor]:
         """Return tensors outside shared_groups, by name, that the server can supply when it scores unseen data."""
         return {}
+
+    def check(self, training: LocalTraining, client: str) -> None:  # noqa: B027 - optional
+        """Refuse settings of a client's training that the method cannot work with, before anything is written.
+
+        It is called for each client, with its own settings, when the federation is assembled. So a refusal here costs
+        nothing; one in :meth:`train` ends a run that has begun.
+
+        Raises:
+            ConfigError: which names the field, such as ``model.client.accumulate``.
+        """
 
     # -- on the client -------------------------------------------------------------------------------------------------
 

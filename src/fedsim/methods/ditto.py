@@ -31,6 +31,7 @@ from fedsim.core.checks import not_negative
 from fedsim.core.errors import ConfigError
 from fedsim.methods.base import BodySharing, Method, WeightingChoice
 from fedsim.training.client import Batch, Client
+from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,13 @@ class Ditto(BodySharing, WeightingChoice, Method):
     def __post_init__(self) -> None:
         not_negative("model.method", lam=self.lam)
 
+    def check(self, training: LocalTraining, client: str) -> None:
+        """Refuse an optimizer whose state would go from one model to the other."""
+        if training.optimizer_state == "keep":
+            raise ConfigError("model.client.optimizer_state: Ditto's two models share an optimizer; set it to reset")
+
     def train(self, client: Client) -> None:
         """Train the global model's copy, then the personal model."""
-        if client.training_settings.optimizer_state == "keep":
-            raise ConfigError("model.client.optimizer_state: Ditto's two models share an optimizer; set it to reset")
         model = client.model.whole
         personal = client.kept["personal"] if "personal" in client.kept else model.clone()
         super().train(client)

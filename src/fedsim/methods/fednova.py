@@ -28,6 +28,7 @@ from fedsim.functional.weighting import normalise, size_weights
 from fedsim.methods.base import BodySharing, Method, Signal, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report, Upload
+from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +37,9 @@ class FedNova(BodySharing, Method):
 
     measures: ClassVar[Mapping[str, Signal]] = {"normaliser": "client"}
 
-    def train(self, client: Client) -> None:
-        """Check that the norm of a_i can be computed, and train."""
-        client.optimizer.check_counts("FedNova")
-        super().train(client)
+    def check(self, training: LocalTraining, client: str) -> None:
+        """Refuse optimizers for which the norm of a_i is not known."""
+        training.check_counts("FedNova")
 
     def upload(self, client: Client) -> Upload:
         """Return the model and the norm of a_i."""

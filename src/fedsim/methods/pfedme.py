@@ -33,6 +33,7 @@ from fedsim.functional.weighting import uniform_weights
 from fedsim.methods.base import BodySharing, Method, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report
+from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +56,13 @@ class PFedMe(BodySharing, Method):
         positive("model.method", lam=self.lam, local_lr=self.local_lr, beta=self.beta)
         at_least("model.method", 1, inner_steps=self.inner_steps)
 
+    def check(self, training: LocalTraining, client: str) -> None:
+        """Refuse steps over several batches."""
+        if training.accumulate != 1:
+            raise ConfigError("model.client.accumulate: PFedMe solves a problem for each batch; set it to 1")
+
     def train(self, client: Client) -> None:
         """Train theta_i and w_i; then keep theta_i, and leave w_i in the model for the upload."""
-        if client.training_settings.accumulate != 1:
-            raise ConfigError("model.client.accumulate: PFedMe solves a problem for each batch; set it to 1")
         flat = client.model.flat
         theta = flat.shared[: flat.num_shared_parameters]
         w = theta.clone()

@@ -5,7 +5,6 @@ S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. IC
 | hook         | Algorithm 1                                                                                 |
 |--------------|---------------------------------------------------------------------------------------------|
 | download     | line 5: the client gets x and c                                                             |
-| train        | only a check                                                                                |
 | take_step    | line 10: y_i <- y_i - eta_l (g_i(y_i) - c_i + c)                                            |
 | upload       | line 12, option II: c_i^+ <- c_i - c + (x - y_i) / (K eta_l); line 13: y_i - x, c_i^+ - c_i |
 | weights      | lines 16-17: x <- x + eta_g (1 / S) sum over i of (y_i - x)                                 |
@@ -38,6 +37,7 @@ from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
+from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,9 @@ class Scaffold(BodySharing, Method):
         """Return c, which begins at 0."""
         return InitialState(server={"control": torch.zeros(model.flat.num_shared_parameters)})
 
-    def train(self, client: Client) -> None:
-        """Check that the steps are sums of gradients, and train."""
-        client.optimizer.check_counts("Scaffold")
-        super().train(client)
+    def check(self, training: LocalTraining, client: str) -> None:
+        """Refuse optimizers whose steps are no sums of gradients."""
+        training.check_counts("Scaffold")
 
     def take_step(self, client: Client, loss: Tensor) -> None:
         """Step, with c - c_i added to the gradient (Algorithm 1, line 10)."""

@@ -41,6 +41,7 @@ from fedsim.functional.pruning import differ, layerwise_magnitude_mask, remainin
 from fedsim.methods.base import BodySharing, Method, run_epoch
 from fedsim.methods.pruned import OwnMask, check_pruning, exceeds, prunable_layers
 from fedsim.training.client import Client
+from fedsim.training.settings import LocalTraining
 
 _LAST_STEP = 0.05
 """largest share of the remaining weights that is pruned near the target"""
@@ -65,13 +66,16 @@ class SubFedAvg(OwnMask, BodySharing, Method):
         check_pruning(self.target, self.step, self.accuracy_images)
         within("model.method", "[0, 1]", min_accuracy=self.min_accuracy)
 
-    def train(self, client: Client) -> None:
-        """Train, then prune if masks still differ and the pruned model is good enough."""
-        if client.local_epochs < 2:
+    def check(self, training: LocalTraining, client: str) -> None:
+        """Refuse a round of one epoch."""
+        if training.fewest_epochs < 2:
             raise ConfigError(
                 "model.client.local_epochs: SubFedAvg compares the masks of the first and the last epoch, but client "
-                f"{client.client_name} has one; set at least 2"
+                f"{client} has one; set at least 2"
             )
+
+    def train(self, client: Client) -> None:
+        """Train, then prune if masks still differ and the pruned model is good enough."""
         first, layers = client.kept["mask"], prunable_layers(client.model)
         left = remaining(first, layers)
         for epoch in range(client.local_epochs):

@@ -12,10 +12,12 @@ Only tensors and plain types are unpickled.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import secrets
+import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +41,7 @@ STATES_KEY = "fedsim_states"
 """key of a rank's private states, for the writer: an iterator over (client, state)"""
 FORMAT = 2
 
+_REMOVED = "{}: was removed while the run wrote it; leave a run directory as it is until the run ends"
 _TOKEN = "token"  # file of a partial version by which all ranks recognise it
 _SHARD_BYTES = 2**29  # size of the private states in memory at which they are written
 
@@ -58,19 +61,34 @@ def has_token(partial: Path, token: str) -> bool:
         return False
 
 
-def remove_token(partial: Path) -> None:
-    """Remove the token, which is no part of a checkpoint."""
-    (partial / _TOKEN).unlink()
+def unreadable(partial: Path, rank: int) -> str:
+    """Return a message about a partial version that rank 0 began, and that ``rank`` cannot read."""
+    if rank == 0:  # it wrote it itself
+        return _REMOVED.format(partial)
+    return (
+        f"{partial.parent}: rank {rank} on {socket.gethostname()} cannot read the files of rank 0; put --run_dir on a "
+        "file system that all machines share"
+    )
+
+
+def unwritten(path: Path, error: OSError) -> str:
+    """Return a message about a checkpoint that could not be written."""
+    if isinstance(error, FileNotFoundError):  # its folder was there
+        return _REMOVED.format(error.filename or path)
+    return f"{path}: the checkpoint cannot be written ({error}); the last one stays"
 
 
 def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
-    """Write and flush all of a checkpoint except the clients' private states."""
+    """Write and flush all of a checkpoint except the clients' private states; remove the token, no part of it."""
+    (version / _TOKEN).unlink()
     if (config := checkpoint.pop(CONFIG_KEY, None)) is not None:
         (version / "config.yaml").write_text(config)
         flush_file(version / "config.yaml")
     try:
         torch.save(checkpoint, version / "global.ckpt")
-    except RuntimeError as error:  # torch's error for a full disk
+    except RuntimeError as error:  # torch's error for a full disk, and for a folder that is missing
+        if not version.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(version)) from error
         raise OSError("is the disk full?") from error
     flush_file(version / "global.ckpt")
 

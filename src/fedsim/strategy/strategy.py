@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -360,12 +359,7 @@ class FederatedStrategy(DDPStrategy):
         partial = folder / str(name)
         with self._writing(partial):
             if not checkpoint_files.has_token(partial, token):
-                raise DataError(
-                    f"{folder}: rank {self.global_rank} on {socket.gethostname()} cannot read the files of rank 0; "
-                    "put --run_dir on a file system that all machines share"
-                )
-        if self.is_global_zero:
-            checkpoint_files.remove_token(partial)
+                raise DataError(checkpoint_files.unreadable(partial, self.global_rank))
         return partial
 
     @contextmanager
@@ -375,7 +369,7 @@ class FederatedStrategy(DDPStrategy):
             try:
                 yield
             except OSError as error:
-                raise DataError(f"{path}: the checkpoint cannot be written ({error}); the last one stays") from error
+                raise DataError(checkpoint_files.unwritten(path, error)) from error
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:  # noqa: ARG002 - nothing else is ever loaded
         """Read a checkpoint without the clients' private states; each rank reads those of its own clients."""

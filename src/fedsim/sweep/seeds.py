@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DrawsFailedError
+from fedsim.core.files import expanded
 from fedsim.parsing.options import check_options
 from fedsim.report import report
 from fedsim.sweep.local import SweepRun
@@ -55,7 +56,11 @@ def runs_of_seeds(words: Sequence[str], seeds: Sequence[int]) -> list[SweepRun]:
     """
     options, folders = _with_values(words, "--run_dir")
     named = [*_with_values(words, "--config")[1], *_with_values(words, "--paper")[1]]
-    root = Path(folders[-1]) if folders else Path("runs") / f"{Path(named[-1]).stem if named else 'fit'}-seeds"
+    root = (
+        Path(expanded(folders[-1], "run_dir"))
+        if folders
+        else Path("runs") / f"{Path(named[-1]).stem if named else 'fit'}-seeds"
+    )
     mark = hashlib.sha256("\0".join(options).encode()).hexdigest()[:8]
     runs = []
     for seed in seeds:

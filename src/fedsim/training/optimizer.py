@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
@@ -241,15 +241,6 @@ class LocalOptimizer:
                 if place < len(start) and rate > 0 and self.num_steps:
                     mean[span] = (start[span] - self.flat.buffer[span]) / (self.normaliser * rate)
         return mean
-
-    def check_counts(self, method: str) -> None:
-        """Raise ConfigError, naming ``method``, unless :attr:`normaliser` holds for this optimizer."""
-        if type(self.configured) is not SGD or self.configured.param_groups[0]["dampening"]:
-            raise ConfigError(f"model.client.optimizer: {method} needs torch.optim.SGD without dampening; choose it")
-        if self.settings.optimizer_state == "keep":
-            raise ConfigError(
-                f"model.client.optimizer_state: {method} counts the gradients of a single round; set it to reset"
-            )
 
     @property
     def normaliser(self) -> float:

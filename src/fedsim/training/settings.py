@@ -168,6 +168,11 @@ class LocalTraining:
         """Passes over the client's images in a usual round, the cost of a round."""
         return self.local_epochs * (1 if self.cluster is None else self.cluster.replicate)
 
+    @property
+    def fewest_epochs(self) -> int:
+        """The local epochs of the round with the fewest."""
+        return min([self.local_epochs, *([self.long_round.local_epochs] if self.long_round is not None else [])])
+
     def batch_of(self, num_images: int) -> int:
         """Return B for a client with that many images: at most all of them, unless a sampler repeats images."""
         if self.batch_size is None:
@@ -231,6 +236,16 @@ class LocalTraining:
         if self.cluster is not None:
             self.cluster.check(f"{section}.cluster")
             at_least(section, 2, ", the smallest number for cluster", num_instances=self.num_instances)
+
+    def check_counts(self, method: str) -> None:
+        """Raise ConfigError, naming ``method``, unless it can count the gradients of a round: see sgd_normaliser."""
+        made = self.optimizer([nn.Parameter(torch.zeros(1))])
+        if type(made) is not SGD or made.param_groups[0]["dampening"]:
+            raise ConfigError(f"model.client.optimizer: {method} needs torch.optim.SGD without dampening; choose it")
+        if self.optimizer_state == "keep":
+            raise ConfigError(
+                f"model.client.optimizer_state: {method} counts the gradients of a single round; set it to reset"
+            )
 
     def _check_micro_batches(self, section: str) -> None:
         size, batch = self.micro_batch, self.batch_size

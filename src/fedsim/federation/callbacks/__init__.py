@@ -1,9 +1,10 @@
 """Callbacks that watch a run: progress, signals, the run's summary, W&B."""
 
+from fedsim.federation.callbacks.beginning import RunBeginning
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.summary import KeepConfig, RunSummary, ScoreLastRound
-from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run, reach_mlflow
+from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run, reach_mlflow, reach_wandb
 from fedsim.federation.events import RoundCallback
 
 __all__ = [
@@ -11,10 +12,12 @@ __all__ = [
     "Preemption",
     "RoundCallback",
     "RoundProgress",
+    "RunBeginning",
     "RunSummary",
     "ScoreLastRound",
     "Tracking",
     "join_mlflow_run",
     "join_run",
     "reach_mlflow",
+    "reach_wandb",
 ]

@@ -129,7 +129,10 @@ def versions() -> dict[str, str]:
 
 
 class KeepConfig(SaveConfigCallback):
-    """Writes the resolved configuration into the run directory, and into every checkpoint."""
+    """Keeps the resolved configuration: in every checkpoint, and, when the run begins, in the run directory."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write nothing yet: the run may still be refused, and the file be that of an older one."""
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write config.yaml; Lightning's own writer could be killed half-way."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
 import fedsim
@@ -28,7 +28,7 @@ from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, Kind, few_names
 from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.checks.compatibility import data_of
-from fedsim.federation.events import strategy_of, was_stopped
+from fedsim.federation.events import RoundCallback, strategy_of, was_stopped
 from fedsim.federation.federation import Federation
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
 
 
-class Tracking(Callback):
+class Tracking(RoundCallback):
     """Fills the run of every WandbLogger, on the first rank.
 
     Args:
@@ -52,8 +52,20 @@ class Tracking(Callback):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
+        self._has_begun = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin anew: a trainer can fit twice."""
+        self._has_begun = False
+
+    def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Describe the run before its first numbers are logged."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._describe(trainer, pl_module)
+            self._show_data(trainer)
+
+    def _describe(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the round the x-axis of all charts, and log configuration and versions."""
         for run in _runs(trainer):
             for name in ("epoch", "trainer/global_step"):  # Lightning's: the round, minus one
@@ -65,7 +77,7 @@ class Tracking(Callback):
             about = {**code_version(), "ranks": trainer.world_size}
             run.config.update({**public_config(self.config), "fedsim": about}, allow_val_change=True)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _show_data(self, trainer: Trainer) -> None:
         """Log a contact sheet of the data, once per run."""
         for run in _runs(trainer) if trainer.current_epoch == 0 else ():
             import wandb
@@ -116,6 +128,15 @@ class Tracking(Callback):
         """Mark a run in W&B that was preempted within a round."""
         if isinstance(exception, RunStoppedError):
             self.on_train_end(trainer, pl_module)
+
+
+def reach_wandb(logger: WandbLogger) -> None:
+    """Log in before the first round, if the logger's run will need that; W&B raises without a key."""
+    import wandb
+
+    mode = logger._wandb_init.get("mode") or os.environ.get("WANDB_MODE") or "online"
+    if not logger._offline and mode == "online":
+        wandb.login()
 
 
 def join_run(logger: WandbLogger, folder: Path) -> None:

@@ -49,6 +49,15 @@ class Aggregation(ABC):
             raise ConfigError(
                 f"{_FIELD}: {name} also uploads tensors that robust rules do not protect; leave model.aggregation out"
             )
+        for arch, number in server.num_clients.items():
+            if number:
+                self.check_number(number, arch)
+
+    def check_number(self, clients: int, arch: str) -> None:  # noqa: B027 - optional
+        """Raise ConfigError if a round with that many ``clients`` of an architecture has too few for the rule.
+
+        It is called with all clients before the run begins, and with those of a round in each round.
+        """
 
     @abstractmethod
     def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
@@ -83,12 +92,18 @@ class TrimmedMean(Aggregation):
 
     def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
         """Return the trimmed mean."""
-        cut = math.ceil(self.trim * len(reports) - 1e-9)  # 0.28 * 25 is 7.000000000000001
-        if 2 * cut >= len(reports):
-            raise ConfigError(
-                f"{_FIELD}.trim: {self.trim} of {len(reports)} clients of {arch} leaves no client; lower it"
-            )
+        self.check_number(len(reports), arch)
+        cut = self._cut(len(reports))
         return uploads.combine(lambda piece: trimmed_mean(piece, cut))
+
+    def check_number(self, clients: int, arch: str) -> None:
+        """Refuse a share that leaves no client."""
+        if 2 * self._cut(clients) >= clients:
+            raise ConfigError(f"{_FIELD}.trim: {self.trim} of {clients} clients of {arch} leaves no client; lower it")
+
+    def _cut(self, clients: int) -> int:
+        """Return the number of values that are left out at each end."""
+        return math.ceil(self.trim * clients - 1e-9)  # 0.28 * 25 is 7.000000000000001
 
 
 class Krum(Aggregation):
@@ -107,13 +122,17 @@ class Krum(Aggregation):
         at_least(_FIELD, 1, keep=keep)
         self.bad, self.keep = bad, keep
 
-    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
-        """Return the mean of the chosen uploads."""
-        if len(reports) < self.bad + 3:
+    def check_number(self, clients: int, arch: str) -> None:
+        """Refuse fewer than f + 3 clients."""
+        if clients < self.bad + 3:
             raise ConfigError(
-                f"{_FIELD}.bad: {self.bad} of {len(reports)} clients of {arch} are too many: Krum needs {self.bad + 3} "
+                f"{_FIELD}.bad: {self.bad} of {clients} clients of {arch} are too many: Krum needs {self.bad + 3} "
                 "clients; lower it, or select more"
             )
+
+    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+        """Return the mean of the chosen uploads."""
+        self.check_number(len(reports), arch)
         # differences in float64, summed over pieces: large norms do not cancel
         distances = torch.zeros(len(reports), len(reports), dtype=torch.float64)
         for _, piece in uploads.pieces():

@@ -1,0 +1,125 @@
+"""The moment at which a run takes its directory: when its first round has trained, and not before.
+
+Until then a fit may still be refused, or fail, and an older run in the directory is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from fedsim.core.run_lock import RunLock
+from fedsim.federation.callbacks.summary import KeepConfig
+from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run
+from fedsim.federation.events import RoundCallback, strategy_of
+
+
+class HeldLoggers(DummyLogger):
+    """Stands for a trainer's loggers, which write as soon as they are used; keeps the numbers for them.
+
+    Args:
+        loggers: at least one.
+    """
+
+    def __init__(self, loggers: list[Logger]) -> None:
+        super().__init__()
+        self.loggers = loggers
+        self._rows: list[tuple[Mapping[str, float], int | None]] = []
+
+    @property
+    def name(self) -> str:
+        """The name of the first logger: ModelCheckpoint derives a folder from it."""
+        return self.loggers[0].name or ""
+
+    @property
+    def version(self) -> str:
+        """The version of the first logger."""
+        version = self.loggers[0].version
+        return version if isinstance(version, str) else f"version_{version}"
+
+    @property
+    def save_dir(self) -> str | None:
+        """The folder of the first logger."""
+        return self.loggers[0].save_dir
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Keep numbers."""
+        self._rows.append((dict(metrics), step))
+
+    def release(self, trainer: Trainer, module: LightningModule) -> None:
+        """Give the trainer its loggers, and these the numbers that were kept."""
+        for logger in self.loggers:
+            if hasattr(logger, "experiment"):  # as Lightning begins loggers
+                _ = logger.experiment
+            logger.log_graph(module)
+            logger.save()
+        trainer.loggers = self.loggers
+        for metrics, step in self._rows:
+            for logger in self.loggers:
+                logger.log_metrics(dict(metrics), step)
+
+
+class RunBeginning(RoundCallback):
+    """Takes the run directory, with loggers and config, when the first round has trained.
+
+    Args:
+        lock: of the run directory.
+        prepare: makes room in the run directory, calls its argument, and puts everything back if that fails.
+        config: the resolved configuration, for MLflow.
+        at_once: begin before the first round, which an agent of W&B needs to start a preempted run again.
+    """
+
+    def __init__(
+        self, lock: RunLock, prepare: Callable[[Callable[[], None]], None], config: Mapping[str, Any], at_once: bool
+    ) -> None:
+        self._lock, self._prepare, self._config, self._at_once = lock, prepare, config, at_once
+        self._has_begun = False
+        self._held: HeldLoggers | None = None
+
+    def join(self, trainer: Trainer) -> None:
+        """Become the first callback of a trainer; take its loggers away, before Lightning begins them."""
+        trainer.callbacks.insert(0, self)  # type: ignore[attr-defined] # Lightning's stub misses it
+        if trainer.loggers:
+            self._held = HeldLoggers(trainer.loggers)
+            trainer.loggers = [self._held]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin, if that cannot wait."""
+        if self._at_once:
+            self._begin(trainer, pl_module)
+
+    def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin with the first round; before each, make sure that the run directory is still ours."""
+        if not self._has_begun:
+            self._begin(trainer, pl_module)
+        elif trainer.is_global_zero:
+            self._lock.check()
+
+    def _begin(self, trainer: Trainer, module: LightningModule) -> None:
+        """Take the run directory; if that fails on rank 0, all ranks stop."""
+        with strategy_of(trainer).together():
+            if trainer.is_global_zero:
+                self._lock.check()
+                self._prepare(lambda: self._start(trainer, module))
+            elif self._held is not None:
+                self._held.release(trainer, module)
+        self._has_begun = True
+
+    def _start(self, trainer: Trainer, module: LightningModule) -> None:
+        folder = Path(trainer.default_root_dir)
+        if self._held is not None:
+            for logger in self._held.loggers:
+                if isinstance(logger, MLFlowLogger):
+                    join_mlflow_run(logger, folder, self._config)
+                elif isinstance(logger, WandbLogger):
+                    join_run(logger, folder)
+            self._held.release(trainer, module)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
+        for callback in callbacks:
+            if isinstance(callback, KeepConfig):
+                callback.save_config(trainer, module, "fit")
