@@ -51,7 +51,8 @@ from fedsim.federation.components.selection import AllClients
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
 from fedsim.papers.files import OfAPaper, with_paper
-from fedsim.parsing.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
+from fedsim.parsing.config_files import check_config_files, normalise, with_clients, with_shipped
+from fedsim.parsing.documents import SafeLoader
 from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import print_text, rank_of_this_process

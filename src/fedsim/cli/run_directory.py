@@ -20,7 +20,7 @@ from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
 from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.federation.federation import Federation
-from fedsim.report.runs import metrics_files
+from fedsim.report.runs import metrics_files, next_metrics_file
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
 log = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ def prepare_for_fit(folder: Path, overwrite: bool, ckpt_path: str | None, restar
     if ckpt_path is not None and folder.resolve() in Path(ckpt_path).resolve().parents:
         metrics = folder / "metrics.csv"
         if metrics.exists():
-            metrics.rename(folder / f"metrics-{len(metrics_files(folder))}.csv")
+            metrics.rename(next_metrics_file(folder))
         return
     summary = folder / "summary.json"
     has_run = summary.exists()

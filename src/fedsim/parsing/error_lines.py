@@ -7,7 +7,6 @@ import errno
 import itertools
 import re
 import signal
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
 from fedsim.parsing.class_names import did_you_mean, missing_class, unknown_argument
+from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
 
 # fields whose types do not describe the expected value well; those without a section are options of fedsim augment
@@ -103,7 +103,7 @@ def parsed(parser: ArgumentParser, args: list[str]) -> Namespace:
     ``--help`` prints one screen, ``--help all`` everything.
     """
     if needs_short_help(parser, args):
-        sys.stdout.write(f"{screen_of(parser)}\n")
+        print_text(screen_of(parser))
         parser.exit()
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
         return parser.parse_args(args)

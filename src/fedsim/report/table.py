@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError
@@ -83,6 +83,16 @@ def report(
         raise ConfigError(f"--horizon: must be at least 1, got {horizon}")
     if compare is not None and format != "table":
         raise ConfigError(f"--format: {format} does not support --compare; use table, or leave --compare out")
+    for option, file in {
+        "figure": figure,
+        "curves": curves,
+        "cmc": cmc,
+        "tradeoff": tradeoff,
+        "participation": participation,
+        "html": html,
+    }.items():
+        if file is not None and (not file or Path(file).is_dir()):
+            raise ConfigError(f"--{option}: {file or 'an empty text'} is no file to write; name one")
     if html is not None:
         from fedsim.report.html.page import write_page  # needs an optional library
     opened, omitted = open_runs([Path(run) for run in runs], unfinished)
