@@ -19,11 +19,11 @@ from jsonargparse import ActionYesNo, Namespace
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from fedsim.cli.checks import check_config, check_fit, check_run
 from fedsim.cli.describe import FederatedTrainer, weights_for
-from fedsim.cli.outcome import end_fit, say_scores
+from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     default_run_dir,
     folder_of_sweep_run,
@@ -37,6 +37,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.callbacks import (
     KeepConfig,
+    MetricsFile,
     Preemption,
     RoundProgress,
     RunSummary,
@@ -287,7 +288,7 @@ class FedSimCLI(LightningCLI):
         for logger in _as_list(configured):
             if isinstance(logger, TensorBoardLogger) and logger.save_dir == _RUN_DIR:
                 _write_into(logger, self.run_dir)
-        return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(configured)]
+        return [MetricsFile(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(configured)]
 
     def _resolved(self) -> dict[str, Any]:
         """Return the resolved configuration as plain values."""
@@ -307,12 +308,13 @@ class FedSimCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's table; raise RunStoppedError if a signal ended the run."""
-        end_fit(self.trainer, self.run_dir)
+        end_fit(self.trainer, self.run_dir, self.model.has_trained)
 
     def after_test(self) -> None:
         """Print the scores, and keep those of test sets."""
         if not self.trainer.is_global_zero:
             return
+        check_scores(self.trainer.callback_metrics, self.subcommand)
         log.info(self.scored.line)
         say_scores(self.trainer.callback_metrics, self.model.settings.evaluation.task)
         if self.model.rankings is not None:

@@ -43,6 +43,7 @@ def takes_fields(settings: Callable[P, S]) -> Callable[[Callable[[Any, S], None]
         self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         signature = inspect.Signature([self_parameter, *fields], return_annotation=None)
         construct.__signature__ = signature  # type: ignore[attr-defined]
+        construct.__annotations__ = {name: types[name] for name in inspect.signature(settings).parameters}
         construct.__doc__ = _text(settings)
         return construct
 

@@ -95,5 +95,5 @@ def check_summary(summary: Mapping[str, Any], name: str) -> None:
 
 def check_evaluation(evaluation: Mapping[str, Any], name: str) -> None:
     """Check the content of a file of ``fedsim test``; raise DataError if it is not one."""
-    if not _is_evaluation(evaluation):
+    if not _is_evaluation({"round": 0, **evaluation}):
         raise DataError(f"{name}: is not a round with its metrics; remove it, or test again")
