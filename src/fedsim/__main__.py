@@ -7,6 +7,7 @@ import sys
 from difflib import get_close_matches
 
 from fedsim._version import __version__
+from fedsim.parsing.output import end_output, prepare_output, print_text
 
 COMMANDS = {
     "fit": "train a federation and score it as it learns",
@@ -58,13 +59,21 @@ def main(args: list[str] | None = None) -> int:
         exit code: 0, or 2 after a wrong command, option, config, folder or file; 1 if runs of a sweep failed, or
         doctor found a problem that prevents a fit.
     """
-    args = sys.argv[1:] if args is None else args
+    prepare_output()
+    try:
+        return _run(sys.argv[1:] if args is None else args)
+    finally:
+        end_output()
+
+
+def _run(args: list[str]) -> int:
+    """Run one command; return its exit code."""
     if not args or args[0] in ("-h", "--help", "help"):
         width = max(map(len, COMMANDS))
-        sys.stdout.write(_HELP.format(commands="\n".join(f"  {n:<{width}}  {text}" for n, text in COMMANDS.items())))
+        print_text(_HELP.format(commands="\n".join(f"  {n:<{width}}  {text}" for n, text in COMMANDS.items())).rstrip())
         return 0
     if args[0] in ("-V", "--version"):
-        sys.stdout.write(f"fedsim {__version__}\n")
+        print_text(f"fedsim {__version__}")
         return 0
     if args[0] not in COMMANDS:
         close = get_close_matches(args[0], COMMANDS, n=1)

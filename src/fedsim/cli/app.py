@@ -12,6 +12,8 @@ from fedsim.cli.commands import plain_command
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
+from fedsim.parsing.config_files import check_words
+from fedsim.parsing.environment import check_environment
 from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
 from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
 from fedsim.parsing.output import print_text, rank_of_this_process
@@ -54,6 +56,8 @@ def _code_of(args: list[str]) -> int:
 
 def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
+    check_environment()
+    check_words(words)
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]

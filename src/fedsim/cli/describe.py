@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +23,7 @@ from fedsim.federation.parts import Parts
 from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.models.groups import Group
 from fedsim.models.weights import without_downloads
+from fedsim.parsing.output import print_text
 from fedsim.training.flat_model import FlatModel
 
 
@@ -230,4 +230,4 @@ class FederatedTrainer(Trainer):
             model, datamodule, self.world_size, self.max_epochs or 0, per_machine,
             ranks_per_device=strategy_of(self).ranks_per_device, precision=str(self.precision),
         )  # fmt: skip
-        sys.stdout.write(text + "\n")
+        print_text(text)

@@ -19,11 +19,11 @@ from jsonargparse import ActionYesNo, Namespace
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from fedsim.cli.checks import check_config, check_fit, check_run
 from fedsim.cli.describe import FederatedTrainer, weights_for
-from fedsim.cli.outcome import end_fit, say_scores
+from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     Settled,
     check_free,
@@ -42,6 +42,7 @@ from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.callbacks import (
     KeepConfig,
+    MetricsFile,
     Preemption,
     RoundProgress,
     RunBeginning,
@@ -56,7 +57,8 @@ from fedsim.federation.components.selection import AllClients
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
 from fedsim.papers.files import OfAPaper, with_paper
-from fedsim.parsing.config_files import SafeLoader, check_config_files, normalise, with_clients, with_shipped
+from fedsim.parsing.config_files import check_config_files, normalise, with_clients, with_shipped
+from fedsim.parsing.documents import SafeLoader
 from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import print_text, rank_of_this_process
@@ -312,7 +314,7 @@ class FedSimCLI(LightningCLI):
         for logger in _as_list(configured):
             if isinstance(logger, TensorBoardLogger) and logger.save_dir == _RUN_DIR:
                 _write_into(logger, self.run_dir)
-        return [CSVLogger(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(configured)]
+        return [MetricsFile(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(configured)]
 
     def _resolved(self) -> dict[str, Any]:
         """Return the resolved configuration as plain values."""
@@ -332,12 +334,13 @@ class FedSimCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's table; raise RunStoppedError if a signal ended the run."""
-        end_fit(self.trainer, self.run_dir)
+        end_fit(self.trainer, self.run_dir, self.model.has_trained)
 
     def after_test(self) -> None:
         """Print the scores, and keep those of test sets."""
         if not self.trainer.is_global_zero:
             return
+        check_scores(self.trainer.callback_metrics, str(self.subcommand))
         log.info(self.scored.line)
         say_scores(self.trainer.callback_metrics, self.model.settings.evaluation.task)
         if self.model.rankings is not None:

@@ -11,6 +11,7 @@ from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.parsing.listing import KINDS, classes_of
 from fedsim.parsing.listing import run as run_list
 from fedsim.parsing.options import WITH_TRAINER, all_options
+from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import short_help
 
 _SHELLS = ("bash", "zsh", "tcsh")
@@ -30,7 +31,7 @@ def run_light(args: list[str], commands: Mapping[str, str]) -> int:
     except FedSimError as error:
         sys.stderr.write(f"fedsim: error: {error}\n")
         return 2
-    sys.stdout.write(f"{text}\n")
+    print_text(text)
     return 0
 
 

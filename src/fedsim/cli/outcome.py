@@ -9,21 +9,31 @@ from typing import Any
 
 from lightning import Trainer
 
-from fedsim.core.errors import RunStoppedError
+from fedsim.core.errors import NoResultError, RunStoppedError
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.events import strategy_of, was_stopped
 from fedsim.parsing.output import print_text
 from fedsim.report import group_runs, report, score_table, traffic
 
 
-def end_fit(trainer: Trainer, run_dir: Path) -> None:
-    """Print a fit's results on the first rank; raise RunStoppedError if a signal ended it."""
+def end_fit(trainer: Trainer, run_dir: Path, has_trained: bool = True) -> None:
+    """Print a fit's results on the first rank.
+
+    Raises:
+        RunStoppedError: if a signal ended it.
+        NoResultError: if no client ever trained.
+    """
     if trainer.is_global_zero:
         _say_run(run_dir)
     if was_stopped(trainer):
         stop_signal = strategy_of(trainer).stop_signal
         assert stop_signal is not None, "a signal has stopped it"
         raise RunStoppedError(stop_signal)
+    if trainer.current_epoch and not has_trained:
+        raise NoResultError(
+            f"{run_dir}: no client returned an update that counts in {trainer.current_epoch} rounds, so all scores are "
+            "those of the initial model; see model.availability, model.selection and model.on_bad_update"
+        )
 
 
 def _say_run(run_dir: Path) -> None:
@@ -48,3 +58,10 @@ def _results(run_dir: Path) -> list[str]:
 def say_scores(metrics: Mapping[str, Any], task: str) -> None:
     """Print the scores of a checkpoint."""
     print_text(score_table(metrics, METRICS_OF[task]))
+
+
+def check_scores(metrics: Mapping[str, Any], command: str) -> None:
+    """Raise NoResultError if a ``command`` had no images to score."""
+    if not any(name.count("/") == 3 for name in metrics):
+        sets = "validation sets (data.val, data.val_fraction)" if command == "validate" else "test sets (data.source)"
+        raise NoResultError(f"{command}: there are no scores, as no client has {sets}; fedsim describe lists the data")

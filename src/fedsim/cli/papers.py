@@ -12,6 +12,7 @@ import yaml
 
 from fedsim.core.errors import FedSimError
 from fedsim.papers.files import Paper, list_papers, no_such_name, read_paper
+from fedsim.parsing.output import print_text
 
 _WIDTH = 120
 
@@ -42,7 +43,7 @@ def run_papers_command(args: list[str]) -> int:
     except FedSimError as error:
         sys.stderr.write(f"fedsim: error: {error}\n")
         return 2
-    sys.stdout.write(f"{text}\n")
+    print_text(text)
     return 0
 
 

@@ -24,7 +24,7 @@ from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
 from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.federation.federation import Federation
 from fedsim.parsing.output import rank_of_this_process
-from fedsim.report.runs import metrics_files, read_json
+from fedsim.report.runs import metrics_files, next_metrics_file, read_json
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
 log = logging.getLogger(__name__)
@@ -276,8 +276,7 @@ def prepare_for_fit(
     check_free(folder, overwrite, ckpt_path, restart)
     aside = folder / f"{_ASIDE}{secrets.token_hex(4)}.tmp"
     if _continues(folder, ckpt_path):
-        number = len(metrics_files(folder))
-        moves = [(path, path.with_name(f"metrics-{number}.csv")) for path in folder.glob("metrics.csv")]
+        moves = [(path, next_metrics_file(folder)) for path in folder.glob("metrics.csv")]
     else:
         # a fit that begins again is still the same run of W&B or MLflow
         ids = () if restart and not overwrite else (RUN_ID_FILE, MLFLOW_ID_FILE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.core.files import expanded, make_folder
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.options import check_options
+from fedsim.parsing.output import print_text
 from fedsim.report import find_table
 from fedsim.sweep.deep_names import check_deep_names
 from fedsim.sweep.file import read_content, sweep_of
@@ -86,10 +86,10 @@ def run(args: list[str]) -> str:
         return "\n".join(shlex.join(sweep_run.command) for sweep_run in runs)
     make_folder(root, "--run_dir")
     results = execute_runs(runs, sweep.metric, config.parallel)
-    sys.stdout.write(f"{table_of(results, sweep)}\n\n")  # before the comparison, which may fail
+    print_text(f"{table_of(results, sweep)}\n")  # before the comparison, which may fail
     failed = sum(result.code != 0 for result in results)
     for table in config.compare if failed < len(results) else []:
-        sys.stdout.write(f"{compare_results(results, table)}\n\n")
+        print_text(f"{compare_results(results, table)}\n")
     if failed:
         raise DrawsFailedError(f"{failed} of {len(results)} runs failed; call the sweep again to repeat only those")
     return f"{len(results)} runs in {root}"

@@ -26,6 +26,10 @@ class NotReadyError(FedSimError, RuntimeError):
     """A fit cannot run on this machine as configured; the report with the reasons is already written."""
 
 
+class NoResultError(FedSimError, RuntimeError):
+    """A command came to its end without a result: no client ever trained, or there was nothing to score."""
+
+
 class TrainingError(FedSimError, RuntimeError):
     """Training of one client failed. The message names client and round."""
 
@@ -38,9 +42,9 @@ class LeftOutError(TrainingError):
 
 
 class BadUpdateError(LeftOutError):
-    """A client's loss or weights are not finite, or too large to be summed."""
+    """A client's loss or weights are not finite, or too large to be summed, or a running variance is negative."""
 
-    why = "not finite, or too large"
+    why = "not finite, too large, or with a negative variance"
 
 
 class NoClustersError(LeftOutError):

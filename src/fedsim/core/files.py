@@ -48,6 +48,17 @@ def expanded(text: str, setting: str) -> str:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError of the block the name of the file: that of a full disk has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
     """Yield a path to write to. The file replaces ``path`` when the block ends, and vanishes when the block fails.
 
@@ -58,8 +69,9 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
     # another process, on this machine or another one, may write the same file
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield partial
-        flush_file(partial)
+        with naming(path):
+            yield partial
+            flush_file(partial)
         if new:
             path.hardlink_to(partial)
         else:
@@ -75,9 +87,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     partial.mkdir(parents=True)
     try:
-        yield partial
-        for file in partial.iterdir():
-            flush_file(file)
+        with naming(path):
+            yield partial
+            for file in partial.iterdir():
+                flush_file(file)
         flush_directory(partial)
         partial.replace(path)
         flush_directory(path.parent)

@@ -49,16 +49,16 @@ def publish_version(partial: Path) -> Path:
 def current_version(folder: Path) -> Path | None:
     """Return the newest complete version in ``folder``, or None if there is none."""
     try:
-        named = folder / (folder / _POINTER).read_text().strip()
-    except OSError:
-        named = None
-    if named is not None and named.is_dir() and named.parent == folder:
-        return named
+        name = (folder / _POINTER).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        name = ""
+    if re.fullmatch(r"v[0-9]{1,18}", name) and (folder / name).is_dir():  # others may be too long for a file's name
+        return folder / name
     return max(_versions(folder), key=_number, default=None)
 
 
 def _versions(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("v*") if re.fullmatch(r"v\d+", path.name) and os.path.isdir(path)]
+    return [path for path in folder.glob("v*") if re.fullmatch(r"v[0-9]{1,18}", path.name) and os.path.isdir(path)]
 
 
 def _number(version: Path) -> int:

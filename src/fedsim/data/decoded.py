@@ -272,7 +272,7 @@ def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
         pixels: NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
         if not {"files", "unreadable", "sha256"} <= note.keys() or pixels.dtype != np.uint8 or pixels.ndim != 4:
             raise ValueError("unknown content")
-    except (OSError, ValueError, AttributeError, EOFError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, EOFError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read ({error}); remove it and run fedsim data prepare again") from error
     return note, pixels
 

@@ -124,7 +124,7 @@ def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
         splits = content["splits"]
         parts = ((np.array(split[name], dtype=np.int64) for name in GallerySplit._fields) for split in splits)
         positions = tuple(GallerySplit(*pair) for pair in parts)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: is no file of splits ({error}); write one with fedsim data splits") from error
     if _sha256(json.dumps(splits)) != expected[1]:
         raise DataError(f"{path}: the splits were changed after they were written (checksum); restore the file")

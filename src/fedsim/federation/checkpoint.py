@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.core.errors import ConfigError
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.flat import Entry
 from fedsim.federation.adaptive_backbones import OTHER_LADDER, BackboneLadder
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
+from fedsim.strategy.checkpoint_content import difference, is_count, unlike
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.flat_model import FlatModel
 
@@ -49,10 +52,16 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
     content = checkpoint[CONTENT_KEY]
     # up to version 0.1, the ledger's state was stored under two other keys
     content = {Ledger.key: {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}, **content}
+    _check_vectors(checkpoint, parts)
     for listener in listeners:  # before the clients' states, whose layout depends on the ladder
-        listener.load_state_dict(content.get(listener.key, {}))
-    for name, state in read_states(Path(content["path"]), content, parts.rank_share.hosted_clients).items():
-        parts.clients[name].load_private_state(state)
+        state = content.get(listener.key, {})
+        _check_listener(listener, state)
+        listener.load_state_dict(state)
+    for name, private in read_states(Path(content["path"]), content, parts.rank_share.hosted_clients).items():
+        # on a ladder, clients have changed their architecture since; digests cover the shapes there
+        fresh = {} if content.get(BackboneLadder.key) else parts.clients[name].private_state()
+        _check_tensors(private, fresh, f"the private state of {name}")
+        parts.clients[name].load_private_state(private)
     parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
     if content["threads"] != threads:
         log.warning("the checkpoint was written with %d threads per rank: last bits may differ", content["threads"])
@@ -90,6 +99,65 @@ def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
                 f"ckpt_path: client {client} has {number} identities in the checkpoint, {classes[client]} here; "
                 "use the config of the run that wrote it (data and data.val decide the number of identities)"
             )
+
+
+def _check_vectors(checkpoint: Mapping[str, Any], parts: Parts) -> None:
+    """Check the global models, the server optimizer's tensors, and the method's tensors on the server."""
+    server = parts.server
+    saved = {name.removeprefix("server."): vector for name, vector in checkpoint["state_dict"].items()}
+    if extra := saved.keys() - server.state_dict().keys():
+        raise _damaged(f"the global model has {min(extra)}, which this federation lacks")
+    _check_tensors(saved, server.state_dict(), "the global model")
+    parameters = list(server.parameters())
+    for optimizer in checkpoint["optimizer_states"]:
+        moments = optimizer.get("state") if isinstance(optimizer, dict) else None
+        if not isinstance(moments, dict) or not isinstance(optimizer.get("param_groups"), list):
+            raise _damaged("optimizer_states is no state of an optimizer")
+        for number, tensors in moments.items():
+            _check_moments(number, tensors, parameters)
+    kept = checkpoint.get(SERVER_KEY, {})
+    if not isinstance(kept, dict) or not all(isinstance(tensors, dict) for tensors in kept.values()):
+        raise _damaged(f"{SERVER_KEY} holds no tensors by name")
+    for arch, fresh in server.kept.items():
+        _check_tensors(kept.get(arch, {}), fresh, f"the server's part of {arch}")
+    if unknown := kept.keys() - server.kept.keys():
+        raise _damaged(f"{SERVER_KEY} has {min(map(str, unknown))}, which is no architecture of this federation")
+
+
+def _check_moments(number: Any, tensors: Any, parameters: Sequence[Tensor]) -> None:
+    """Check what the server's optimizer keeps for one vector: tensors of its length, and single numbers."""
+    if not is_count(number) or number >= len(parameters) or not isinstance(tensors, dict):
+        raise _damaged("the server's optimizer_states are of other vectors")
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.numel() != 1 and (problem := difference(tensor, parameters[number])):
+            raise _damaged(f"optimizer_states: {name} {problem}")
+
+
+def _check_listener(listener: RoundListener, state: Any) -> None:
+    """Check the state of a component; a checkpoint of another component has other keys, which it ignores."""
+    fresh = listener.state_dict()
+    if state == {} or (isinstance(state, Mapping) and fresh and not state.keys() & fresh.keys()):
+        return
+    if isinstance(state, Mapping) and listener.key == Ledger.key and state.get("totals") is None:
+        return  # of an old version
+    if (name := unlike(state, fresh, listener.key)) is not None:
+        raise _damaged(f"{name} is missing, or of another kind")
+
+
+def _check_tensors(saved: Mapping[str, Any], fresh: Mapping[str, Tensor], owner: str) -> None:
+    """Check that each tensor of a ``fresh`` federation is among the saved ones, of the same shape and dtype."""
+    for name, expected in fresh.items():
+        if name not in saved:
+            raise _damaged(f"{owner} lacks {name}")
+        if problem := difference(saved[name], expected):
+            raise _damaged(f"of {owner}, {name} {problem}")
+    for name, tensor in saved.items():
+        if not isinstance(tensor, Tensor) or (tensor.is_floating_point() and not tensor.isfinite().all()):
+            raise _damaged(f"of {owner}, {name} is not finite, or no tensor")
+
+
+def _damaged(problem: str) -> DataError:
+    return DataError(f"ckpt_path: {problem}; the checkpoint was edited or damaged: copy it again, or give another one")
 
 
 def _compare(arch: str, verb: str, entries: Sequence[Entry], saved_layout: list[dict[str, Any]]) -> None:

@@ -55,6 +55,8 @@ class Federation(LightningModule):
         """folder in which a test writes ranked lists; None: it writes none"""
         self.maps: Path | None = None
         """folder in which a prediction draws maps; None: it draws none"""
+        self.has_trained = False
+        """whether a client ever returned an update that counted, in this start or before its checkpoint"""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Run one communication round."""
@@ -64,6 +66,7 @@ class Federation(LightningModule):
             # LightningOptimizer.step() counts global_step, without which ModelCheckpoint saves nothing
             result = self.round.run(round_, optimizer.step, keep_snapshots=evaluates_after(self.trainer, round_))
         self.reports, self.round_metrics = result.reports, result.metrics
+        self.has_trained |= bool(result.reports)
         for callback in round_callbacks(self.trainer):
             callback.on_round_trained(self.trainer, self)
         publish(self.trainer, round_, self.round_metrics)
@@ -137,6 +140,7 @@ class Federation(LightningModule):
         """Restore the listeners, and the private states of the clients that this rank hosts."""
         with self.strategy.together():
             restore(checkpoint, self.parts, self.listeners, self.settings.threads)
+        self.has_trained = checkpoint["global_step"] > 0
 
 
 def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:

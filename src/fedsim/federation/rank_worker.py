@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsim.core.errors import BadUpdateError, LeftOutError
+from fedsim.core.errors import BadUpdateError, LeftOutError, TrainingError
 from fedsim.federation.aggregation.sums import Aggregator
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.parts import Parts
@@ -79,6 +79,11 @@ class RankWorker:
             if isinstance(error, BadUpdateError) and self.settings.on_bad_update == "stop":
                 raise
             return SessionReport(sends=rank_group is None or rank_group.is_first, left_out=error)
+        except SystemExit as error:  # of a library, or of the user's method: the run has not come to its end
+            raise TrainingError(
+                f"client {client.client_name}, round {round_ + 1}: its code asked the process to exit (code "
+                f"{error.code}); let it raise an error instead"
+            ) from error
         except (RuntimeError, MemoryError) as error:
             if (explained := client.out_of_memory(error)) is not None:
                 raise explained from error
@@ -97,7 +102,9 @@ class RankWorker:
         contribution = self.aggregator.encode(client.client_name, sent)
         parts = (contribution.vector, *contribution.extras.values())
         signals = {**upload.signals, **self.aggregator.facts(client.client_name, sent)}
-        outcome = client.end_round(parts, self.aggregator.limit, signals)
+        # before privacy, whose noise may be larger than a variance
+        variances = upload.vector[self.parts.statistics[client.model.arch].variances]
+        outcome = client.end_round(parts, self.aggregator.limit, signals, variances)
         numbers, tensor_numbers = self._sorted(outcome, upload)
         sends = client.session.is_first
         if sends and keep_snapshot:

@@ -96,7 +96,7 @@ def read_quality(folder: Path) -> SwapQuality:
     """Read the quality of a client's generator; raise DataError if the file cannot be read."""
     try:
         return SwapQuality(**json.loads((folder / _QUALITY).read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{folder / _QUALITY}: cannot be read ({error}); remove it") from error
 
 
@@ -125,7 +125,7 @@ def check_trained(folder: Path, client: ClientData, size: Size, images_hash: str
             has_format = description["format"] == _FORMAT
             of_client = description["client"] == client.name and description["identities"] == _hash_identities(client)
             its_size, its_images = tuple(description["size"]), description["images"]
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{path}: is not a generator of fedsim augment fit; remove it") from error
     if not has_format:
         raise DataError(f"{path}: was written by another version of fedsim; remove it and fit again")

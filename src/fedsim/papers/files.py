@@ -15,7 +15,7 @@ import yaml
 
 from fedsim.core.errors import ConfigError
 from fedsim.papers.published import Table, TestSet, table_of
-from fedsim.parsing.config_files import SafeLoader
+from fedsim.parsing.documents import SafeLoader
 
 Config = Mapping[str, Any]
 

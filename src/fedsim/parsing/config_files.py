@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
@@ -14,12 +15,11 @@ from typing import Any
 
 import yaml
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.parsing.documents import DEEPEST, check_yaml, parse_json, parse_yaml
 from fedsim.parsing.error_lines import one_line
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
-SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's if it is installed: eight times as fast"""
 
 
 def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
@@ -27,6 +27,26 @@ def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
     for word, next_word in itertools.zip_longest(args, args[1:], fillvalue=""):
         if path := config_at(word, next_word):
             read_config(path, sections)
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Refuse a value of a command line that the parser would expand without end.
+
+    Raises:
+        ConfigError: for the first such value; its message names the option.
+    """
+    for before, word in itertools.pairwise(["", *words]):
+        option, sign, value = word.partition("=")
+        if not (word.startswith("--") and sign):
+            option, value = before if before.startswith("-") else "the command line", word
+        if "&" not in value and len(value) <= DEEPEST:
+            continue
+        try:
+            check_yaml(value, option)
+        except yaml.YAMLError:  # a value that is no YAML is a plain text, or the parser refuses it
+            continue
+        except DataError as error:
+            raise ConfigError(str(error)) from error
 
 
 def config_at(word: str, next_word: str) -> str | None:
@@ -94,23 +114,22 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     """
     if path.startswith("{"):
         try:
-            return dict(json.loads(path))
-        except json.JSONDecodeError as error:
+            return dict(parse_json(path, "--config"))
+        except DataError as error:
+            if not isinstance(error.__cause__, json.JSONDecodeError):
+                raise
             text = one_line(path, 80)
             raise DataError(f"--config: {text} is not a file; write settings into a file, or as options") from error
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise DataError(f"{path}: is a folder; give a config file")
     try:
-        loader = SafeLoader(Path(path).read_text())
-        node = loader.get_single_node()
-        _check_keys(path, node)
-        content = None if node is None else loader.construct_document(node)
-    except (OSError, UnicodeDecodeError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # also of a name, or a content, that is no text
         close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), shipped_configs(), n=1)
         remedy = f"did you mean {close[0]}, which comes with fedsim?" if close else "does the file exist?"
-        raise DataError(f"{path}: cannot read this config ({error}); {remedy}") from error
-    except yaml.YAMLError as error:
-        raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
+        raise DataError(f"{one_line(path)}: cannot read this config ({one_line(str(error))}); {remedy}") from error
+    content, node = parse_yaml(text, path)
+    _check_keys(path, node)
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a config; expected sections such as trainer, model, data")
     for section in sections:
@@ -180,7 +199,7 @@ def normalise(args: list[str]) -> list[str]:
 def _as_json(text: str) -> str:
     try:
         return json.dumps(ast.literal_eval(text))
-    except (ValueError, SyntaxError, TypeError):  # not a Python literal: unchanged
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # not a Python literal: unchanged
         return text
 
 

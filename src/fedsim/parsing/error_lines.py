@@ -7,7 +7,6 @@ import errno
 import itertools
 import re
 import signal
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -17,8 +16,9 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NotReadyError, RunStoppedError
+from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NoResultError, NotReadyError, RunStoppedError
 from fedsim.parsing.class_names import did_you_mean, missing_class, unknown_argument
+from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
 
 # fields whose types do not describe the expected value well; those without a section are options of fedsim augment
@@ -35,7 +35,21 @@ _EXPECTED = {
 # package that a logger of Lightning requires -> fedsim's extra; TensorBoardLogger accepts either of two packages
 _EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "tensorboardX": "tensorboard"}
 _BELOW_COMMAND = re.compile(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)")
+_MAY_EXIT = "argparse.py", "jsonargparse", "fedsim"
+"""files and packages that end the process in order"""
+_WITHOUT_FAULT = DrawsFailedError, NotReadyError, NoResultError
+"""errors of a command that was right, and yet gave no result: exit code 1"""
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+
+_LIMITS = {
+    errno.EMFILE: "this process may open no more files; raise the limit, such as with ulimit -n 4096",
+    errno.ENFILE: "this machine may open no more files; end other programs",
+    errno.EAGAIN: "this user may start no more processes or threads; raise the limit (ulimit -u), or set fewer "
+    "trainer.devices and data.workers",
+    errno.ENAMETOOLONG: "a name of a file or folder is too long; give a shorter run_dir, or shorter names",
+}
+_RESTORES = "checkpoint_connector.py"
+"""file of Lightning that gives each part of a checkpoint to its owner"""
 
 
 class CommandFailure(NamedTuple):
@@ -54,10 +68,14 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
     # Lightning raises SystemExit on Ctrl-C
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         return CommandFailure("interrupted", 128 + signal.SIGINT)
+    if isinstance(error, SystemExit) and (place := _foreign_exit(error)) is not None:
+        return CommandFailure(
+            f"{place}: asked the process to exit (code {error.code}); let it raise an error instead", 2
+        )
     if not isinstance(error, Exception):
         return None
     if isinstance(error, FedSimError) or _is_of_lightning(error):
-        return CommandFailure(str(error), 1 if isinstance(error, DrawsFailedError | NotReadyError) else 2)
+        return CommandFailure(str(error), 1 if isinstance(error, _WITHOUT_FAULT) else 2)
     if (cause := _user_error_behind(error)) is not None:  # the parser and torch wrap it
         return CommandFailure(str(cause), 2)
     if (line := _library_error(error)) is not None:
@@ -67,6 +85,14 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
     if isinstance(error, argparse.ArgumentError):
         return CommandFailure(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
     return None
+
+
+def _foreign_exit(error: SystemExit) -> str | None:
+    """Return file and line of the code that asked for an exit; None for the parser's own exit, after its help."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in frame.filename]
+    if not frames or any(name in Path(frames[-1].filename).parts for name in _MAY_EXIT):
+        return None
+    return f"{frames[-1].filename}, line {frames[-1].lineno}"
 
 
 @contextmanager
@@ -103,7 +129,7 @@ def parsed(parser: ArgumentParser, args: list[str]) -> Namespace:
     ``--help`` prints one screen, ``--help all`` everything.
     """
     if needs_short_help(parser, args):
-        sys.stdout.write(f"{screen_of(parser)}\n")
+        print_text(screen_of(parser))
         parser.exit()
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
         return parser.parse_args(args)
@@ -154,9 +180,16 @@ def _library_error(error: Exception) -> str | None:
     """Translate errors of torch, the OS, W&B and MLflow into one line; None for others."""
     if isinstance(error, RuntimeError) and (lost := _lost_process(str(error))) is not None:
         return lost
+    if isinstance(error, RuntimeError) and str(error).startswith("Could not determine home directory"):
+        return "HOME: is not set, and this user has no account on this machine; export HOME=FOLDER"
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         path = error.filename or "a file of the run"
         return f"{path}: cannot be written ({error.strerror}); make room or write to another folder"
+    if isinstance(error, OSError) and error.errno in _LIMITS:
+        return f"{error.strerror}: {_LIMITS[error.errno]}"
+    if any(frame.filename.endswith(_RESTORES) for frame in traceback.extract_tb(error.__traceback__)):
+        reason = f"{type(error).__name__}: {one_line(str(error), 160)}"
+        return f"ckpt_path: the checkpoint cannot be restored ({reason}); copy it again, or give another one"
     if type(error).__module__.startswith("wandb."):  # by name: importing W&B takes a second
         return f"trainer.logger: W&B failed ({error}); run wandb login, or set WANDB_MODE=offline"
     if type(error).__module__.startswith("mlflow."):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from contextlib import suppress
+
+from fedsim.core.errors import DataError
 
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
@@ -13,10 +17,52 @@ def rank_of_this_process() -> int:
     lightning = sys.modules.get("lightning.fabric.utilities.rank_zero")
     if lightning is not None:  # initialised from the same variables, and kept up to date
         return int(lightning.rank_zero_only.rank)
-    return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
+    # of another value, which is refused elsewhere, this process is to report as the only one
+    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").strip().isdecimal()), 0)
 
 
 def print_text(text: str) -> None:
-    """Print a command's output immediately."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """Print a command's output immediately.
+
+    Without a reader the rest is lost, as it is meant (``fedsim report ... | head``), and the command goes on.
+
+    Raises:
+        DataError: if it cannot be written, as on a full disk.
+    """
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard()
+    except OSError as error:
+        _discard()
+        raise DataError(f"the output: cannot be written ({error.strerror}); write it to another place") from error
+
+
+def prepare_output() -> None:
+    """Let streams write each character that their encoding lacks as its number, such as ``#f6``, not as an error.
+
+    Streams that the shell has closed (``>&-``) lead nowhere.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def end_output() -> None:
+    """Write the rest, such as an option's help; without a reader it is lost."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard()
+
+
+def _discard() -> None:
+    """Lead stdout nowhere: what waits in its buffer would fail again when Python ends, with exit code 120."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

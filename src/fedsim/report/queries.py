@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +58,15 @@ def read_queries(path: Path) -> QueryFile | None:
                 }
                 splits = len(arrays[f"{of_set}/splits"])
                 results[model] = Queries(scores, arrays[f"{of_set}/pids"], splits, arrays[name].astype(np.float64))
+                _check(results[model], model)
         return QueryFile(int(arrays["round"]), results)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # numpy's and zip's readers raise many types for damaged files
         raise DataError(f"{path}: cannot be read ({error}); remove it, or evaluate again") from error
+
+
+def _check(queries: Queries, name: str) -> None:
+    """Raise ValueError if the arrays of one test set do not fit together."""
+    if queries.pids.ndim != 1 or queries.pids.dtype.kind not in "iu" or queries.cmc.ndim != 1:
+        raise ValueError(f"{name} has arrays of another shape or type")
+    if not queries.scores or any(scores.shape != queries.pids.shape for scores in queries.scores.values()):
+        raise ValueError(f"{name} has other numbers of scores than of queries")

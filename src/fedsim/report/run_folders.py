@@ -21,14 +21,14 @@ def open_runs(folders: Sequence[Path], unfinished: bool = False) -> tuple[list[R
     """
     if not folders:
         raise ConfigError("runs: give at least one run directory")
-    runs, lines, seen = list[Run](), list[str](), set[Path]()
+    runs, lines, seen, damaged = list[Run](), list[str](), set[Path](), list[DataError]()
     for folder in folders:
         if folder.resolve() in seen:
             lines.append(f"left out: {folder} is given twice; it counts once")
         elif is_begun(folder):
             lines.append(f"left out: {folder} has not finished its first round")
         else:
-            runs.append(read_run(folder))
+            runs += _whole(folder, lines, damaged)
         seen.add(folder.resolve())
     for run in runs:
         if not _has_scores(run):
@@ -39,10 +39,26 @@ def open_runs(folders: Sequence[Path], unfinished: bool = False) -> tuple[list[R
         lines += [_not_finished(run) for run in scored if not run.summary["finished"]]
         scored = done
     kept = _once(scored, lines)
+    if not kept and damaged:
+        raise damaged[0]
     if not kept:
         text = f"{folders[0]}: the run has no scores yet; wait for its first evaluation"
         raise DataError(text if len(folders) == 1 else f"{text}; the other runs have none either")
     return kept, lines
+
+
+def _whole(folder: Path, lines: list[str], damaged: list[DataError]) -> list[Run]:
+    """Return the run in a folder, or nothing and a line if a file of it is damaged; a folder of no run is an error."""
+    if not (folder / "summary.json").is_file():
+        return [read_run(folder)]
+    try:
+        run = read_run(folder)
+        run.check()
+    except DataError as error:
+        damaged.append(error)
+        lines.append(f"left out: {folder} is damaged ({error})")
+        return []
+    return [run]
 
 
 def is_begun(folder: Path) -> bool:

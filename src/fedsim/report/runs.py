@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +12,12 @@ from typing import Any
 
 from fedsim.core.errors import DataError
 from fedsim.parsing.config_files import read_config
+from fedsim.parsing.documents import parse_json
+from fedsim.report.damage import KINDS, check_evaluation, check_summary
 from fedsim.report.queries import QUERIES_FILE, QueryFile, read_queries
 
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
-KINDS = ("global", "local", "personalised", "ensemble")
+__all__ = ["KINDS", "METRICS", "Run", "metrics_files", "next_metrics_file", "read_json", "read_run"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +46,8 @@ class Run:
                 with path.open(newline="") as file:
                     for row in csv.DictReader(file):
                         numbers = {name: float(value) for name, value in row.items() if value}
-                        rounds.setdefault(int(row["epoch"]) + 1, {}).update(numbers)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                        rounds.setdefault(_round_of(row["epoch"]), {}).update(numbers)
+            except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
                 raise DataError(f"{path}: is not a log of fedsim fit ({error}); was it edited?") from error
         return dict(sorted(rounds.items()))
 
@@ -64,7 +66,11 @@ class Run:
     def tested(self) -> dict[str, Any] | None:
         """The newest scores of ``fedsim test``: checkpoint, round, metrics; None if there are none."""
         paths = sorted((self.folder / "tests").glob("*.json"), key=lambda path: path.stat().st_mtime)
-        return read_json(paths[-1]) if paths else None
+        if not paths:
+            return None
+        evaluation = read_json(paths[-1])
+        check_evaluation(evaluation, str(paths[-1]))
+        return evaluation
 
     @property
     def primary(self) -> str:
@@ -102,21 +108,30 @@ class Run:
             value = value.get(part) if isinstance(value, Mapping) else None
         return value.rpartition(".")[2] if name.endswith("class_path") and isinstance(value, str) else value
 
+    def check(self) -> None:
+        """Read every file that a report may need; raise DataError for the first damaged one."""
+        if metrics_files(self.folder):
+            _ = self.log
+        _ = self.config, self.queries, self.tested
+
 
 def read_run(folder: Path) -> Run:
-    """Open a run directory; raise DataError if the folder is not one."""
+    """Open a run directory; raise DataError if the folder is not one, or its summary is damaged."""
     path = folder / "summary.json"
     if not path.is_file():
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
-    return Run(folder, read_json(path))
+    summary = read_json(path)
+    check_summary(summary, str(path))
+    return Run(folder, summary)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that fedsim has written; raise DataError if it cannot be read."""
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: is not JSON ({error}); was it edited?") from error
+        text = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); does the file exist?") from error
+    content = parse_json(text, str(path))
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a JSON object; was it edited?")
     return content
@@ -128,6 +143,27 @@ def _test_scores(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def metrics_files(folder: Path) -> list[Path]:
-    """Return the metrics files of a run: those of resumed parts in order, then ``metrics.csv``."""
-    parts = sorted(folder.glob("metrics-*.csv"), key=lambda path: int(path.stem.partition("-")[2]))
-    return [*parts, *folder.glob("metrics.csv")]
+    """Return the metrics files of a run: those of resumed parts in order, then ``metrics.csv``.
+
+    Other files, such as a user's metrics-old.csv, are not the run's.
+    """
+    numbers = sorted(_parts(folder))
+    return [*(folder / f"metrics-{number}.csv" for number in numbers), *folder.glob("metrics.csv")]
+
+
+def next_metrics_file(folder: Path) -> Path:
+    """Return the name under which a continued run keeps its metrics so far: that of no file."""
+    return folder / f"metrics-{max(_parts(folder), default=0) + 1}.csv"
+
+
+def _parts(folder: Path) -> list[int]:
+    names = (re.fullmatch(r"metrics-([1-9][0-9]{0,8})\.csv", path.name) for path in folder.glob("metrics-*.csv"))
+    return [int(name[1]) for name in names if name]
+
+
+def _round_of(epoch: str) -> int:
+    """Return the round of a line, from 1; Lightning counts from 0."""
+    number = int(epoch)
+    if number < 0:
+        raise ValueError(f"epoch {number}")
+    return number + 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError
@@ -77,12 +78,11 @@ def report(
         ConfigError: if an option is wrong.
         DataError: if a directory is not a run directory, or runs lack what an option needs.
     """
-    if metric is not None and metric not in METRICS:
-        raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
-    if horizon < 1:
-        raise ConfigError(f"--horizon: must be at least 1, got {horizon}")
-    if compare is not None and format != "table":
-        raise ConfigError(f"--format: {format} does not support --compare; use table, or leave --compare out")
+    files = {
+        "figure": figure, "curves": curves, "cmc": cmc, "tradeoff": tradeoff, "participation": participation,
+        "html": html,
+    }  # fmt: skip
+    _check_options(metric, horizon, compare, format, files)
     if html is not None:
         from fedsim.report.html.page import write_page  # needs an optional library
     opened, omitted = open_runs([Path(run) for run in runs], unfinished)
@@ -105,6 +105,21 @@ def report(
     for line in written:
         log.info(line)
     return "\n\n".join(parts)
+
+
+def _check_options(
+    metric: str | None, horizon: int, compare: str | None, format_: Format, files: Mapping[str, str | None]
+) -> None:
+    """Raise ConfigError for a wrong option; ``files`` are those to write, by option."""
+    if metric is not None and metric not in METRICS:
+        raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
+    if horizon < 1:
+        raise ConfigError(f"--horizon: must be at least 1, got {horizon}")
+    if compare is not None and format_ != "table":
+        raise ConfigError(f"--format: {format_} does not support --compare; use table, or leave --compare out")
+    for option, file in files.items():
+        if file is not None and (not file or os.path.isdir(file)):
+            raise ConfigError(f"--{option}: {file or 'an empty text'} is no file to write; name one")
 
 
 def _further_blocks(

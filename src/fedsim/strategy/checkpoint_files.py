@@ -31,6 +31,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import flush_file
 from fedsim.core.store import STORABLE, bytes_of
 from fedsim.core.versions import begin_version, current_version
+from fedsim.strategy.checkpoint_content import check_checkpoint, digest_of_header, is_sealed, seal
 
 CONTENT_KEY = "fedsim"
 CONFIG_KEY = "fedsim_config"
@@ -43,6 +44,7 @@ FORMAT = 2
 
 _REMOVED = "{}: was removed while the run wrote it; leave a run directory as it is until the run ends"
 _TOKEN = "token"  # file of a partial version by which all ranks recognise it
+_LAYOUT = "layout"  # key in the metadata of a file of private states: the digest of its tensors' names and shapes
 _SHARD_BYTES = 2**29  # size of the private states in memory at which they are written
 
 
@@ -84,6 +86,8 @@ def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
     if (config := checkpoint.pop(CONFIG_KEY, None)) is not None:
         (version / "config.yaml").write_text(config)
         flush_file(version / "config.yaml")
+    if CONTENT_KEY in checkpoint:
+        seal(checkpoint, checkpoint[CONTENT_KEY])
     try:
         torch.save(checkpoint, version / "global.ckpt")
     except RuntimeError as error:  # torch's error for a full disk, and for a folder that is missing
@@ -115,7 +119,7 @@ def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
         name: {"dtype": STORABLE[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end - tensor.nbytes, end]}
         for (name, tensor), end in zip(tensors.items(), ends, strict=True)
     }
-    text = json.dumps(header).encode()
+    text = json.dumps({"__metadata__": {_LAYOUT: digest_of_header(header)}, **header}).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb", buffering=0) as file:
         head = memoryview(struct.pack("<Q", len(text)) + text)
@@ -157,13 +161,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # torch's readers raise many types for other kinds of files
         raise DataError(f"{file}: cannot be read as a checkpoint ({type(error).__name__}); is it complete?") from error
     content = checkpoint.get(CONTENT_KEY) if isinstance(checkpoint, dict) else None
-    if not isinstance(content, dict) or "format" not in content:
+    if not isinstance(checkpoint, dict) or not isinstance(content, dict) or "format" not in content:
         raise DataError(f"{file}: not a checkpoint of fedsim")
     if content["format"] != FORMAT:
         raise DataError(
             f"{file}: is of format {content['format']}, this version reads format {FORMAT}; "
             "use the version of fedsim that wrote it"
         )
+    check_checkpoint(checkpoint, content, str(file))
     for name in _shards(content, range(len(content["files"]))):
         if not (version / name).is_file():
             raise DataError(f"{version}: {name} is missing; copy the checkpoint with all its files")
@@ -184,15 +189,29 @@ def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) 
     for name in _shards(content, {content["hosts"][client] for client in clients}):
         try:
             with safe_open(version / name, framework="pt") as shard:
+                _check_layout(version / name, shard, is_sealed(content))
                 for key in shard.keys():  # noqa: SIM118 - it is no dict
                     client, _, tensor = key.rpartition("/")
                     if client in wanted:
                         states.setdefault(client, {})[tensor] = shard.get_tensor(key)
-        except (SafetensorError, OSError) as error:
+        except DataError:
+            raise
+        except (SafetensorError, OSError, ValueError, KeyError, MemoryError) as error:
             raise DataError(f"{version / name}: cannot be read ({type(error).__name__}); is it complete?") from error
     if missing := wanted - states.keys():
         raise DataError(f"{version}: holds no private state of {min(missing)}; is it complete?")
     return states
+
+
+def _check_layout(file: Path, shard: Any, sealed: bool) -> None:
+    """Raise DataError if the tensors of an open file are not those that were written."""
+    digest = (shard.metadata() or {}).get(_LAYOUT)
+    if digest is None and not sealed:
+        return  # written by an earlier version
+    pieces = {key: shard.get_slice(key) for key in shard.keys()}  # noqa: SIM118 - it is no dict
+    header = {key: {"dtype": piece.get_dtype(), "shape": piece.get_shape()} for key, piece in pieces.items()}
+    if digest != digest_of_header(header):
+        raise DataError(f"{file}: was changed after it was written (digest); copy the checkpoint again")
 
 
 def _shards(content: Mapping[str, Any], ranks: Iterable[int]) -> list[str]:

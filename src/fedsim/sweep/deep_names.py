@@ -11,13 +11,12 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import yaml
-
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.papers.files import with_paper
 from fedsim.parsing.class_arguments import arguments_of_class, class_in
 from fedsim.parsing.class_names import did_you_mean
-from fedsim.parsing.config_files import SafeLoader, read_config, with_shipped
+from fedsim.parsing.config_files import read_config, with_shipped
+from fedsim.parsing.documents import parse_yaml
 from fedsim.parsing.listing import classes_of
 
 _SECTIONS = {"model": "Settings", "data": "FederatedDataModule"}
@@ -69,8 +68,8 @@ def _content(path: str) -> dict[str, Any]:
 
 def _read(value: str) -> Any:
     """Return a value as the parser reads it; invalid YAML stays a text."""
-    with suppress(yaml.YAMLError):
-        return yaml.load(value, SafeLoader)
+    with suppress(DataError):
+        return parse_yaml(value, "a value")[0]
     return value
 
 

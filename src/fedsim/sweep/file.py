@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import yaml
-
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
-from fedsim.parsing.error_lines import one_line
+from fedsim.parsing.documents import parse_yaml
 
 Sample = dict[str, Any]
 """Settings of one run of a sweep: option name without hyphens -> value."""
@@ -101,11 +99,10 @@ class Sweep:
 def read_content(path: Path) -> Any:
     """Return the content of a sweep file; raise DataError if it cannot be read."""
     try:
-        return yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read this sweep ({error}); does the file exist?") from error
-    except yaml.YAMLError as error:
-        raise DataError(f"{path}: is not valid YAML ({one_line(str(error))})") from error
+    return parse_yaml(text, str(path))[0]
 
 
 def sweep_of(content: object, name: str) -> Sweep:

@@ -251,15 +251,21 @@ class Client(LightningModule):
         self.session.source.check()
 
     def end_round(
-        self, contribution: Sequence[Tensor], limit: float, signals: Signals = MappingProxyType({})
+        self,
+        contribution: Sequence[Tensor],
+        limit: float,
+        signals: Signals = MappingProxyType({}),
+        variances: Tensor | None = None,
     ) -> Outcome:
         """Check the results of the session, and store the private state; in a rank group only the first rank stores it.
 
         ``contribution`` are the tensors on the device that the client will add to the sums; no value may exceed
-        ``limit``. The ``signals`` are read in the same wait for the device, and returned with the results.
+        ``limit``. The ``signals`` are read in the same wait for the device, and returned with the results. None of the
+        running ``variances`` that the client sends may be negative.
 
         Raises:
-            BadUpdateError: if the loss, a weight or a signal is not finite, or too large to be summed. The stored state
+            BadUpdateError: if the loss, a weight or a signal is not finite, or too large to be summed, or a variance is
+                negative. The stored state
                 is then that from before the round.
         """
         if self._keeps_optimizers:
@@ -268,11 +274,19 @@ class Client(LightningModule):
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         more = self._on_device(signals) if signals else []
+        if variances is not None and variances.numel():
+            bounds.append(variances.amin())
         # the session's only wait for the device
         loss, correct, images, values = self.session.metrics.read([*bounds, *more])
         extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise self._not_finite("loss or weights")
+        if variances is not None and variances.numel() and extremes[-1] < 0:
+            raise BadUpdateError(
+                f"client {self.client_name}, round {self.round + 1}: a running variance of its update is "
+                f"{extremes[-1]:.3g}, and none can be negative; correct what it sends, or leave such updates out with "
+                "model.on_bad_update: skip_client"
+            )
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
             raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")

@@ -308,11 +308,27 @@ def try_optimizer(field: str, make: OptimizerCallable) -> Optimizer:
     The message names the argument below ``field`` that torch calls invalid.
     """
     try:
-        return make([nn.Parameter(torch.zeros(1))])
+        made = make([nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError) as error:
         refused = re.match(r"Invalid (learning rate|beta parameter|epsilon|\w+)", str(error))
         argument = f".{_ARGUMENTS.get(refused[1], refused[1])}" if refused else ""
         raise ConfigError(f"{field}{argument}: {error}") from error
+    _try_step(field, make)
+    return made
+
+
+def _try_step(field: str, make: OptimizerCallable) -> None:
+    """Refuse optimizers that need more than a gradient: a closure, or sparse gradients (LBFGS, SparseAdam)."""
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = make([parameter])
+    try:
+        optimizer.step()
+    except (TypeError, RuntimeError) as error:
+        if isinstance(error, TypeError) or "dense gradients" in str(error):  # others depend on the device
+            raise ConfigError(
+                f"{field}: {type(optimizer).__name__} cannot train here ({error}); choose another, such as SGD or Adam"
+            ) from error
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

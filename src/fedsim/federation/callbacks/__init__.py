@@ -3,12 +3,13 @@
 from fedsim.federation.callbacks.beginning import RunBeginning
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
-from fedsim.federation.callbacks.summary import KeepConfig, RunSummary, ScoreLastRound
+from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile, RunSummary, ScoreLastRound
 from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run, reach_mlflow, reach_wandb
 from fedsim.federation.events import RoundCallback
 
 __all__ = [
     "KeepConfig",
+    "MetricsFile",
     "Preemption",
     "RoundCallback",
     "RoundProgress",

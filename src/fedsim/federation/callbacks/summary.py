@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger
 
 from fedsim._version import __version__
-from fedsim.core.files import replacing
+from fedsim.core.files import naming, replacing
 from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.events import was_stopped
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
@@ -29,6 +30,15 @@ QUERIES_FILE = "queries.npz"
 def federation_of(pl_module: LightningModule) -> Federation:
     """Return the module with its type: fedsim's callbacks are only used with federations."""
     return cast("Federation", pl_module)
+
+
+class MetricsFile(CSVLogger):
+    """Lightning's logger of metrics.csv; an error names the file."""
+
+    def save(self) -> None:
+        """Write the metrics so far."""
+        with naming(Path(self.log_dir) / self.experiment.NAME_METRICS_FILE):
+            super().save()
 
 
 class RunSummary(Callback):

@@ -154,6 +154,8 @@ def join_run(logger: WandbLogger, folder: Path) -> None:
         options.pop("anonymous", None)  # W&B warns even if it is None
     if options.get("dir") in (None, "."):
         options["dir"] = str(folder)
+    # W&B collects tables and pictures in the home directory, which may be read-only, or not exist (in containers)
+    os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))
     if options.get("name") is None and "WANDB_SWEEP_ID" not in os.environ:
         options["name"] = os.environ.get("WANDB_NAME") or folder.name
 

@@ -1,0 +1,99 @@
+"""Damaged files of runs: each is recognised before a table, a figure or a page needs its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedsim.core.errors import DataError
+
+KINDS = ("global", "local", "personalised", "ensemble")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and _fits(value)
+
+
+def _fits(value: float) -> bool:
+    """Whether a number is finite, and of a size that a float can hold."""
+    return abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)
+
+
+def _is_score(value: Any) -> bool:
+    # a test set without any match has the score NaN
+    return _is_number(value) or (isinstance(value, float) and math.isnan(value))
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_evaluation(value: Any) -> bool:
+    if value is None:
+        return True
+    metrics = value.get("metrics") if isinstance(value, Mapping) else None
+    return isinstance(metrics, Mapping) and _is_whole(value.get("round")) and all(map(_is_score, metrics.values()))
+
+
+def _is_kind(value: Any) -> bool:
+    return value in KINDS if _is_text(value) else False
+
+
+def _are_versions(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_text, value.values()))
+
+
+Test = Callable[[Any], bool]
+
+_FIELDS: dict[str, tuple[Test, str]] = {
+    "finished": (lambda value: isinstance(value, bool), "true or false"),
+    "method": (_is_text, "a name"),
+    "fingerprint": (_is_text, "a text"),
+    "seed": (_is_whole, "a whole number"),
+    "rounds": (_is_whole, "a whole number"),
+    "clients": (_are_names, "a list of names"),
+    "unseen": (_are_names, "a list of names"),
+    "primary": (_is_kind, f"one of {', '.join(KINDS)}"),
+    "final": (_is_evaluation, "a round with its metrics, or null"),
+    "best": (_is_evaluation, "a round with its metrics, or null"),
+}
+"""fields of every summary.json -> the test of their values, and its name"""
+_MAY_LACK: dict[str, tuple[Test, str]] = {
+    "versions": (_are_versions, "names with versions"),
+    "seconds": (_is_number, "a number"),
+    "simulated_seconds": (_is_number, "a number"),
+    "ranks": (_is_whole, "a whole number"),
+    "threads": (_is_whole, "a whole number"),
+    "device": (_is_text, "a name"),
+    "written": (_is_text, "a date"),
+}
+
+
+def check_summary(summary: Mapping[str, Any], name: str) -> None:
+    """Check the content of a summary.json, which the message calls ``name``.
+
+    Raises:
+        DataError: for the first field that no fit has written so.
+    """
+    for field in _FIELDS:
+        if field not in summary:
+            raise DataError(f"{name}: lacks {field}; was it edited?")
+    of_bytes = {field: (_is_number, "a number of bytes") for field in summary if field.startswith("bytes_")}
+    for field, (is_valid, expected) in {**_FIELDS, **_MAY_LACK, **of_bytes}.items():
+        if field in summary and not is_valid(summary[field]):
+            raise DataError(f"{name}: {field} is not {expected}; was it edited?")
+
+
+def check_evaluation(evaluation: Mapping[str, Any], name: str) -> None:
+    """Check the content of a file of ``fedsim test``; raise DataError if it is not one."""
+    if not _is_evaluation({"round": 0, **evaluation}):
+        raise DataError(f"{name}: is not a round with its metrics; remove it, or test again")
