@@ -100,6 +100,6 @@ def test_a_picture_that_does_not_fit_is_named_and_nothing_is_left(root, tmp_path
         picture.unlink()
     else:
         Image.new("RGB", (10, 10)).save(picture)
-    with pytest.raises(DataError, match=r"s2\.jpg: (cannot read this picture|the box \[5, 5, 12, 24\] of TestG50)"):
+    with pytest.raises(DataError, match=r"s2\.jpg: (cannot read this image|the box \[5, 5, 12, 24\] of TestG50)"):
         cut_people(root, tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []

@@ -303,10 +303,10 @@ def test_a_damaged_file_is_found_by_its_checksum(tmp_path, files):
         decoded.verify(path)
 
 
-@pytest.mark.parametrize("part", ["npy", "json"])
-def test_a_file_of_something_else_is_refused(tmp_path, files, part):
+@pytest.mark.parametrize(("part", "text"), [("npy", "[1, 2]"), ("json", "[1, 2]"), ("json", "[" * 200_000)])
+def test_a_file_of_something_else_is_refused(tmp_path, files, part, text):
     wanted, path = built(tmp_path, files)
-    path.with_suffix(f".{part}").write_text("[1, 2]")
+    path.with_suffix(f".{part}").write_text(text)
     with pytest.raises(DataError, match=r"cannot be read .* remove it"):
         decoded.open_decoded(path.parent, wanted)
 

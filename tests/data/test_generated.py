@@ -176,6 +176,7 @@ def test_nothing_is_written_of_what_does_not_fit_together(images, labels, messag
         ([HEADER, "a.png,1,0.5", "a.png,2,0"], "line 3: the weight '0' of a.png is not a number in"),
         ([HEADER, "a.png,1,0.5", "a.png,999,0.5"], "line 3: client town0 does not train on identity '999'"),
         ([HEADER, "a.png,999,1"], "line 2: client town0 does not train on identity '999' of a.png"),
+        ([HEADER, f"a.png,{'9' * 5_000},1"], "line 2: client town0 does not train on identity '9999"),
         ([HEADER, "a.png,one,1"], "client town0 does not train on identity 'one'"),
         ([HEADER, "a.png"], "line 2: the weight '' of a.png"),
         ([HEADER, "a.png,1,0"], "the weight '0' of a.png is not a number in"),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
 
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError, DataError, NotReadyError
 from fedsim.data import datasets
 from fedsim.data.datasets import Counts, DataSet
+from fedsim.data.datasets.base import files_of
 from fedsim.data.datasets.small import SmallDataSet
 from fedsim.data.images import Domain
-from fedsim.data.listing import SUFFIXES
-from fedsim.data.market import PARTS, SPLITS, is_market_folder, read_market_domain
+from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, printable, summary
+from fedsim.data.market import PARTS, SPLITS, is_market_folder, left_out_of, market_folders, read_market_domain
+from fedsim.data.reading import problem_of
+from fedsim.data.use import is_readable_file, notes_of, obstacle_of
 
 _CLASSES: tuple[type[DataSet], ...] = (
     datasets.Market1501, datasets.CUHK03NP, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02, datasets.PRID2011,
@@ -38,10 +41,25 @@ class Finding(NamedTuple):
     """the problem and its remedy; empty if there is none"""
     layout: str = "-"
     """the folder, the parts by which it was recognised, and how many of its images are read"""
+    is_usable: bool = True
+    """whether a fit with the usual settings accepts it"""
+    notes: str = ""
+    """what else its owner should know: files that are not read"""
+
+    @property
+    def verdict(self) -> str:
+        """The last column of the table."""
+        state = self.problem or ("complete" if self.official is not None else "there; no official count")
+        return f"{state}; {self.notes}" if self.notes else state
 
 
 def check_data(root: Path, everything: bool = False) -> str:
-    """Return a table of the data sets in ``root``: their sizes, official sizes, and problems.
+    """Return :func:`table_of` the findings in ``root``; see :func:`findings_in`."""
+    return table_of(root, findings_in(root, everything))
+
+
+def findings_in(root: Path, everything: bool = False) -> list[Finding]:
+    """Look at the data sets in ``root``: their sizes, official sizes, and problems.
 
     ``everything``: also list the papers' data sets that are missing.
 
@@ -50,12 +68,22 @@ def check_data(root: Path, everything: bool = False) -> str:
     """
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
-    verdicts = ("complete", "there; no official count")
     findings = [f for f in find_data(root) if everything or f.found is not None or not f.problem.startswith(_ABSENT)]
-    user_findings = find_market_folders(root, {f.layout.partition(":")[0] for f in findings})
+    return findings + find_market_folders(root, {f.layout.partition(":")[0] for f in findings})
+
+
+def refuse_unusable(findings: Sequence[Finding]) -> None:
+    """Raise NotReadyError, naming the first one, if a data set cannot be used."""
+    if bad := [finding for finding in findings if not finding.is_usable]:
+        counted = "a data set cannot be used" if len(bad) == 1 else f"{len(bad)} data sets cannot be used, first"
+        raise NotReadyError(f"{counted}: {bad[0].name}: {bad[0].problem}")
+
+
+def table_of(root: Path, findings: Sequence[Finding]) -> str:
+    """Return the findings as a table."""
     rows = [
-        [f.name, _sizes(f.found), _sizes(f.official), f.layout, f.problem or verdicts[f.official is None]]
-        for f in (*findings, *user_findings)
+        [printable(cell) for cell in (f.name, _sizes(f.found), _sizes(f.official), f.layout, f.verdict)]
+        for f in findings
     ]
     if not rows:
         return (
@@ -75,21 +103,42 @@ def find_data(root: Path) -> list[Finding]:
 
 def find_market_folders(root: Path, recognised: Collection[str]) -> list[Finding]:
     """Return a finding for ``root`` and each folder in it in Market-1501 layout, without the ``recognised`` names."""
-    folders = [root, *sorted(root.iterdir())]
-    return [_look_at(folder) for folder in folders if is_market_folder(folder) and folder.name not in recognised]
+    folders = [*([root] if is_market_folder(root) else []), *market_folders(root)]
+    return [_look_at(folder) for folder in folders if folder.name not in recognised]
 
 
 def _look_at(folder: Path) -> Finding:
     """Read a data set of the user."""
+    layout = f"{folder.name}: Market-1501 layout"
     try:
         domain = read_market_domain(folder)
     except DataError as error:
-        return Finding(folder.name, None, None, str(error), f"{folder.name}: Market-1501 layout")
-    problem = "your own; can be used"
-    problem += f", scored on the {len(domain.splits)} splits of {SPLITS}" if domain.splits else ""
-    if domain.train is not None and len(domain.train.identities) == 1:
-        problem = "only one training identity; training needs at least 2"
-    return Finding(folder.name, _count([domain]), None, problem, f"{folder.name}: Market-1501 layout")
+        problem = f"{error}{_advice_on_labels(folder)}"
+        return Finding(folder.name, None, None, problem, layout, is_usable=False)
+    verdict = "your own; can be used"
+    verdict += f", scored on the {len(domain.splits)} splits of {SPLITS}" if domain.splits else ""
+    obstacle = _unreadable(files_of(domain)) or obstacle_of(domain)
+    notes = "; ".join(filter(None, (notes_of(domain), _not_read(left_out_of(folder, domain)))))
+    return Finding(folder.name, _count([domain]), None, obstacle or verdict, layout, not obstacle, notes)
+
+
+def _advice_on_labels(folder: Path) -> str:
+    """Return a second remedy for a data set that is refused: its names may be those of unknown people."""
+    try:
+        read_market_domain(folder, unlabelled=True)
+    except DataError:
+        return ""
+    return "; or, if people are unknown, set unlabelled: true of data.source"
+
+
+def _unreadable(paths: Sequence[Path]) -> str:
+    """Open each image, without decoding it; return how many cannot be read, and the first; empty if all can be."""
+    problems = [problem for path in dict.fromkeys(paths) if (problem := problem_of(path)) is not None]
+    return f"{len(problems):,} of {len(paths):,} images cannot be read, first: {problems[0]}" if problems else ""
+
+
+def _not_read(items: Sequence[LeftOut]) -> str:
+    return f"not read: {text}" if (text := summary(items)) else ""
 
 
 def _look(data_set: DataSet) -> Finding:
@@ -101,10 +150,13 @@ def _look(data_set: DataSet) -> Finding:
     try:
         domains = data_set.domains_in(folder)
     except DataError as error:
-        return Finding(name, None, official, str(error), _layout(data_set, folder, []))
-    counts = _count(domains)
+        return Finding(name, None, official, str(error), _layout(data_set, folder, []), is_usable=False)
+    counts, files = _count(domains), dict.fromkeys(path for domain in domains for path in files_of(domain))
+    unread = [item for items in data_set.left_out(domains).values() for item in items if item.reason != BY_PROTOCOL]
+    obstacle = _gap(list(files)) or next(filter(None, map(obstacle_of, domains)), "")
     if not all(expected in (None, n) for expected, n in zip(official or counts, counts, strict=True)):
         problem = "not complete: compare the numbers"
+        obstacle = obstacle or _unreadable(list(files))  # it may be a data set of the user in the same layout
     if isinstance(data_set, SmallDataSet):  # the other protocol may need another file
         with_splits = copy.copy(data_set)
         with_splits.protocol = "splits"
@@ -112,14 +164,21 @@ def _look(data_set: DataSet) -> Finding:
             with_splits.domains_in(folder)
         except (ConfigError, DataError) as error:
             problem = f"{problem}; protocol splits: {error}".removeprefix("; ")
-    return Finding(name, counts, official, problem, _layout(data_set, folder, domains))
+    layout = _layout(data_set, folder, domains)
+    return Finding(name, counts, official, obstacle or problem, layout, not obstacle, _not_read(unread))
+
+
+def _gap(paths: Sequence[Path]) -> str:
+    """Return how many files are not there: data sets with lists are listed without a look at their images."""
+    absent = [path for path in paths if not is_readable_file(path)]
+    gap = f"{len(absent):,} of {len(paths):,} images are not there, or empty"
+    return f"not complete: {gap}; first {absent[0]}; restore them" if absent else ""
 
 
 def _layout(data_set: DataSet, folder: Path, domains: list[Domain]) -> str:
     """Describe a folder: the parts by which it was recognised, and how many of its images are read."""
-    splits = [split for domain in domains for split in (domain.train, domain.query, domain.gallery) if split]
-    read = {path for split in splits for path in split.images.locations() if path is not None}
-    images = sum(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))
+    read = {path for domain in domains for path in files_of(domain)}
+    images = sum(1 for _ in images_outside(folder, ()))
     parts = ", ".join(data_set.holds)
     return f"{folder.name}: {parts}" + (f"; {len(read):,} of {images:,} images" if images else "")
 

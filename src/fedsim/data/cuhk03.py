@@ -105,7 +105,7 @@ class _Images:
             # MATLAB stores an empty cell as its shape
             if cell.ndim != 3 or cell.shape[0] != 3 or cell.dtype != np.uint8:
                 raise ValueError("the cell is empty")
-        except (KeyError, IndexError, ValueError, TypeError, OSError) as error:
+        except (KeyError, IndexError, ValueError, TypeError, OverflowError, OSError) as error:
             problem = f"holds no image {name}, which the protocol names; check that the two files fit"
             raise DataError(f"{self.path}: {problem}") from error
         pixels: NDArray[np.uint8] = np.ascontiguousarray(cell.T)

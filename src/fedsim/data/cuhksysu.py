@@ -12,6 +12,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.reading import opened
 
 PROTOCOL = Path("annotation", "test", "train_test", "TestG50.mat")
 PICTURES = Path("Image", "SSM")
@@ -65,14 +66,11 @@ def cut_people(root: Path, output: Path) -> tuple[Path, dict[str, int]]:
 
 def _cut(path: Path, box: tuple[int, int, int, int]) -> Image.Image:
     left, top, width, height = box
-    try:
-        with Image.open(path) as picture:
-            is_inside = min(left, top) >= 0 and left + width <= picture.width and top + height <= picture.height
-            if not is_inside or width < 1 or height < 1:
-                raise DataError(f"{path}: the box {list(box)} of {PROTOCOL.name} is not in this picture")
-            return picture.convert("RGB").crop((left, top, left + width, top + height))
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: cannot read this picture ({error}); get it from the owners again") from error
+    with opened(path, "get it from the owners again") as picture:
+        is_inside = min(left, top) >= 0 and left + width <= picture.width and top + height <= picture.height
+        if not is_inside or width < 1 or height < 1:
+            raise DataError(f"{path}: the box {list(box)} of {PROTOCOL.name} is not in this picture")
+        return picture.convert("RGB").crop((left, top, left + width, top + height))
 
 
 def _read_protocol(path: Path) -> Iterator[_Person]:

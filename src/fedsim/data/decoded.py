@@ -33,7 +33,7 @@ from fedsim.data.pixels import read_batches
 
 log = logging.getLogger(__name__)
 
-_DECODING = 1  # version of decoding and resizing, part of KEY
+_DECODING = 2  # version of decoding and resizing, part of KEY
 _BLOCK = 512  # images per checksum, and between two updates of the progress file
 _BATCH = 64
 
@@ -100,7 +100,7 @@ def find(folder: Path, wanted: Wanted) -> Path:
     """Return the path of the decoded file of these images, whether it exists or not."""
     sizes = dict.fromkeys(wanted.files, -1)
     for path in wanted.files:
-        with suppress(OSError):  # reading the file will raise the error
+        with suppress(OSError, ValueError):  # reading the file will raise the error
             sizes[path] = path.stat().st_size
     content = [_DECODING, _names(wanted.files), list(sizes.values())]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
@@ -208,7 +208,13 @@ def _continue(partial: Path, progress: Path, wanted: Wanted) -> tuple[Mapped, li
         pixels = np.lib.format.open_memmap(partial, mode="r+")
         if pixels.shape != shape or pixels.dtype != np.uint8:
             raise ValueError("an array of other images")
-    except (OSError, ValueError, KeyError, TypeError):  # no partial file, or one that cannot be continued
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # no partial file, or one that cannot be continued
         progress.unlink(missing_ok=True)
         return _allocate(partial, shape), [], {}
     good = next((i for i, checksum in enumerate(sums) if _checksum(pixels, i) != checksum), len(sums))

@@ -51,8 +51,11 @@ def build_federation(
         raise ConfigError(
             "data: no data set with training images is left for clients; check data.source and data.unseen"
         )
+    unknown = {d.name for d in domains if d.name in seen and _is_unlabelled(d)}
     clients = [
-        _client(name, cap_training(name, train, max_identities, max_images), (data_set,), val, val_fraction)
+        _client(name, cap_training(name, train, max_identities, max_images), data_set, val, val_fraction)
+        if data_set not in unknown
+        else _client_without_identities(name, cap_training(name, train, max_identities, max_images), data_set, val)
         for data_set, name, train in _shares(seen, partition, parts, alpha)
     ]
     classes = None
@@ -101,15 +104,24 @@ def _shares(seen: dict[str, Split], partition: Partition, parts: int, alpha: flo
                 yield name, f"{name}-{part.name}", train.take(part.images)
 
 
-def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:
-    """Build a client; if all its images have identity 0, its identities are unknown."""
-    if val != "none" and not train.pids.any():
+def _is_unlabelled(domain: Domain) -> bool:
+    """Whether the identities of a data set's training images are unknown: as its source says, or if all are 0."""
+    if domain.unlabelled is None:
+        return domain.train is not None and not domain.train.pids.any()
+    return domain.unlabelled
+
+
+def _client(name: str, train: Split, data_set: str, val: Validation, fraction: float) -> ClientData:
+    kept, held_out = split_validation(name, train, val, fraction)
+    return ClientData(name, kept, np.searchsorted(kept.identities, kept.pids), held_out, (data_set,))
+
+
+def _client_without_identities(name: str, train: Split, data_set: str, val: Validation) -> ClientData:
+    if val != "none":
         raise DataError(
             f"client {name}: validation needs identities, but those of its images are unknown; set data.val to none"
         )
-    kept, held_out = split_validation(name, train, val, fraction)
-    client = ClientData(name, kept, np.searchsorted(kept.identities, kept.pids), held_out, tests)
-    return client if kept.pids.any() else client.without_identities()
+    return ClientData(name, train, np.zeros_like(train.pids), None, (data_set,)).without_identities()
 
 
 def _unite(name: str, clients: Sequence[ClientData]) -> ClientData:

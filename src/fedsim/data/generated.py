@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _LABELS = "labels.csv"
 _COLUMNS = ["file", "pid", "weight"]
+_DIGITS = 20  # of an identity; more than 64 bits hold
 _MOST = 1 + 1e-6  # largest sum of an image's weights, with rounding errors
 
 
@@ -118,7 +119,8 @@ def _read(folder: Path, client: ClientData, settings: Generated) -> GeneratedIma
     soft_labels: dict[str, dict[int, float]] = {}
     for place, row in _rows(folder / _LABELS):
         name, weight = row["file"], _number(row["weight"])
-        pid = int(row["pid"]) if row["pid"].isascii() and row["pid"].isdecimal() else None
+        digits = row["pid"]
+        pid = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS else None
         if not (name and Path(name).name == name and (folder / name).is_file()):
             raise DataError(f"{place}: there is no image {name!r} in {folder}; remove the line")
         if not 0 < weight <= 1:
@@ -149,6 +151,8 @@ def _read(folder: Path, client: ClientData, settings: Generated) -> GeneratedIma
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (file and line, for messages; columns)."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is not a file")
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="", strict=True)
             if reader.fieldnames != _COLUMNS:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedsim.core.errors import DataError
+from fedsim.data.leftovers import LeftOut
+from fedsim.data.reading import read_rgb, upright_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class Images(ABC):
         return [None] * len(self)
 
     def sizes(self) -> list[Size | None]:
-        """Return the height and width of each image as it is stored; None for an image without a fixed size."""
+        """Return the height and width of each image before resizing; None for an image without a fixed size."""
         return [None] * len(self)
 
     def is_decoded(self, size: Size) -> bool:  # noqa: ARG002 - subclasses need it
@@ -59,18 +59,8 @@ class Images(ABC):
             yield self.take(np.arange(start, min(start + _CHUNK, len(self)), dtype=np.int64))
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    """Open a file, whose pixels are read later; errors, also in the block, become a DataError that names the file."""
-    try:
-        with Image.open(path) as image:
-            yield image
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # of damaged files
-        raise DataError(f"{path}: cannot read this image ({error}); replace or remove it") from error
-
-
 class ImageFiles(Images):
-    """Image files, decoded by Pillow and resized with antialiasing (bicubic)."""
+    """Image files, decoded by :func:`read_rgb` and resized with antialiasing (bicubic)."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
@@ -87,19 +77,14 @@ class ImageFiles(Images):
         return list(self.paths)
 
     def sizes(self) -> list[Size | None]:
-        """Read the size of each file from its beginning."""
-        sizes: list[Size | None] = []
-        for path in self.paths:
-            with _opened(path) as image:
-                sizes.append((image.height, image.width))
-        return sizes
+        """Read the size of each file from its beginning, as it is when the image is upright."""
+        return [upright_size(path) for path in self.paths]
 
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
         out = np.empty((len(self), 3, *size), dtype=np.uint8)
         for row, path in enumerate(self.paths):
-            with _opened(path) as image:
-                out[row] = _resize(image.convert("RGB"), size)
+            out[row] = _resize(read_rgb(path), size)
         return _as_tensor(out)
 
 
@@ -250,6 +235,8 @@ class Domain:
     gallery: Split
     splits: tuple[GallerySplit, ...] = ()
     """if not empty, scores are means over these splits: ``gallery`` is their pool of images, ``query`` is empty"""
+    unlabelled: bool | None = None
+    """whether the identities of training images are unknown; None: they are if all of them are 0"""
 
     @property
     def parts(self) -> list[Split]:
@@ -271,3 +258,10 @@ class ReIDSource(ABC):
 
         Raise DataError with the folder or file, the problem and the remedy.
         """
+
+    def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:  # noqa: ARG002 - subclasses need it
+        """Return, for each data set of :meth:`domains`, the files beside its images that are not read.
+
+        A source of your own names none.
+        """
+        return {}

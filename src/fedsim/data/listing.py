@@ -10,18 +10,29 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.data.images import ImageFiles, Split
+from fedsim.data.leftovers import image_files, left_out_in, summary
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+_DIGITS = 18  # of the largest identity and camera, as in manifests: sums of several fit into 64 bits
 
 
 def list_images(folder: Path, expected: str) -> list[Path]:
     """Return a folder's image files, sorted by name; ``expected`` is an example of a name, for messages."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    paths = image_files(folder)
     if not paths:
-        raise DataError(f"{folder}: holds no images; expected names like {expected}")
+        unread = summary(list(left_out_in(folder, ())))
+        but = f", but {unread}" if unread else ""
+        raise DataError(f"{folder}: holds no images{but}; expected names like {expected}")
     return paths
+
+
+def number_of(digits: str, path: Path) -> int:
+    """Return the number that part of a name or list stands for; raise DataError naming ``path`` if it is too large."""
+    if len(short := digits.lstrip("0")) > _DIGITS:
+        problem = f"{short[: 2 * _DIGITS]} has more than {_DIGITS} digits; number people and cameras otherwise"
+        raise DataError(f"{path}: the number {problem}")
+    return int(short or "0")
 
 
 def label_images(paths: Sequence[Path], pattern: str, expected: str) -> Split:
@@ -38,8 +49,9 @@ def label_images(paths: Sequence[Path], pattern: str, expected: str) -> Split:
         if match is None:
             raise DataError(f"{path}: the name does not begin like {expected}")
         groups = match.groupdict()
-        pids[row] = 10_000 * int(groups.get("pair") or 0) + int(groups.get("pid", 0))
-        camids[row] = int(groups["view"]) if "view" in groups else int(groups.get("cam", 1)) - 1
+        numbers = {name: number_of(digits, path) for name, digits in groups.items() if digits is not None}
+        pids[row] = number_of(str(10_000 * numbers.get("pair", 0) + numbers.get("pid", 0)), path)
+        camids[row] = numbers["view"] if "view" in numbers else numbers.get("cam", 1) - 1
         if camids[row] < 0:
             raise DataError(f"{path}: cameras are numbered from 1, as in {expected}")
     return Split(ImageFiles(paths), pids, camids)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Index, ReIDSource, Split
+from fedsim.data.leftovers import LeftOut, images_outside, left_out_in, sub_folders
 from fedsim.data.listing import read_folder
 from fedsim.data.splits import read_splits, sample_splits, write_splits
 
@@ -45,21 +46,45 @@ class MarketFolders(ReIDSource):
 
     def domains(self) -> list[Domain]:
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""
+        return [read_market_domain(folder, unlabelled=self.unlabelled) for folder in self._folders()]
+
+    def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
+        """Return what the folders hold beside the images; see :meth:`ReIDSource.left_out`."""
+        return {domain.name: left_out_of(f, domain) for f, domain in zip(self._folders(), domains, strict=True)}
+
+    def _folders(self) -> list[Path]:
+        """Return the folder of each data set; raise DataError if there is none."""
         if not self.root.is_dir():
             raise DataError(f"{self.root}: no such folder; set data.source.root to the folder of your data sets")
         if self.names is not None:
-            folders = [self.root / name for name in self.names]
-        elif is_market_folder(self.root):
-            folders = [self.root]
-        elif not (folders := sorted(filter(is_market_folder, self.root.iterdir()))):
+            return [self.root / name for name in self.names]
+        if is_market_folder(self.root):
+            return [self.root]
+        if not (folders := market_folders(self.root)):
             layout = f"a folder with {', '.join(PARTS)}"
             raise DataError(f"{self.root}: no data set in Market-1501 layout, which is {layout}")
-        return [read_market_domain(folder, unlabelled=self.unlabelled) for folder in folders]
+        return folders
 
 
 def is_market_folder(folder: Path) -> bool:
     """Whether a folder is a data set in Market-1501 layout: it has one of its sub-folders."""
     return any((folder / part).is_dir() for part in PARTS)
+
+
+def market_folders(root: Path) -> list[Path]:
+    """Return the data sets in ``root``, sorted; folders that a system or another program left are none."""
+    return [folder for folder in sub_folders(root) if is_market_folder(folder)]
+
+
+def left_out_of(folder: Path, domain: Domain) -> list[LeftOut]:
+    """Return what is in the parts of a data set and not read, and images that are in none of its parts."""
+    read = {path for split in domain.parts for path in split.images.locations() if path is not None}
+    items = [item for part in PARTS if (folder / part).is_dir() for item in left_out_in(folder / part, read)]
+    looked_at = {
+        *PARTS,
+        *(data_set.name for data_set in market_folders(folder)),
+    }  # a root of data sets may be one itself
+    return items + [LeftOut(path, f"outside of {', '.join(PARTS)}") for path in images_outside(folder, looked_at)]
 
 
 def read_market_domain(
@@ -86,7 +111,8 @@ def read_market_domain(
     if parts == PARTS and (folder / SPLITS).is_file():
         _check_new(train, of_train, gallery.pids[gallery.pids > 0], of_gallery)
         no_query = gallery.take(np.array([], dtype=np.int64))
-        return Domain(name, train, no_query, gallery, read_splits(folder / SPLITS, _names(gallery)))
+        splits = read_splits(folder / SPLITS, _names(gallery))
+        return Domain(name, train, no_query, gallery, splits, unlabelled=unlabelled)
     query = read_folder(of_query, pattern, expected)
     if len(lonely := np.setdiff1d(query.pids, gallery.pids)):
         more = f" (and {len(lonely) - 1} more)" if len(lonely) > 1 else ""
@@ -95,7 +121,7 @@ def read_market_domain(
             "add gallery images or remove the queries"
         )
     _check_new(train, of_train, query.pids, of_query)
-    return Domain(name, train, query, gallery)
+    return Domain(name, train, query, gallery, unlabelled=unlabelled)
 
 
 def _check_new(train: Split | None, of_train: Path, tested: Index, of_test: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from fedsim.core.errors import DataError
+from fedsim.core.files import replacing
 from fedsim.data.images import Domain, Images, Size, Split, turns
 
 _CAPTION = 18  # pixels: height of the line above a row
@@ -45,10 +46,14 @@ def contact_sheet(domains: list[Domain], size: Size, identities: int = 4, images
 
 
 def write_contact_sheet(domains: list[Domain], size: Size, path: Path) -> None:
-    """Write :func:`contact_sheet` to an image file; raise DataError if it cannot be written."""
+    """Write :func:`contact_sheet` to a file; raise DataError if an image cannot be read, or the file not written."""
+    sheet = contact_sheet(domains, size)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        contact_sheet(domains, size).save(path)
+        image_format = Image.registered_extensions().get(path.suffix.lower())
+        if image_format not in Image.SAVE:
+            raise ValueError(f"unknown file extension: {path.suffix}")
+        with replacing(path) as partial:
+            sheet.save(partial, format=image_format)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot write the contact sheet ({error}); choose another --output") from error
 

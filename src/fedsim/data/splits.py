@@ -93,6 +93,8 @@ def official_grid_splits(path: Path, pids: Index, is_probe: NDArray[np.bool_]) -
     from scipy.io import loadmat
 
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError("no such file")
         cells = loadmat(path, variable_names=["trainIdxAll"])["trainIdxAll"].ravel()
         trained = [np.unique(np.asarray(cell["personIdx"].item()).astype(np.int64)) for cell in cells]
     except Exception as error:  # scipy raises many types for a damaged file
@@ -124,14 +126,17 @@ def read_splits(path: Path, names: Sequence[str]) -> tuple[GallerySplit, ...]:
         splits = content["splits"]
         parts = ((np.array(split[name], dtype=np.int64) for name in GallerySplit._fields) for split in splits)
         positions = tuple(GallerySplit(*pair) for pair in parts)
+        if any(part.ndim != 1 for split in positions for part in split):
+            raise ValueError("a part of a split is no list of numbers")
+        checksum = _sha256(json.dumps(splits))
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: is no file of splits ({error}); write one with fedsim data splits") from error
-    if _sha256(json.dumps(splits)) != expected[1]:
+    if checksum != expected[1]:
         raise DataError(f"{path}: the splits were changed after they were written (checksum); restore the file")
     if _sha256("\n".join(names)) != expected[0]:
         raise DataError(
-            f"{path}: the splits belong to another list of images ({content['num_images']} files, here {len(names)}); "
-            "restore the images, or write new splits"
+            f"{path}: the splits belong to another list of images ({content.get('num_images', 'no')} files, here "
+            f"{len(names)}); restore the images, or write new splits"
         )
     indices = np.concatenate([part for split in positions for part in split] or [np.zeros(0, dtype=np.int64)])
     are_full = positions and all(len(part) for split in positions for part in split)

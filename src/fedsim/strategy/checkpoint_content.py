@@ -109,7 +109,7 @@ def _content_problems(content: Mapping[str, Any]) -> Iterator[str]:
         yield "files"
         files = []
     clients, hosts = content.get("clients"), content.get("hosts")
-    if not _is_named(clients, is_count):
+    if not isinstance(clients, dict) or not _is_named(clients, is_count):
         yield "clients"
     elif (
         not isinstance(hosts, dict)

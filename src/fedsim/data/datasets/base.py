@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedsim.core.errors import DataError
 from fedsim.data.images import Domain, ReIDSource
+from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
 
 
 class Counts(NamedTuple):
@@ -53,9 +55,14 @@ class DataSet(ReIDSource):
         """Return the domains in ``folder``: mostly one."""
         return [self._read(folder)]
 
+    def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
+        """Return what is beside the images; see :meth:`ReIDSource.left_out`."""
+        return {domain.name: left_out_beside(files_of(domain)) for domain in domains}
+
     def find(self) -> Path:
         """Return its folder; raise DataError if it is missing."""
-        below = (path for name in self.folders for path in sorted(self.root.glob(f"*/{name}")))
+        inner = sub_folders(self.root) if self.root.is_dir() else []
+        below = (folder / name for name in self.folders for folder in inner)
         for folder in (*(self.root / name for name in self.folders), self.root, *below):
             if folder.is_dir() and all((folder / part).exists() for part in self.holds):
                 return folder
@@ -67,3 +74,8 @@ class DataSet(ReIDSource):
     @abstractmethod
     def _read(self, folder: Path) -> Domain:
         """List its files; raise DataError with the folder or file and the problem."""
+
+
+def files_of(domain: Domain) -> list[Path]:
+    """Return the image files of a data set."""
+    return [path for split in domain.parts for path in split.images.locations() if path is not None]

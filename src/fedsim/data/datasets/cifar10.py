@@ -53,6 +53,8 @@ class CIFAR10(DataSet):
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return pixels, uint8 [n, 32, 32, 3], and classes [n], from 0; raise DataError for any other file."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError("no such file")
         with path.open("rb") as file:
             content = _BatchReader(file, encoding="bytes").load()
         pixels = content[b"data"].to_numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
+from fedsim.data.datasets.base import files_of
 from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
+from fedsim.data.leftovers import LeftOut, image_files, left_out_beside, sub_folders
 from fedsim.data.listing import label_images
 
 _NAMES = {
@@ -50,6 +53,10 @@ class FedReIDBench(ReIDSource):
             raise DataError(f"data.source.names: there is no {wrong[0]}; choose from {', '.join(_NAMES)}")
         return [self._read(name) for name in names]
 
+    def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
+        """Return what is beside the images; see :meth:`ReIDSource.left_out`."""
+        return {domain.name: left_out_beside(files_of(domain)) for domain in domains}
+
     def _read(self, name: str) -> Domain:
         folder = self.root / name / "pytorch"
         has_distractors = name == "Market"  # elsewhere 0 is a person; in MSMT17 two people, one of them in training
@@ -65,8 +72,11 @@ def _part(folder: Path, first: int) -> Split:
     """Return the images in the sub-folders of people, whose numbers are raised by ``first``; junk stays -1."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; the authors' processed data have train_all, query and gallery")
-    people = sorted(person for person in folder.iterdir() if person.is_dir())
-    paths = list(chain.from_iterable(sorted(person.iterdir()) for person in people))
+    paths = list(chain.from_iterable(image_files(person) for person in sub_folders(folder)))
+    if not paths:
+        raise DataError(
+            f"{folder}: holds no images in folders of people; the authors' data have 0001/0001_c1s1_....jpg"
+        )
     is_small = bool(paths) and paths[0].name.startswith("cam_")
     example = "cam_0_00012_00001.png" if is_small else "0001_c1s1_001051_00.jpg"
     split = label_images(paths, _SMALL if is_small else _BIG, example)

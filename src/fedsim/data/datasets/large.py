@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Split
-from fedsim.data.listing import label_images
+from fedsim.data.listing import label_images, number_of
 from fedsim.data.market import read_market_domain
 
 
@@ -155,12 +155,16 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
     """Return (file, identity) of each line."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; MSMT17 comes with lists of its training, query and gallery images")
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); get it from the owners again") from error
     entries = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         fields = line.split()
-        if len(fields) != 2 or not fields[1].isdigit():
+        if len(fields) != 2 or not fields[1].isdecimal():
             raise DataError(f"{path}: line {number} is not a file and an identity, as in '0000/0000_000_01_0.jpg 0'")
-        entries.append((fields[0], int(fields[1])))
+        entries.append((fields[0], number_of(fields[1], path)))
     return entries
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from fedsim.core.checks import within
 from fedsim.core.errors import DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
-from fedsim.data.listing import read_folder
+from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
+from fedsim.data.listing import number_of, read_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,9 +88,15 @@ class Omniglot(DataSet):
             raise DataError(f"{folder}: holds no alphabet {absent[0]}; there are {', '.join(path_of) or 'none'}")
         return [self._read(path_of[name]) for name in wanted]
 
+    def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
+        """Return what is beside the images; see :meth:`ReIDSource.left_out`."""
+        images = {d.name: [part.images for part in d.parts if isinstance(part.images, InkImages)] for d in domains}
+        files = {name: [path for part in parts for path in part.images.locations()] for name, parts in images.items()}
+        return {name: left_out_beside([path for path in paths if path]) for name, paths in files.items()}
+
     def _read(self, folder: Path) -> Domain:
         """List one alphabet's files."""
-        splits = [_read_character(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+        splits = [_read_character(path) for path in sub_folders(folder)]
         if not splits:
             raise DataError(f"{folder}: holds no folders like character01")
         files = Split.concatenate(splits)
@@ -117,7 +125,7 @@ def _alphabets(folder: Path) -> dict[str, Path]:
     """Name -> folder, sorted, background alphabets first."""
     path_of: dict[str, Path] = {}
     for part in (_BACKGROUND, _EVALUATION):
-        for path in sorted(p for p in (folder / part).glob("*") if p.is_dir()):
+        for path in sub_folders(folder / part) if (folder / part).is_dir() else []:
             name = alphabet_name(path.name)
             if name in path_of:
                 raise DataError(f"{path}: this alphabet is also in {path_of[name].parent}; unseen ones must be new")
@@ -127,11 +135,12 @@ def _alphabets(folder: Path) -> dict[str, Path]:
 
 def _read_character(folder: Path) -> Split:
     character = re.fullmatch(r"character(\d+)", folder.name)
-    if character is None or int(character[1]) == 0:
+    number = number_of(character[1], folder) if character else 0
+    if number == 0:
         raise DataError(f"{folder}: the name is not like character01")
     expected = "0709_01.png"
     split = read_folder(folder, r"\d+_(?P<cam>\d+)\.", expected)
     if split.camids.max() >= _DRAWERS:
         path = split.images.locations()[split.camids.argmax()]
         raise DataError(f"{path}: drawers are numbered from 1 to {_DRAWERS}, as in {expected}")
-    return replace(split, pids=np.full_like(split.pids, int(character[1])))
+    return replace(split, pids=np.full_like(split.pids, number))

@@ -16,7 +16,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split, turns
-from fedsim.data.listing import list_images, read_folder
+from fedsim.data.listing import list_images, number_of, read_folder
 from fedsim.data.splits import official_grid_splits, sample_splits
 
 Protocol = Literal["half", "splits"]
@@ -238,7 +238,7 @@ class ThreeDPeS(SmallDataSet):
 
     def _images(self, folder: Path) -> Split:
         images = read_folder(folder / self.part, self.pattern, self.example)
-        views = np.array([int(path.name.split("_")[1]) for path in images.images.locations() if path is not None])
+        views = np.array([number_of(path.name.split("_")[1], path) for path in images.images.locations() if path])
         cameras = np.empty_like(images.pids)
         for pid in images.identities:
             is_person = images.pids == pid
@@ -342,7 +342,10 @@ def _frames(folder: Path, camera: int, limit: int) -> Split:
     for person in people:
         frames = list_images(person, "0001.png")
         chosen = np.unique(np.linspace(0, len(frames) - 1, limit).round().astype(int))
-        pid = int(person.name.removeprefix("person_"))
+        digits = person.name.removeprefix("person_")
+        if not digits.isdecimal():
+            raise DataError(f"{person}: the name is not like person_0001")
+        pid = number_of(digits, person)
         images = ImageFiles([frames[i] for i in chosen])
         parts.append(Split(images, np.full(len(images), pid), np.full(len(images), camera)))
     return Split.concatenate(parts)

@@ -1,0 +1,147 @@
+"""The files of a data set's folders that are not read, each with the reason: no image goes missing without a word."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedsim.core.errors import DataError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+
+IGNORABLE = "ignorable (of the system or another program)"
+BY_PROTOCOL = "left out by the data set's rules (junk, or not listed)"
+_NESTED, _LINKED = "in sub-folders", "linked sub-folders"
+_FOLDER = "folders with a suffix of images"
+_UNKNOWN, _NONE = "with another suffix than " + ", ".join(sorted(SUFFIXES)), "without a suffix"
+_CLOSED = "folders that cannot be listed"
+
+_RUBBISH = {
+    "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "__macosx", "@eadir", "#recycle", "$recycle.bin",
+    "system volume information", "lost+found", "icon\r", "__pycache__", "picasa.ini",
+}  # fmt: skip
+_SHOWN = 3  # names in a message, per reason
+
+
+class LeftOut(NamedTuple):
+    """A file, or a folder as a whole, that is not read."""
+
+    path: Path
+    reason: str
+
+
+def is_rubbish(name: str) -> bool:
+    """Whether a name is of a file or folder that systems and other programs leave beside images.
+
+    >>> [is_rubbish(name) for name in ("._0001_c1.jpg", "__MACOSX", "Thumbs.db", ".ipynb_checkpoints", "0001_c1.jpg")]
+    [True, True, True, True, False]
+    """
+    lower = name.lower()
+    return name.startswith((".", "~$")) or lower in _RUBBISH or lower.endswith(":zone.identifier")
+
+
+def has_image_suffix(name: str) -> bool:
+    """Whether a name ends like those of images that are read."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that are read, sorted by name; raise DataError if it cannot be listed."""
+    # a broken link is a file that cannot be read, not one that is not there
+    return [folder / name for name, is_folder in _entries(folder) if has_image_suffix(name) and not is_folder]
+
+
+def sub_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, sorted, without rubbish; raise DataError if it cannot be listed."""
+    return [folder / name for name, is_folder in _entries(folder) if is_folder]
+
+
+def _entries(folder: Path) -> list[tuple[str, bool]]:
+    """Return names and whether they are folders, sorted, without rubbish."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry.name, entry.is_dir()) for entry in entries if not is_rubbish(entry.name))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed ({error.strerror}); give yourself the right to read it") from error
+
+
+def left_out_in(folder: Path, read: Container[Path]) -> Iterator[LeftOut]:
+    """Yield what is in a folder and in its sub-folders, and not among the files ``read``."""
+    closed: list[OSError] = []
+    for parent, folders, names in os.walk(folder, onerror=closed.append):
+        below = Path(parent)
+        kept = []
+        for name in sorted(folders):
+            if reason := _reason_of_folder(below / name):
+                yield LeftOut(below / name, reason)
+            if not is_rubbish(name):
+                kept.append(name)
+        folders[:] = kept
+        for name in sorted(names):
+            if below / name not in read:
+                yield LeftOut(below / name, _reason_of_file(name, is_nested=below != folder))
+    yield from (LeftOut(Path(os.fsdecode(error.filename)), _CLOSED) for error in closed)
+
+
+def left_out_beside(paths: Sequence[Path]) -> list[LeftOut]:
+    """Return what is in the folders of these files, and not among them."""
+    read = set(paths)
+    folders = sorted({path.parent for path in paths})
+    items = {item for folder in folders for item in left_out_in(folder, read)}  # a folder may be in another one
+    return sorted(items)
+
+
+def images_outside(folder: Path, parts: Container[str]) -> Iterator[Path]:
+    """Yield the images in a folder and its sub-folders, but not those in the sub-folders ``parts``."""
+    for parent, folders, names in os.walk(folder):
+        is_top = Path(parent) == folder
+        folders[:] = sorted(n for n in folders if not is_rubbish(n) and not (is_top and n in parts))
+        yield from (Path(parent, n) for n in sorted(names) if has_image_suffix(n) and not is_rubbish(n))
+
+
+def summary(items: Sequence[LeftOut]) -> str:
+    """Return counts, reasons and the first names; empty if there are no items.
+
+    >>> summary([LeftOut(Path("query/a"), "without a suffix"), LeftOut(Path("query/b"), "without a suffix")])
+    '2 without a suffix (query/a, query/b)'
+    """
+    by_reason: dict[str, list[Path]] = {}
+    for path, reason in items:
+        by_reason.setdefault(reason, []).append(path)
+    parts = []
+    for reason in sorted(by_reason, key=lambda reason: (reason in (BY_PROTOCOL, IGNORABLE), reason)):
+        paths = by_reason[reason]
+        names = ", ".join("/".join(path.parts[-2:]) for path in paths[:_SHOWN])
+        more = ", ..." if len(paths) > _SHOWN else ""
+        parts.append(f"{len(paths):,} {reason} ({names}{more})")
+    return "; ".join(parts)
+
+
+def printable(text: str) -> str:
+    r"""Return a text with escapes for what no terminal shows: line ends, and bytes of names that are no UTF-8.
+
+    >>> printable("stra\udcdfe")
+    'stra\\udcdfe'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _reason_of_folder(path: Path) -> str | None:
+    """Return why a folder as a whole is named; None if it is enough to name its files."""
+    if is_rubbish(path.name):
+        return IGNORABLE
+    if path.is_symlink():
+        return _LINKED  # links are not followed: they may lead in a circle
+    return _FOLDER if has_image_suffix(path.name) else None
+
+
+def _reason_of_file(name: str, is_nested: bool) -> str:
+    if is_rubbish(name):
+        return IGNORABLE
+    if is_nested:
+        return _NESTED
+    if has_image_suffix(name):
+        return BY_PROTOCOL
+    return _UNKNOWN if os.path.splitext(name)[1] else _NONE

@@ -1,0 +1,59 @@
+"""Whether a fit with the usual settings can use a data set, from its labels alone."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.images import Domain, Split
+
+
+def is_readable_file(path: Path) -> bool:
+    """Whether a file is there, is a plain one, and is not empty; it is not opened."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
+
+
+def obstacle_of(domain: Domain) -> str:
+    """Return why a fit refuses a data set, with the remedy; empty if it does not."""
+    if domain.train is not None and len(domain.train.identities) == 1:
+        unknown = "; if number 0 means that people are unknown, set unlabelled: true of data.source"
+        advice = unknown if domain.train.identities[0] == 0 else ""
+        return f"only one training identity; training needs at least 2{advice}"
+    trials = [(domain.gallery.take(query), domain.gallery.take(gallery)) for query, gallery in domain.splits]
+    if all(_num_valid(query, gallery) for query, gallery in trials or [(domain.query, domain.gallery)]):
+        return ""
+    cameras = np.unique(np.concatenate([part.camids for part in (domain.query, domain.gallery)]))
+    of_cameras = f"all test images are of camera {cameras[0] + 1}" if len(cameras) == 1 else "all matches are junk"
+    return (
+        f"no query has a match from another camera ({of_cameras}); add images of other cameras, or set "
+        "model.evaluation.camera_aware to false"
+    )
+
+
+def notes_of(domain: Domain) -> str:
+    """Return what the owner of a data set should know, though a fit accepts it; empty if there is nothing."""
+    notes = []
+    if domain.train is not None and len(np.unique(domain.train.camids)) == 1:
+        notes.append(
+            "training images are of one camera, so data.val needs to be none, or model.evaluation.camera_aware false"
+        )
+    tested = domain.query.pids if len(domain.query) else domain.gallery.pids
+    if not tested.any():
+        notes.append("all tested people are identity 0, the number of distractors")
+    return "; ".join(notes)
+
+
+def _num_valid(query: Split, gallery: Split) -> int:
+    """Return the number of queries with a match in another camera."""
+    shown = np.unique(np.stack([gallery.pids, gallery.camids], axis=1), axis=0)
+    pids, counts = np.unique(shown[:, 0], return_counts=True)
+    cameras = dict(zip(pids.tolist(), counts.tolist(), strict=True))
+    pairs = set(map(tuple, shown.tolist()))
+    labels = zip(query.pids.tolist(), query.camids.tolist(), strict=True)
+    return sum(pid >= 0 and cameras.get(pid, 0) > ((pid, cam) in pairs) for pid, cam in labels)
