@@ -164,6 +164,7 @@ def test_no_print_in_the_package():
 PRIVATE = re.compile(r"_(?!_)\w+")
 DOCUMENTED = {
     "_asdict",
+    "_current_frames",
     "_exit",
     "_fields",
     "_replace",

@@ -99,7 +99,7 @@ def test_a_rank_that_ended_is_named_with_its_activity():
 
 def test_before_a_busy_rank_is_ended_by_a_signal_it_does_its_last_act(monkeypatch):
     ends = []
-    monkeypatch.setattr("fedsim.strategy.channel._die", lambda message, code=2: ends.append((message, code)))
+    monkeypatch.setattr("fedsim.strategy.channel.end_process", lambda message, code=2: ends.append((message, code)))
     monkeypatch.setattr("fedsim.strategy.channel._PATIENCE", 0.5)
     zero, one = pair(silence=60.0)
     zero.last_act = lambda signum: ends.append(signum)

@@ -14,7 +14,7 @@ from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
 from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
-from fedsim.parsing.output import print_text, rank_of_this_process
+from fedsim.parsing.output import check_rank_variables, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 
 
@@ -54,6 +54,7 @@ def _code_of(args: list[str]) -> int:
 
 def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
+    check_rank_variables()  # Lightning would read them in its import
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]

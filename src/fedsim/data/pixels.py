@@ -28,7 +28,7 @@ from fedsim.data.images import Images, Size
 log = logging.getLogger(__name__)
 
 _LONGEST = 240.0
-"""seconds for a batch from the reading processes; less than the usual silence_timeout, so that this message comes first"""
+"""seconds for a batch from the reading processes; less than silence_timeout, so that this message comes first"""
 
 
 class Pixels(ABC):
@@ -174,8 +174,8 @@ def _in_time(batches: Iterator[_Packed]) -> Iterator[_Packed]:
         if "timed out" not in str(error):
             raise
         raise DataError(
-            f"data.workers: the reading processes gave no batch for {_LONGEST:.0f} s; check that the images can be read "
-            "(a network disk may hang), or read them without processes: --data.workers 0"
+            f"data.workers: the reading processes gave no batch for {_LONGEST:.0f} s; check that the images can be "
+            "read (a network disk may hang), or read them without processes: --data.workers 0"
         ) from error
 
 
