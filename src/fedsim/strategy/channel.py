@@ -170,14 +170,13 @@ class ControlChannel:
                 end_process(str(self._error))
 
     def _end_hanging(self) -> None:
-        """Report that the main thread hangs, and end this process; rank 0 says so, or the others do."""
+        """Report that the main thread hangs, and end this process; another rank that has read the report prints it."""
         message = (
             f"no progress for {self._silence:.0f} s at {self._main.place()}; if this step of the work takes so long, "
             "raise trainer.strategy.silence_timeout"
         )
         self.fail(message)
-        is_heard = bool(self._readers) and self._rank != 0
-        end_process("" if is_heard else f"rank {self._rank} stopped in {self.activity}: {message}")
+        end_process("" if self._readers else f"rank {self._rank} stopped in {self.activity}: {message}")
 
     def _look(self) -> None:
         peers = sorted(self._others)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -16,13 +15,12 @@ from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.utilities import rank_zero_only
 
 from fedsim.core import spares
 from fedsim.core.errors import ConfigError
 from fedsim.strategy.channel import end_process, end_with_launcher
 from fedsim.strategy.notebook import OneRank, check_notebook
-
-log = logging.getLogger(__name__)
 
 PATIENCE = 10.0
 """seconds for rank 0 to end by itself, with a better message, after another rank of its machine has ended"""
@@ -131,17 +129,23 @@ def check_variables(environment: ClusterEnvironment, num_processes: int, num_nod
     is_own = os.environ.get(LAUNCHER_ID) is not None  # fedsim has set them
     if not isinstance(environment, LightningEnvironment) or is_own:
         return
-    for name, number, most in (
-        ("LOCAL_RANK", environment.local_rank(), num_processes),
-        ("NODE_RANK", environment.node_rank(), num_nodes),
-        ("RANK", int(os.environ.get("RANK", 0)), num_processes * num_nodes),
-    ):
-        if number >= most:
-            ranks = "1 process" if most == 1 else f"{most} machines" if name == "NODE_RANK" else f"{most} processes"
-            raise ConfigError(
-                f"{name}: {number} in the environment, but this run has {ranks}, from 0 on, and no launcher started "
-                f"this one; unset {name}, or use torchrun or Slurm (docs/cluster.md)"
-            )
+    local, node = environment.local_rank(), environment.node_rank()
+    rank = int(os.environ.get("RANK", node * num_processes + local))
+    problem = (
+        f"LOCAL_RANK: {local} in the environment, but this machine has {num_processes} of the run's processes"
+        if local >= num_processes
+        else f"NODE_RANK: {node} in the environment, but trainer.num_nodes is {num_nodes}"
+        if node >= num_nodes
+        else f"RANK: {rank} in the environment, but this process is rank {node * num_processes + local} of the run"
+        if rank != node * num_processes + local
+        else ""
+    )
+    if problem:
+        setattr(rank_zero_only, "rank", 0)  # noqa: B010 - an attribute of a function; no other process prints the error
+        name = problem.partition(":")[0]
+        raise ConfigError(f"{problem}, and no launcher started it; unset {name}, or use torchrun or Slurm")
+    if not environment.creates_processes_externally:
+        os.environ.pop("RANK", None)  # the ranks that this process starts would all believe that it is theirs
     if num_processes * num_nodes == 1 or "LOCAL_RANK" not in os.environ:
         return
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
@@ -150,11 +154,6 @@ def check_variables(environment: ClusterEnvironment, num_processes: int, num_nod
             f"{num_processes * num_nodes - 1} more of a launcher, but none has set {missing[0]}; unset LOCAL_RANK, "
             "then fedsim starts them, or use torchrun or Slurm (docs/cluster.md)"
         )
-    log.info(
-        "LOCAL_RANK %s of %d processes: waits at %s:%s for the others, for at most trainer.strategy.timeout; if no "
-        "launcher starts them, unset LOCAL_RANK",
-        os.environ["LOCAL_RANK"], num_processes, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"],
-    )  # fmt: skip
 
 
 def new_launcher(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> _SubprocessScriptLauncher:

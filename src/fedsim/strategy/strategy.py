@@ -23,7 +23,7 @@ from fedsim.core.shared import memory_folder, slow_folder
 from fedsim.core.versions import publish_version
 from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel
-from fedsim.strategy.launch import check_address
+from fedsim.strategy.launch import awaiting_ranks, check_address
 from fedsim.strategy.memory_sum import LEAST, MemorySum
 from fedsim.strategy.ready_ranks import ReadyRanks, check_variables, follow_starter, new_launcher
 from fedsim.strategy.sharing import FIELD, SharedGpus, address_of, check_number, neighbours_by, spread
@@ -138,7 +138,8 @@ class FederatedStrategy(WatchedStrategy):
             listens = self.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             check_address(host, port, listens, self.connect_timeout.total_seconds())
         try:
-            super().setup_distributed()
+            with awaiting_ranks(self.global_rank, self.world_size, self.timeout.total_seconds()):
+                super().setup_distributed()
         except RuntimeError as error:
             if "Duplicate GPU" not in str(error):
                 raise
