@@ -30,6 +30,7 @@ from fedsim.cli.doctor.facts import (
     usable_cores,
     wandb_of,
 )
+from fedsim.core.parents import following
 
 LIMIT = 120.0
 """seconds for loading and trying the libraries; from a slow disk they need a minute"""
@@ -50,8 +51,9 @@ class ProbeProcess:
         command = [sys.executable, "-P", "-m", "fedsim.cli.doctor.probe", function, json.dumps(arguments)]
         # in a process group of its own, so that its children are ended with it
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            preexec_fn=following(),
+        )  # fmt: skip
 
     def answer(self, deadline: float) -> dict[str, Any]:
         """Return the result, or ``{"problem": reason}``; it has time until ``deadline`` (time.monotonic())."""
