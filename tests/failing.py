@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from contextlib import ExitStack, suppress
@@ -27,11 +28,13 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
 from environment import is_of_a_launcher
 from fedsim.__main__ import main
+from fedsim.core.progress import note_progress
 from fedsim.core.versions import current_version
 from fedsim.federation.components.selection import Selection
 from fedsim.federation.events import RoundCallback
@@ -399,6 +402,41 @@ def results(folder, *args, rounds=3):
     own = [f"--trainer.callbacks.{name}={value}" for name, value in keep.items()]
     finish(fit(folder, f"--trainer.max_epochs={rounds}", *args, "--trainer.callbacks+=ModelCheckpoint", *own))
     return [read_result(keep["dirpath"] / f"epoch={round_}.ckpt") for round_ in range(rounds)]
+
+
+class Dying(Callback):
+    """Kills a later rank before the ranks have found each other."""
+
+    def __init__(self, how="SIGKILL"):
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            os.kill(os.getpid(), getattr(signal, how))
+
+
+class Hanging(FedPav):
+    """Hangs in round 2 of a client, before its upload: ``how`` is one of the names in :meth:`upload`.
+
+    With ``seconds`` the work only takes long, in steps that fedsim counts.
+    """
+
+    def __init__(self, client="town0", how="sleep", seconds=0.0):
+        super().__init__()
+        self.client, self.how, self.seconds = client, how, seconds
+
+    def upload(self, client):
+        """Hang."""
+        if client.client_name == self.client and client.round == 1:
+            deadline = time.monotonic() + (self.seconds or 3600.0)
+            while time.monotonic() < deadline:
+                if self.how == "sleep":
+                    time.sleep(deadline - time.monotonic())
+                elif self.how == "lock":
+                    threading.Semaphore(0).acquire(timeout=deadline - time.monotonic())
+                elif self.how == "pipe":
+                    os.read(os.pipe()[0], 1)
+                elif self.how == "work":
+                    note_progress()
+                    time.sleep(0.1)
+        return super().upload(client)
 
 
 def finish(run, timeout=PATIENCE):

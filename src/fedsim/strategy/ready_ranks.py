@@ -85,6 +85,7 @@ class _RankWatch(threading.Thread):
         super().__init__(name="fedsim ranks", daemon=True)
         self.processes = processes
         self._failed: dict[int, int] = {}  # rank -> exit code, in the order of the ends
+        self._is_over = False
         self._lock = threading.Lock()
 
     def look(self) -> list[int]:
@@ -92,13 +93,14 @@ class _RankWatch(threading.Thread):
         with self._lock:
             codes = {rank: process.poll() for rank, process in self.processes.items() if rank not in self._failed}
             self._failed |= {rank: code for rank, code in sorted(codes.items(), key=_killed_first) if code}
+            self._is_over = bool(self._failed) or None not in codes.values()
             return [*self._failed]
 
     def run(self) -> None:
         """Watch until all ranks have ended well, or one has failed."""
-        while any(process.poll() is None for process in self.processes.values()) and not self.look():
+        while not (failed := self.look()) and not self._is_over:
             time.sleep(_PERIOD)
-        if not (failed := self.look()):
+        if not failed:
             return
         time.sleep(PATIENCE)
         for process in self.processes.values():

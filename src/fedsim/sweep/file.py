@@ -261,7 +261,7 @@ class _Reader:
             options[name] = self._parameter(self._mapping(fields, field), field)
             if method == "grid" and (size := options[name].grid_size) > _MOST:
                 remedy = f"a grid takes up to {_MOST}; give values, a larger q, or set method to random"
-                self._refuse(field, f"has {size:.0f} values; {remedy}")
+                self._refuse(field, f"has {size:.3g} values; {remedy}")
             if method == "grid" and (not options[name].grid or options[name].probabilities):
                 kind = options[name].distribution
                 self._refuse(field, f"a grid cannot be made of {kind}; give values, or set method to random")
