@@ -23,7 +23,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.parents import follow_parent
 from fedsim.core.progress import note_progress
 from fedsim.core.transfer import send
-from fedsim.data.images import Images, Size
+from fedsim.data.images import ImageArray, Images, Size
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,10 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
         DataError: if the reading processes hand over no batch for four minutes.
     """
     reader = _Reader(images, size)
-    handed_over = _started(reader, order, workers) if workers else None
-    if handed_over is None:
+    handed_over = _started(reader, order, workers) if workers else ""
+    if isinstance(handed_over, str):
+        if handed_over:
+            log.warning("data.workers: no reading processes (%s); this process reads, more slowly", handed_over)
         for positions in order:
             yield reader.__getitems__(positions)
             note_progress()
@@ -133,8 +135,18 @@ def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], wor
         yield ReadBatch(torch.from_numpy(pixels), problems)
 
 
-def _started(reader: _Reader, order: Sequence[Sequence[int]], workers: int) -> Iterator[_Packed] | None:
-    """Return the batches of reading processes; None, with a warning, if the machine cannot start them."""
+def problem_of_readers(workers: int) -> str:
+    """Let reading processes hand over small batches; return the reason if this machine cannot start them."""
+    order = [[number] for number in range(2 * workers)]
+    reader = _Reader(ImageArray(np.zeros((len(order), 8, 8, 3), np.uint8)), (8, 8))
+    handed_over = _started(reader, order, workers)
+    return (
+        handed_over if isinstance(handed_over, str) else "" if len(list(handed_over)) == len(order) else "lost batches"
+    )
+
+
+def _started(reader: _Reader, order: Sequence[Sequence[int]], workers: int) -> Iterator[_Packed] | str:
+    """Return the batches of reading processes, or the reason why the machine cannot start them."""
     loader = DataLoader(
         reader,
         batch_sampler=order,  # type: ignore[arg-type] # any iterable of lists will do
@@ -149,11 +161,10 @@ def _started(reader: _Reader, order: Sequence[Sequence[int]], workers: int) -> I
         try:
             return iter(loader)
         except (OSError, RuntimeError) as error:  # no semaphores without /dev/shm, or too many processes
-            reason = str(error)
+            reason = str(error) or type(error).__name__
     for child in {*multiprocessing.active_children()} - before:
         child.kill()
-    log.warning("data.workers: no reading processes (%s); this process reads the images, more slowly", reason)
-    return None
+    return reason
 
 
 @contextmanager
