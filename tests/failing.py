@@ -360,9 +360,9 @@ def fit(folder, *args, ranks=1, fail=None, how="SIGKILL", environment=None):
     return Run(folder, "fit", *options(folder), *args, ranks=ranks, environment=own)
 
 
-def launch(folder, *args, ranks=2):
+def launch(folder, *args, ranks=2, environment=None):
     """Start ``fedsim fit`` with :data:`CONFIG` in ``folder`` as people do."""
-    return Launched(folder, "fit", *options(folder), f"--trainer.devices={ranks}", *args)
+    return Launched(folder, "fit", *options(folder), f"--trainer.devices={ranks}", *args, environment=environment)
 
 
 def _failure(fail, how):
@@ -410,6 +410,36 @@ class Dying(Callback):
     def __init__(self, how="SIGKILL"):
         if os.environ.get("LOCAL_RANK", "0") != "0":
             os.kill(os.getpid(), getattr(signal, how))
+
+
+class Reading(Callback):
+    """Fills a folder that ranks share, and does not come to an end."""
+
+    def __init__(self, ready):
+        self.ready = ready
+
+    def on_fit_start(self, trainer, pl_module):
+        """Fill a folder in ``MEMORY``, and read for ever."""
+        machine = pl_module.parts.rank_share.machine
+        memory = mock.patch("fedsim.strategy.machine.memory_folder", return_value=Path(os.environ["MEMORY"]))
+        with memory, machine.folder(1.0) as folder:
+            (folder / "images").write_bytes(bytes(1000))
+            Path(f"{self.ready}-{trainer.global_rank}").write_text(str(os.getpid()))
+            while True:
+                pl_module.strategy.poll()
+                time.sleep(0.05)
+
+
+class Scoring(Callback):
+    """Reads from a pipe that never has anything, in a test."""
+
+    def __init__(self, ready):
+        self.ready = ready
+
+    def on_test_batch_start(self, *_):
+        """Wait for ever."""
+        Path(self.ready).touch()
+        os.read(os.pipe()[0], 1)
 
 
 class Hanging(FedPav):

@@ -29,6 +29,7 @@ from failing import (
 )
 from fedsim.__main__ import main
 from fedsim.core.errors import TrainingError
+from fedsim.core.owned_folders import remove_abandoned_folders
 from fedsim.methods import FedPav
 from fedsim.report.runs import metrics_files
 from fedsim.strategy.checkpoint_files import read_checkpoint
@@ -253,6 +254,25 @@ def test_a_rank_that_dies_while_ranks_start_is_named(tmp_path, how):
         assert run.await_end() == 2
         assert f"fedsim: error: rank 1 was ended by {how}" in run.log
         assert "Traceback" not in run.log
+
+
+@pytest.mark.parametrize(("signum", "rank"), [(signal.SIGKILL, 0), (signal.SIGTERM, 0), (signal.SIGKILL, 1)])
+def test_memory_that_ranks_share_is_free_after_a_start_that_is_killed(tmp_path, signum, rank):
+    memory = tmp_path / "memory"  # stands for /dev/shm
+    memory.mkdir()
+    where = {"MEMORY": str(memory)}
+    reading = ["--trainer.callbacks+=failing.Reading", f"--trainer.callbacks.ready={tmp_path / 'ready'}"]
+    run = launch(tmp_path / "run", *reading, environment=where)
+    try:
+        await_true((tmp_path / "ready-1").exists, PATIENCE, lambda: run.log)
+        await_true((tmp_path / "ready-0").exists, PATIENCE, lambda: run.log)
+        assert list(memory.glob("fedsim-*/images"))
+        os.kill(int((tmp_path / f"ready-{rank}").read_text()), signum)
+        run.await_end()
+    finally:
+        run.kill()
+    remove_abandoned_folders([memory])  # as the next start does, if it is the first
+    assert list(memory.iterdir()) == []
 
 
 # -- bad updates -------------------------------------------------------------------------------------------------------

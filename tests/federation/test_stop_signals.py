@@ -9,6 +9,7 @@ import pytest
 
 from failing import (
     PATIENCE,
+    Run,
     assert_equal,
     await_round,
     await_true,
@@ -157,6 +158,18 @@ def test_a_stuck_run_ends_soon_after_its_grace(tmp_path, ranks):
     assert codes[0] == 128 + signal.SIGTERM
     assert "fedsim: error: stopped by SIGTERM" in run.log()
     assert f"continue with: fedsim fit --ckpt_path {folder}" in run.log()
+    assert "Traceback" not in run.output
+
+
+def test_sigterm_ends_a_test_of_a_checkpoint(tmp_path):
+    """Its own handler of Lightning would only set a flag."""
+    finish(fit(tmp_path / "run", "--trainer.max_epochs=1"))
+    waiting = ["--trainer.callbacks+=failing.Scoring", f"--trainer.callbacks.ready={tmp_path / 'ready'}"]
+    run = Run(tmp_path / "logs", "test", "--ckpt_path", tmp_path / "run", *waiting)
+    await_true((tmp_path / "ready").exists, PATIENCE, lambda: run.output)
+    run.signal(signal.SIGTERM, 0)
+    assert run.wait(timeout=PATIENCE) == [128 + signal.SIGTERM], run.output
+    assert "fedsim: error: stopped by SIGTERM" in run.log()
     assert "Traceback" not in run.output
 
 

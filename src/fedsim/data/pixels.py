@@ -140,9 +140,9 @@ def problem_of_readers(workers: int) -> str:
     order = [[number] for number in range(2 * workers)]
     reader = _Reader(ImageArray(np.zeros((len(order), 8, 8, 3), np.uint8)), (8, 8))
     handed_over = _started(reader, order, workers)
-    return (
-        handed_over if isinstance(handed_over, str) else "" if len(list(handed_over)) == len(order) else "lost batches"
-    )
+    if isinstance(handed_over, str):
+        return handed_over
+    return "" if len(list(_in_time(handed_over))) == len(order) else "batches were lost"
 
 
 def _started(reader: _Reader, order: Sequence[Sequence[int]], workers: int) -> Iterator[_Packed] | str:

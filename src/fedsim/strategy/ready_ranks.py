@@ -78,7 +78,7 @@ class ReadyRanks(_SubprocessScriptLauncher):
 class _RankWatch(threading.Thread):
     """Ends rank 0 in one line some seconds after another rank of its machine has failed, if it is still there.
 
-    Usually it is not: the control channel has told it. But before the channel exists, rank 0 would wait for minutes.
+    Usually it is not: the control channel reports it. But before the channel exists, rank 0 would wait for minutes.
     """
 
     def __init__(self, processes: dict[int, Any]) -> None:
