@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from contextlib import ExitStack, suppress
@@ -27,11 +28,13 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from lightning import Callback
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
 from environment import is_of_a_launcher
 from fedsim.__main__ import main
+from fedsim.core.progress import note_progress
 from fedsim.core.versions import current_version
 from fedsim.federation.components.selection import Selection
 from fedsim.federation.events import RoundCallback
@@ -357,9 +360,9 @@ def fit(folder, *args, ranks=1, fail=None, how="SIGKILL", environment=None):
     return Run(folder, "fit", *options(folder), *args, ranks=ranks, environment=own)
 
 
-def launch(folder, *args, ranks=2):
+def launch(folder, *args, ranks=2, environment=None):
     """Start ``fedsim fit`` with :data:`CONFIG` in ``folder`` as people do."""
-    return Launched(folder, "fit", *options(folder), f"--trainer.devices={ranks}", *args)
+    return Launched(folder, "fit", *options(folder), f"--trainer.devices={ranks}", *args, environment=environment)
 
 
 def _failure(fail, how):
@@ -399,6 +402,71 @@ def results(folder, *args, rounds=3):
     own = [f"--trainer.callbacks.{name}={value}" for name, value in keep.items()]
     finish(fit(folder, f"--trainer.max_epochs={rounds}", *args, "--trainer.callbacks+=ModelCheckpoint", *own))
     return [read_result(keep["dirpath"] / f"epoch={round_}.ckpt") for round_ in range(rounds)]
+
+
+class Dying(Callback):
+    """Kills a later rank before the ranks have found each other."""
+
+    def __init__(self, how="SIGKILL"):
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            os.kill(os.getpid(), getattr(signal, how))
+
+
+class Reading(Callback):
+    """Fills a folder that ranks share, and does not come to an end."""
+
+    def __init__(self, ready):
+        self.ready = ready
+
+    def on_fit_start(self, trainer, pl_module):
+        """Fill a folder in ``MEMORY``, and read for ever."""
+        machine = pl_module.parts.rank_share.machine
+        memory = mock.patch("fedsim.strategy.machine.memory_folder", return_value=Path(os.environ["MEMORY"]))
+        with memory, machine.folder(1.0) as folder:
+            (folder / "images").write_bytes(bytes(1000))
+            Path(f"{self.ready}-{trainer.global_rank}").write_text(str(os.getpid()))
+            while True:
+                pl_module.strategy.poll()
+                time.sleep(0.05)
+
+
+class Scoring(Callback):
+    """Reads from a pipe that never has anything, in a test."""
+
+    def __init__(self, ready):
+        self.ready = ready
+
+    def on_test_batch_start(self, *_):
+        """Wait for ever."""
+        Path(self.ready).touch()
+        os.read(os.pipe()[0], 1)
+
+
+class Hanging(FedPav):
+    """Hangs in round 2 of a client, before its upload: ``how`` is one of the names in :meth:`upload`.
+
+    With ``seconds`` the work only takes long, in steps that fedsim counts.
+    """
+
+    def __init__(self, client="town0", how="sleep", seconds=0.0):
+        super().__init__()
+        self.client, self.how, self.seconds = client, how, seconds
+
+    def upload(self, client):
+        """Hang."""
+        if client.client_name == self.client and client.round == 1:
+            deadline = time.monotonic() + (self.seconds or 3600.0)
+            while time.monotonic() < deadline:
+                if self.how == "sleep":
+                    time.sleep(deadline - time.monotonic())
+                elif self.how == "lock":
+                    threading.Semaphore(0).acquire(timeout=deadline - time.monotonic())
+                elif self.how == "pipe":
+                    os.read(os.pipe()[0], 1)
+                elif self.how == "work":
+                    note_progress()
+                    time.sleep(0.1)
+        return super().upload(client)
 
 
 def finish(run, timeout=PATIENCE):

@@ -219,6 +219,7 @@ def test_no_two_public_classes_have_one_name():
 PRIVATE = re.compile(r"_(?!_)\w+")
 DOCUMENTED = {
     "_asdict",
+    "_current_frames",
     "_exit",
     "_fields",
     "_replace",

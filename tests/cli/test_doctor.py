@@ -361,3 +361,18 @@ def test_this_machine_is_seen_as_it_is(real):
     assert 0 < facts["cores"] <= os.cpu_count()
     assert 0 < facts["memory"]["free"] <= facts["memory"]["total"]
     assert {line["sure"] for line in seen["here"] + seen["uses"]} <= {"tried", "read", "guessed"}
+
+
+def test_reading_processes_that_cannot_run_are_a_warning():
+    checkup = examine(replace(WELL, readers="No space left on device"), Wish())
+    [finding] = checkup.findings
+    assert not finding.blocks
+    assert "data.workers: processes that read images cannot run: No space left on device" in finding.what
+
+
+def test_reading_processes_are_tried_in_a_long_temporary_folder(monkeypatch, tmp_path):
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    with trials.ProbeProcess("readers", 2) as process:
+        assert process.answer(time.monotonic() + 600.0) == {"problem": ""}

@@ -29,6 +29,7 @@ from failing import (
 )
 from fedsim.__main__ import main
 from fedsim.core.errors import TrainingError
+from fedsim.core.owned_folders import remove_abandoned_folders
 from fedsim.methods import FedPav
 from fedsim.report.runs import metrics_files
 from fedsim.strategy.checkpoint_files import read_checkpoint
@@ -202,9 +203,8 @@ def test_the_others_do_not_wait_for_a_frozen_rank(tmp_path):
             assert run.processes[1 - frozen].exitcode == 2, f"{name}\n{run.output}"
             [line] = errors(run.log(1 - frozen))
             assert line.startswith(f"rank {frozen} gave no sign of life for 4 s")
-        for name, run in runs.items():
+        for name, run in runs.items():  # the others have continued it, so that it keeps no memory
             frozen, _ = cases[name]
-            run.signal(signal.SIGCONT, frozen)
             assert run.wait(timeout=PATIENCE)[frozen] == 2, f"{name}\n{run.output}"
     finally:
         for run in runs.values():
@@ -220,6 +220,59 @@ def test_a_run_that_is_killed_in_spans_has_the_same_bits_in_each_round(tmp_path)
         assert_equal(read_result(last(folder)), pieces[number])
     finish(go_on(folder, 2, *SPAN))
     assert_equal(read_result(last(folder)), pieces[-1])
+
+
+HANGS = [("sleep", "town0"), ("loop", "town1"), ("lock", "town2"), ("pipe", "town1")]
+
+
+def test_a_client_that_hangs_ends_all_ranks_with_its_line(tmp_path):
+    """All runs at once, because most of their time is silence."""
+    silence = "--trainer.strategy.silence_timeout=0:00:02"
+    runs = {}
+    for how, client in HANGS:
+        hanging = ["--model.method=failing.Hanging", f"--model.method.client={client}", f"--model.method.how={how}"]
+        runs[how, client] = fit(tmp_path / how, silence, *hanging, ranks=2)
+    try:
+        for (how, client), run in runs.items():
+            assert run.wait(timeout=PATIENCE) == [2, 2], f"{how}\n{run.output}"
+            assert f"stopped in round 2, client {client}: no progress for 2 s at failing.py, line " in run.output
+            assert "(upload); if this step" in run.output
+            assert "Traceback" not in run.output
+    finally:
+        for run in runs.values():
+            run.kill()
+
+
+def test_long_work_with_progress_is_no_hang(tmp_path):
+    working = ["--model.method=failing.Hanging", "--model.method.how=work", "--model.method.seconds=15"]
+    finish(fit(tmp_path / "run", "--trainer.strategy.silence_timeout=0:00:02", *working, ranks=2))
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGSEGV"])
+def test_a_rank_that_dies_while_ranks_start_is_named(tmp_path, how):
+    with launched(tmp_path / "run", "--trainer.callbacks+=failing.Dying", f"--trainer.callbacks.how={how}") as run:
+        assert run.await_end() == 2
+        assert f"fedsim: error: rank 1 was ended by {how}" in run.log
+        assert "Traceback" not in run.log
+
+
+@pytest.mark.parametrize(("signum", "rank"), [(signal.SIGKILL, 0), (signal.SIGTERM, 0), (signal.SIGKILL, 1)])
+def test_memory_that_ranks_share_is_free_after_a_start_that_is_killed(tmp_path, signum, rank):
+    memory = tmp_path / "memory"  # stands for /dev/shm
+    memory.mkdir()
+    where = {"MEMORY": str(memory)}
+    reading = ["--trainer.callbacks+=failing.Reading", f"--trainer.callbacks.ready={tmp_path / 'ready'}"]
+    run = launch(tmp_path / "run", *reading, environment=where)
+    try:
+        await_true((tmp_path / "ready-1").exists, PATIENCE, lambda: run.log)
+        await_true((tmp_path / "ready-0").exists, PATIENCE, lambda: run.log)
+        assert list(memory.glob("fedsim-*/images"))
+        os.kill(int((tmp_path / f"ready-{rank}").read_text()), signum)
+        run.await_end()
+    finally:
+        run.kill()
+    remove_abandoned_folders([memory])  # as the next start does, if it is the first
+    assert list(memory.iterdir()) == []
 
 
 # -- bad updates -------------------------------------------------------------------------------------------------------

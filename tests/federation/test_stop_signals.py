@@ -3,13 +3,16 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
 from failing import (
     PATIENCE,
+    Run,
     assert_equal,
     await_round,
+    await_true,
     begin_again,
     finish,
     fit,
@@ -20,6 +23,7 @@ from failing import (
     results,
     resume,
 )
+from fedsim.core.versions import current_version
 from fedsim.federation.callbacks import RoundCallback
 from fedsim.federation.events import was_stopped
 from fedsim.methods import FedPav
@@ -136,6 +140,37 @@ def test_a_terminated_launcher_takes_its_ranks_along(whole, launched):
     assert launched.await_end() == 128 + signal.SIGTERM
     assert launched.log.count("fedsim: error:") == 1
     assert_stopped(launched.folder, 2, whole)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stuck_run_ends_soon_after_its_grace(tmp_path, ranks):
+    """No batch ends any more: the main thread is in a read that never returns."""
+    preemption = ["--trainer.callbacks+=fedsim.federation.callbacks.Preemption", "--trainer.callbacks.grace=0.1"]
+    stuck = ["--model.method=failing.Hanging", "--model.method.how=pipe", *preemption, *SHOWN]
+    folder = tmp_path / "run"
+    run = fit(folder, *stuck, ranks=ranks)
+    run.await_text("round 1/")
+    await_true(lambda: current_version(last(folder)) is not None, PATIENCE, lambda: run.output)
+    time.sleep(1)  # then it is in the next round
+    run.signal(signal.SIGTERM, 0)
+    codes = run.wait(timeout=PATIENCE)
+    assert set(codes) <= {0, 128 + signal.SIGTERM}, run.output
+    assert codes[0] == 128 + signal.SIGTERM
+    assert "fedsim: error: stopped by SIGTERM" in run.log()
+    assert f"continue with: fedsim fit --ckpt_path {folder}" in run.log()
+    assert "Traceback" not in run.output
+
+
+def test_sigterm_ends_a_test_of_a_checkpoint(tmp_path):
+    """Its own handler of Lightning would only set a flag."""
+    finish(fit(tmp_path / "run", "--trainer.max_epochs=1"))
+    waiting = ["--trainer.callbacks+=failing.Scoring", f"--trainer.callbacks.ready={tmp_path / 'ready'}"]
+    run = Run(tmp_path / "logs", "test", "--ckpt_path", tmp_path / "run", *waiting)
+    await_true((tmp_path / "ready").exists, PATIENCE, lambda: run.output)
+    run.signal(signal.SIGTERM, 0)
+    assert run.wait(timeout=PATIENCE) == [128 + signal.SIGTERM], run.output
+    assert "fedsim: error: stopped by SIGTERM" in run.log()
+    assert "Traceback" not in run.output
 
 
 def test_ranks_agree_on_the_round_after_which_they_end():

@@ -99,7 +99,7 @@ def test_a_rank_that_ended_is_named_with_its_activity():
 
 def test_before_a_busy_rank_is_ended_by_a_signal_it_does_its_last_act(monkeypatch):
     ends = []
-    monkeypatch.setattr("fedsim.strategy.channel._die", lambda message, code=2: ends.append((message, code)))
+    monkeypatch.setattr("fedsim.strategy.channel.end_process", lambda message, code=2: ends.append((message, code)))
     monkeypatch.setattr("fedsim.strategy.channel._PATIENCE", 0.5)
     zero, one = pair(silence=60.0)
     zero.last_act = lambda signum: ends.append(signum)
@@ -112,3 +112,41 @@ def test_before_a_busy_rank_is_ended_by_a_signal_it_does_its_last_act(monkeypatc
     assert ends[:2] == [signal.SIGUSR1, ("stopped by SIGUSR1", 128 + signal.SIGUSR1)]
     zero.close()
     one.close()
+
+
+def test_ranks_that_end_because_of_another_are_not_named_in_its_place():
+    shelf = Shelf()
+    zero, one, two = (ControlChannel(shelf, rank, 3, 60.0) for rank in range(3))
+    for channel in (zero, one, two):
+        channel.start()
+    zero.watch()
+    one.dead_ranks = lambda: [2]  # rank 1 knows that rank 2 was killed, and ends because of it
+    one.watch()
+    with pytest.raises(PeerError, match="rank 2 ended without a word"):
+        one.await_news()
+    deadline = time.monotonic() + PATIENCE
+    while zero._error is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(PeerError, match="rank 2 ended without a word") as heard:
+        zero.check()
+    assert heard.value.rank == 2
+    for channel in (one, zero):
+        channel.close()
+
+
+def test_the_only_other_rank_is_named_however_late_its_last_sign_came():
+    zero, one = pair(silence=60.0)
+    zero.watch()
+    beating = threading.Event()
+
+    def beat():
+        while not beating.wait(0.02):
+            one.start()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    with pytest.raises(PeerError, match="rank 1 ended without a word"):
+        zero.await_news()
+    beating.set()
+    thread.join()
+    zero.close()

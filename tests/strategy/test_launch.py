@@ -12,7 +12,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.federation.callbacks import Preemption
 from fedsim.federation.trainer import Trainer
-from fedsim.strategy.launch import await_rank_0, check_address, follow_launcher, requeue
+from fedsim.strategy.launch import await_rank_0, awaiting_ranks, check_address, follow_launcher, requeue
 from small import refuse
 
 STEP = {
@@ -298,3 +298,19 @@ def test_a_notebook_has_one_rank(monkeypatch):
     assert alone.strategy.launcher.is_interactive_compatible
     with pytest.raises(ConfigError, match=r"trainer\.devices: a notebook cannot start 2 ranks"):
         Trainer(devices=2, accelerator="cpu", enable_progress_bar=False)
+
+
+def test_a_wait_for_ranks_that_never_come_is_one_line_and_a_long_one_is_announced(monkeypatch, caplog):
+    caplog.set_level("INFO", logger="fedsim")
+    monkeypatch.setattr("fedsim.strategy.launch._QUIET", 0.01)
+
+    def wait(text):
+        with awaiting_ranks(0, 2, 600.0):
+            time.sleep(0.5)
+            raise RuntimeError(text)
+
+    with pytest.raises(ConfigError, match=r"^trainer.strategy.timeout: rank 0 waited 600 s at .* not all of 2 ranks"):
+        wait("Timed out after 601 seconds waiting for clients. 1/2 clients joined.")
+    assert "for all 2 ranks" in caplog.text
+    with pytest.raises(RuntimeError, match="another"):
+        wait("another")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import pytest
 import yaml
 
 from environment import is_of_a_launcher
-from failing import PATIENCE
+from failing import PATIENCE, await_true
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
+from fedsim.strategy.stopped import is_stopped
 from fedsim.sweep.file import samples
 from fedsim.sweep.local import runs_of_sweep
 from fedsim.sweep.made import sweep_of_method
@@ -334,3 +336,69 @@ def test_wandbs_own_agent_runs_a_shipped_sweep(tmp_path, quick_python):
         assert log.config["model"]["client"]["batch_size"] == sample["model.client.batch_size"]
         assert math.isclose(log.last("val/mAP"), summary["final"]["metrics"]["val/mAP"], rel_tol=1e-6)
         assert log.of("exit")[0].get("exit_code", 0) == 0
+
+
+# -- the end of the parent ---------------------------------------------------------------------------------------------
+
+WAITING = """
+import os, pathlib, signal, sys, time
+options = dict(arg.removeprefix("--").split("=", 1) for arg in sys.argv[1:])
+folder = pathlib.Path(options["run_dir"])
+folder.mkdir(parents=True, exist_ok=True)
+def end(*_):
+    (folder / "ended").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+(folder / "pid").write_text(str(os.getpid()))
+if options["a"] == "stopped":
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "values"), [
+    (signal.SIGKILL, ["1", "2"]), (signal.SIGHUP, ["1", "2"]), (signal.SIGHUP, ["1", "stopped"]),
+    (signal.SIGTERM, ["stopped"]),
+])  # fmt: skip
+def test_runs_end_with_the_process_that_started_them(write_sweep, tmp_path, number, values):
+    program, runs = tmp_path / "waiting.py", tmp_path / "runs"
+    program.write_text(WAITING)
+    path = write_sweep(
+        program=str(program), command=["${interpreter}", "${program}", "${args}"], parameters={"a": {"values": values}}
+    )
+    command = [sys.executable, "-m", "fedsim", "sweep", str(path), "--local", f"--run_dir={runs}"]
+    process = subprocess.Popen([*command, f"--parallel={len(values)}"], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    pids = []
+    try:
+        await_true(lambda: len(_texts(runs)) == len(values), PATIENCE, lambda: "the runs do not start")
+        pids = [int(text) for text in _texts(runs)]
+        if "stopped" in values:
+            await_true(lambda: any(map(is_stopped, pids)), PATIENCE, lambda: "no run has stopped")
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE)
+        await_true(lambda: len(list(runs.glob("*/ended"))) == len(values), PATIENCE, lambda: "a run goes on")
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _texts(runs):
+    """What the runs have written as their ids."""
+    return [text for path in runs.glob("*/pid") if (text := path.read_text())]
+
+
+def test_a_closed_terminal_that_nohup_ignores_ends_nothing(quick, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        [run] = runs_of_sweep(read_sweep(quick("wait")), tmp_path / "runs")
+        hup = [sys.executable, "-c", "import os, signal; os.kill(os.getppid(), signal.SIGHUP)"]
+        [result] = execute_runs([replace(run, command=tuple(hup))], "val/mAP")
+        assert result.code == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import json
+import random
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -442,3 +443,38 @@ def test_options_after_two_hyphens_are_for_every_draw(write_sweep, capsys, tmp_p
         assert [line[4:] for line in lines] == [extra[1:]] * 2
         folders += [line[3] for line in lines]
     assert len(set(folders)) == 6  # other options are other runs
+
+
+def test_sweeps_that_would_fill_the_memory_are_all_refused_at_once(write_sweep, capsys):
+    """Drawn: ranges of up to 10^300 values, steps down to the smallest number, many values, many draws."""
+    drawn, slipped = random.Random(11), []
+    for _ in range(200):
+        kind, size = drawn.choice(["int", "step", "product", "count", "cap"]), 10 ** drawn.randint(6, 300)
+        options, method, parameters = [], "grid", {"a": {"values": [1, 2]}}
+        if kind == "int":
+            parameters["b"] = {"min": 0, "max": size}
+            options = drawn.choice([[], ["--count", "3"]])
+        elif kind == "step":
+            parameters["b"] = {"distribution": "q_uniform", "min": 0.0, "max": 1.0, "q": 1.0 / size}
+        elif kind == "product":
+            parameters |= {f"p{number}": {"values": list(range(20))} for number in range(drawn.randint(4, 30))}
+        else:
+            method = "random"
+            options = ["--count", str(min(size, 10**18))] if kind == "count" else []
+        cap = {"run_cap": min(size, 10**18)} if kind == "cap" else {}
+        code = main(["sweep", str(write_sweep(method=method, parameters=parameters, **cap)), "--dry-run", *options])
+        line = capsys.readouterr().err
+        if code != 2 or line.count("\n") != 1 or ("give " not in line and "too small" not in line):
+            slipped.append((kind, size, code, line))
+    assert slipped == []
+
+
+@pytest.mark.parametrize("fields", [
+    {"min": 0, "max": 10**400}, {"min": -1.5e308, "max": 1.5e308}, {"min": -(10**308), "max": 10**308},
+    {"distribution": "q_uniform", "min": 0.0, "max": 1.0, "q": 5e-324},
+    {"distribution": "q_uniform", "min": 0, "max": 10**300, "q": 1e-300},
+])  # fmt: skip
+def test_numbers_beyond_a_float_are_one_line(write_sweep, capsys, fields):
+    path = write_sweep(method="random", parameters={"a": fields})
+    assert main(["sweep", str(path), "--dry-run", "--count", "2"]) == 2
+    assert "parameters.a." in capsys.readouterr().err

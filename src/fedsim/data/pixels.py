@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -12,12 +15,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fedsim.core.errors import DataError
+from fedsim.core.parents import follow_parent
+from fedsim.core.progress import note_progress
 from fedsim.core.transfer import send
-from fedsim.data.images import Images, Size
+from fedsim.data.images import ImageArray, Images, Size
+
+log = logging.getLogger(__name__)
+
+_LONGEST = 240.0
+"""seconds for a batch from the reading processes; less than silence_timeout, so that this message comes first"""
 
 
 class Pixels(ABC):
@@ -61,6 +72,7 @@ class HeldPixels(Pixels):
         if self._is_moved:
             self.pixels = self.pixels.to(self.device)
         for index in order:
+            note_progress()
             rows = send(index, self.pixels.device)
             yield send(self.pixels.index_select(0, rows), self.device)
 
@@ -104,22 +116,78 @@ class ReadBatch(NamedTuple):
 
 
 def read_batches(images: Images, size: Size, order: Sequence[Sequence[int]], workers: int) -> Iterator[ReadBatch]:
-    """Read batches of images; ``order`` has the positions of each batch's images. See :class:`ReadPixels`."""
+    """Read batches of images; ``order`` has the positions of each batch's images. See :class:`ReadPixels`.
+
+    Raises:
+        DataError: if the reading processes hand over no batch for four minutes.
+    """
     reader = _Reader(images, size)
-    if workers == 0:
-        yield from map(reader.__getitems__, order)
+    handed_over = _started(reader, order, workers) if workers else ""
+    if isinstance(handed_over, str):
+        if handed_over:
+            log.warning("data.workers: no reading processes (%s); this process reads, more slowly", handed_over)
+        for positions in order:
+            yield reader.__getitems__(positions)
+            note_progress()
         return
+    for pixels, problems in _in_time(handed_over):
+        note_progress()
+        yield ReadBatch(torch.from_numpy(pixels), problems)
+
+
+def problem_of_readers(workers: int) -> str:
+    """Let reading processes hand over small batches; return the reason if this machine cannot start them."""
+    order = [[number] for number in range(2 * workers)]
+    reader = _Reader(ImageArray(np.zeros((len(order), 8, 8, 3), np.uint8)), (8, 8))
+    handed_over = _started(reader, order, workers)
+    if isinstance(handed_over, str):
+        return handed_over
+    return "" if len(list(_in_time(handed_over))) == len(order) else "batches were lost"
+
+
+def _started(reader: _Reader, order: Sequence[Sequence[int]], workers: int) -> Iterator[_Packed] | str:
+    """Return the batches of reading processes, or the reason why the machine cannot start them."""
     loader = DataLoader(
         reader,
         batch_sampler=order,  # type: ignore[arg-type] # any iterable of lists will do
         num_workers=min(workers, max(len(order), 1)),
-        collate_fn=_unchanged,  # type: ignore[arg-type] # gets the result of __getitems__
+        collate_fn=_packed,  # type: ignore[arg-type] # gets the result of __getitems__
         worker_init_fn=_leave_signals_to_the_parent,
+        timeout=_LONGEST,
         generator=torch.Generator(),  # otherwise workers' seeds would come from the global stream, which models use
     )
-    with _signals_blocked():
-        started = iter(loader)
-    yield from started
+    before, reason = {*multiprocessing.active_children()}, ""
+    with _signals_blocked(), _without_remarks():
+        try:
+            return iter(loader)
+        except (OSError, RuntimeError) as error:  # no semaphores without /dev/shm, or too many processes
+            reason = str(error) or type(error).__name__
+    for child in {*multiprocessing.active_children()} - before:
+        child.kill()
+    return reason
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Hide the remark of a loader that is removed half made: it looks for fields that it does not have yet."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _in_time(batches: Iterator[_Packed]) -> Iterator[_Packed]:
+    """Yield the batches; the DataLoader waits for each of them only for so long."""
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if "timed out" not in str(error):
+            raise
+        raise DataError(
+            f"data.workers: the reading processes gave no batch for {_LONGEST:.0f} s; check that the images can be "
+            "read (a network disk may hang), or read them without processes: --data.workers 0"
+        ) from error
 
 
 class _Reader(Dataset[ReadBatch]):
@@ -145,8 +213,17 @@ class _Reader(Dataset[ReadBatch]):
         return ReadBatch(pixels, problems)
 
 
-def _unchanged(batch: ReadBatch) -> ReadBatch:
-    return batch
+_Packed = tuple[NDArray[np.uint8], dict[int, str]]
+"""a ReadBatch on its way from a reading process"""
+
+
+def _packed(batch: ReadBatch) -> _Packed:
+    """Let a batch travel through a pipe.
+
+    A tensor would need room in /dev/shm, which containers limit, or a socket in TMPDIR, whose path may be too long. An
+    error there would be raised in a thread of the reading process, and this process would wait for ever.
+    """
+    return batch.pixels.numpy(), batch.problems
 
 
 _SIGNALS = {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM}
@@ -163,7 +240,13 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:  # noqa: ARG001 - the DataLoader's signature
-    """Ctrl-C and schedulers signal all processes of a run; a worker that ends then would look like a failure."""
+    """Ctrl-C and schedulers signal all processes of a run; a worker that ends then would look like a failure.
+
+    The kernel ends it with its parent: a worker that hangs would not notice the end itself.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        follow_parent(parent.pid)
     threading.Thread(target=_end_at_the_parents_signal, daemon=True).start()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
 from fedsim.core.errors import ConfigError
 
@@ -25,15 +25,17 @@ _MOST = 2**31 - 1
 """of C's int, in which torch keeps these numbers"""
 
 
-def check_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Check the variables of launchers.
+def check_environment(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Check the variables of launchers; empty ones are removed, as if never set.
 
     Raises:
         ConfigError: for the first one that cannot be; its message begins with the variable's name.
     """
     is_slurm = "SLURM_NTASKS" in environ or "SLURM_PROCID" in environ
     for name in (*_NUMBERS, *(_OF_SLURM if is_slurm else ())):
-        if name in environ:
+        if not environ.get(name, "0").strip():
+            del environ[name]
+        elif name in environ:
             _check_number(name, environ[name])
     for name, size in _BELOW:
         if name in environ and size in environ and int(environ[name]) >= int(environ[size]):

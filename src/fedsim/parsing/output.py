@@ -17,8 +17,8 @@ def rank_of_this_process() -> int:
     lightning = sys.modules.get("lightning.fabric.utilities.rank_zero")
     if lightning is not None:  # initialised from the same variables, and kept up to date
         return int(lightning.rank_zero_only.rank)
-    # of another value, which is refused elsewhere, this process is to report as the only one
-    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").strip().isdecimal()), 0)
+    texts = (os.environ.get(name, "").strip() for name in _RANKS)
+    return next((int(text) for text in texts if text.isascii() and text.isdecimal()), 0)
 
 
 def print_text(text: str) -> None:

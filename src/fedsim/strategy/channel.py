@@ -2,21 +2,29 @@
 
 Ranks meet in collectives once a round, which may take hours. Meanwhile a thread of each rank writes a line with a sign
 of life (a counter), and a report if the rank stops, to a small key-value store, and reads the lines of the other ranks.
-Checks only read a variable.
+Checks only read a variable. Another thread looks whether the main thread gets on; a rank that hangs reports it, and
+ends.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import NoReturn, Protocol
 
 from fedsim.core.errors import PeerError, RunStoppedError
+from fedsim.core.owned_folders import remove_abandoned_folders, remove_owned_folders
+from fedsim.core.parents import follow_parent
+from fedsim.core.progress import note_progress
+from fedsim.core.shared import memory_folder, slow_folder
+from fedsim.strategy.main_thread import MainThread
+from fedsim.strategy.stopped import continue_process, identity
 
 _PERIOD = 0.5  # seconds between two readings of the other ranks' lines
 _PATIENCE = 5.0  # seconds for a main thread to notice an error; it may wait in a collective that never ends
@@ -25,6 +33,7 @@ _LINGER = 3.0  # seconds that a failing rank stays, so that the others can read 
 _ABANDON = "abandon:"
 _FAILED = "failed:"
 _DONE = "done:"
+_LOST = "lost:"
 
 
 class Store(Protocol):
@@ -47,6 +56,9 @@ class ControlChannel:
         """the present work of this rank, for error messages of the other ranks"""
         self.last_act: Callable[[int], None] = lambda _: None
         """called with the signal's number before a forced end of this process, while its main thread is busy"""
+        self.dead_ranks: Callable[[], Sequence[int]] = tuple
+        """returns the ranks whose processes have ended, the first one first, as far as this rank knows"""
+        self._main = MainThread()
         self._report = ""
         self._readers: set[int] = set()  # ranks that have read our report
         self._acknowledged: set[int] = set()  # ranks whose report we have read
@@ -56,6 +68,7 @@ class ControlChannel:
         # silence is counted in our own waits, not in seconds: a rank was not silent while this process was frozen
         self._beats: dict[int, tuple[str, int]] = {}  # rank -> (last beat, number of waits without a newer one)
         self._activities: dict[int, str] = {}  # rank -> its last activity
+        self._identities: dict[int, str] = {}  # rank -> its process
         self._idle = 0  # waits of the guard since the other ranks' lines were read
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -89,12 +102,17 @@ class ControlChannel:
             time.sleep(0.05)
         silent = [rank for rank, (beat, _) in self._beats.items() if rank in before and before[rank][0] == beat]
         silent = [rank for rank in silent if rank not in self._acknowledged]
+        lost = [*self.dead_ranks(), *(silent if len(silent) == 1 else []), *(self._others if self._is_pair else [])]
         problem = "ended without a word, or did not answer in time"
-        if len(silent) == 1:
-            self._note(PeerError(f"rank {silent[0]} {problem}, in {self._activities[silent[0]]}", silent[0]))
+        if lost:
+            self._note(PeerError(f"rank {lost[0]} {problem}, in {self._activities.get(lost[0], 'start')}", lost[0]))
         self._note(PeerError(f"another rank {problem}"))
         assert self._error is not None
         raise self._error
+
+    @property
+    def _is_pair(self) -> bool:
+        return len(self._others) == 1
 
     def fail(self, message: str) -> None:
         """Report to the other ranks that this rank stops, and wait until they have read it."""
@@ -112,6 +130,7 @@ class ControlChannel:
             if self._rank == 0:  # wait for the reports of the ranks that still run
                 soon = time.monotonic() + _PERIOD  # usually they leave now; later, silence counts again
                 while not self._others <= self._acknowledged and self._error is None:
+                    note_progress()
                     if time.monotonic() < soon:
                         self._wake.set()
                     time.sleep(0.02)
@@ -135,17 +154,29 @@ class ControlChannel:
     # -- the threads' side ---------------------------------------------------------------------------------------------
 
     def _guard(self) -> None:
-        """End this process if its main thread does not notice an error in time."""
+        """End this process if its main thread does not notice an error in time, or hangs."""
         while not self._closing.wait(_PERIOD):
             self._idle += 1
+            self._main.look()
+            if self._main.hangs(self._silence / _PERIOD) and self._error is None and not self._closing.is_set():
+                self._end_hanging()
             if self._idle * _PERIOD > self._silence:
                 self._note(PeerError(f"rank 0 gave no sign of life for {self._silence:.0f} s", 0))
             is_late = self._error is not None and time.monotonic() - self._error_since > _PATIENCE
             if is_late and not self._closing.is_set():
                 if isinstance(self._error, RunStoppedError):
                     self.last_act(self._error.signum)
-                    _die(str(self._error), 128 + self._error.signum)
-                _die(str(self._error))
+                    end_process(str(self._error), 128 + self._error.signum)
+                end_process(str(self._error))
+
+    def _end_hanging(self) -> None:
+        """Report that the main thread hangs, and end this process; another rank that has read the report prints it."""
+        message = (
+            f"no progress for {self._silence:.0f} s at {self._main.place()}; if this step of the work takes so long, "
+            "raise trainer.strategy.silence_timeout"
+        )
+        self.fail(message)
+        end_process("" if self._readers else f"rank {self._rank} stopped in {self.activity}: {message}")
 
     def _look(self) -> None:
         peers = sorted(self._others)
@@ -163,18 +194,19 @@ class ControlChannel:
             self._idle = 0
             for rank, value in zip(peers, values, strict=True):
                 self._read(rank, value.decode(), waited)
-        if self._acknowledged:  # failed ranks need not stay any longer
+        if self._acknowledged or self._report:  # failed ranks need not stay; the others learn which rank is lost
             with suppress(Exception):
                 self._write()
 
     def _write(self) -> None:
-        """Write our line: beat, the ranks whose report we have read, activity, report."""
+        """Write our line: beat, the ranks whose report we have read, process, activity, report."""
         self._beat += 1
         acknowledged = ",".join(map(str, sorted(self._acknowledged)))
-        self._store.set(_key(self._rank), "\n".join([str(self._beat), acknowledged, self.activity, self._report]))
+        parts = [str(self._beat), acknowledged, identity(), self.activity, self._report]
+        self._store.set(_key(self._rank), "\n".join(parts))
 
     def _read(self, rank: int, line: str, waited: bool) -> None:
-        beat, acknowledged, activity, report = line.split("\n", 3)
+        beat, acknowledged, self._identities[rank], activity, report = line.split("\n", 4)
         self._activities[rank] = activity
         if str(self._rank) in acknowledged.split(","):
             self._readers.add(rank)
@@ -184,6 +216,9 @@ class ControlChannel:
                 self._note(PeerError(f"rank {rank} stopped in {report.removeprefix(_FAILED)}", rank))
             elif report.startswith(_ABANDON):
                 self._note(RunStoppedError(int(report.removeprefix(_ABANDON))))
+            elif report.startswith(_LOST):
+                lost, _, message = report.removeprefix(_LOST).partition(":")
+                self._note(PeerError(message, int(lost)))
         elif rank not in self._beats or self._beats[rank][0] != beat:
             self._beats[rank] = (beat, 0)
         elif waited:
@@ -193,18 +228,24 @@ class ControlChannel:
                 self._note(PeerError(f"rank {rank} gave no sign of life for {self._silence:.0f} s in {activity}", rank))
 
     def _note(self, error: Exception) -> None:
-        if self._error is None and self._report in ("", _DONE):  # a failed rank has an error of its own
-            self._error, self._error_since = error, time.monotonic()
+        if self._error is not None or self._report not in ("", _DONE):  # a failed rank has an error of its own
+            return
+        self._error, self._error_since = error, time.monotonic()
+        if isinstance(error, PeerError) and error.rank is not None and not self._report:
+            self._report = f"{_LOST}{error.rank}:{error}"  # else ranks that end because of it would be named, too
+            continue_process(self._identities.get(error.rank, ""))
 
 
 @cache
 def end_with_launcher(pid: int) -> None:
     """End this process when its parent is no longer ``pid``; a second call with the same number does nothing."""
+    if os.getppid() == pid:
+        follow_parent(pid, signal.SIGCONT)  # a stopped rank would not see it
 
     def watch() -> None:
         while os.getppid() == pid:
             time.sleep(_PERIOD)
-        _die("the launcher of this process has ended")
+        end_process("the launcher of this process has ended")
 
     threading.Thread(target=watch, name="fedsim launcher", daemon=True).start()
 
@@ -213,9 +254,12 @@ def _key(rank: int) -> str:
     return f"fedsim/{rank}"
 
 
-def _die(message: str, code: int = 2) -> None:
-    """End the process from a thread, even if its main thread is busy."""
+def end_process(message: str, code: int = 2) -> None:
+    """End the process from a thread, even if its main thread is busy; without a message if it is empty."""
     with suppress(OSError):  # the reader of our output may be gone
-        sys.stderr.write(f"fedsim: error: {message}\n")
+        sys.stderr.write(f"fedsim: error: {message}\n" * bool(message))
         sys.stderr.flush()
+    with suppress(OSError):
+        remove_owned_folders()
+        remove_abandoned_folders([memory_folder(), slow_folder()])  # those of a rank 0 that was killed
     os._exit(code)

@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import secrets
+import shutil
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -230,3 +231,11 @@ def relocate_callbacks(checkpoint: Mapping[str, Any], folder: Path) -> None:
                 state[key] = str(folder) + value.removeprefix(old)
             elif key == "best_k_models":
                 state[key] = {str(folder) + path.removeprefix(old): score for path, score in value.items()}
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint directory; a kill leaves it whole, or under the name of a temporary one."""
+    doomed = path.with_name(path.name + ".tmp")
+    shutil.rmtree(doomed, ignore_errors=True)  # left over by a killed removal
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)

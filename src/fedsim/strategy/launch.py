@@ -15,8 +15,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import MutableMapping
-from contextlib import nullcontext
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
@@ -33,6 +33,7 @@ Devices = list[int] | str | int
 _INTERACTIVE = ("bash", "interactive")  # Lightning treats jobs of these names as a shell without other ranks
 _FIRST_PORT, _PORTS = 15000, 17000  # below the range of Linux's ports for outgoing connections
 _PAUSE = 0.5  # seconds between two attempts to reach an address
+_QUIET = 20.0  # seconds of a wait for other ranks without a message
 _LINGER = 5.0  # seconds by which rank 0 may be later than the others
 _ARRIVAL = 3.0  # seconds that a message of this process to its own address may take
 
@@ -203,6 +204,31 @@ def check_address(host: str, port: int, listens: bool, patience: float) -> None:
     _resolve(host, deadline, patience)
     with _listening(port) if listens else nullcontext() as server:
         _reach(host, port, deadline, patience, server)
+
+
+@contextmanager
+def awaiting_ranks(rank: int, ranks: int, timeout: float) -> Iterator[None]:
+    """Log for whom this process waits if the block, in which ranks find each other, takes long.
+
+    Raises:
+        ConfigError: if the others have not come within ``timeout`` seconds.
+    """
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    remark = f"rank {rank} waits at {place} for all {ranks} ranks, for at most {timeout:.0f} s"
+    timer = threading.Timer(_QUIET, log.info, [remark])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:
+        if "timed out" not in str(error).lower():
+            raise
+        raise ConfigError(
+            f"trainer.strategy.timeout: rank {rank} waited {timeout:.0f} s at {place}, and not all of {ranks} ranks "
+            "came; start all of them, or unset LOCAL_RANK and WORLD_SIZE if no launcher starts them"
+        ) from error
+    finally:
+        timer.cancel()
 
 
 def _resolve(host: str, deadline: float, patience: float) -> None:

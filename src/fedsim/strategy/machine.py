@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.owned_folders import make_owned_folder, remove_owned_folder
 from fedsim.core.shared import Counter, is_roomy, memory_folder, slow_folder
 from fedsim.strategy.rank_group import RankGroup
 from fedsim.strategy.strategy import FederatedStrategy
@@ -36,7 +36,7 @@ class Machine:
         """Yield a new folder that all ranks of the machine share during a block; all ranks of the run enter the block.
 
         The folder is in memory if there is room for ``num_bytes``. It is removed after the block; files in it that a
-        process has opened stay usable.
+        process has opened stay usable. If this process is ended in the block, see :mod:`fedsim.core.owned_folders`.
 
         Raises:
             ConfigError: if a rank has no access to it.
@@ -53,7 +53,7 @@ class Machine:
         try:
             with self.strategy.together():
                 if is_first:
-                    folder.mkdir(mode=0o700)
+                    make_owned_folder(folder)
             with self.strategy.together():
                 if not folder.is_dir():
                     raise ConfigError(
@@ -64,7 +64,7 @@ class Machine:
             self.meet()
         finally:
             if is_first:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_owned_folder(folder)
 
     @property
     def place(self) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedsim.core.owned_folders import make_owned_folder, remove_owned_folder
 from fedsim.core.shared import is_roomy, memory_folder, shared_rows, slow_folder
 
 LEAST = 2**16
@@ -36,10 +38,15 @@ class MemorySum:
     ) -> None:
         self._rank, self._ranks, self._exchange, self._turn = rank, ranks, exchange, 0
         shape = (2, ranks + 1, _PART)  # the last row is the sum
-        path = memory_folder() / f"fedsim-sum-{broadcast(secrets.token_hex(8))}"
-        self._areas = self._open(path, shape)
+        folder = memory_folder() / f"fedsim-sum-{broadcast(secrets.token_hex(8))}"
         if rank == 0:
-            path.unlink(missing_ok=True)  # it exists as long as a process has it open
+            with suppress(OSError):  # without the folder there is no file: then no rank sums in memory
+                make_owned_folder(folder)
+        try:
+            self._areas = self._open(folder / "areas", shape)
+        finally:
+            if rank == 0:
+                remove_owned_folder(folder)  # the file exists as long as a process has it open
 
     def _open(self, path: Path, shape: tuple[int, int, int]) -> Tensor | None:
         """Return the areas; None, on all ranks, if there is no room, or a rank has no access to rank 0's file."""

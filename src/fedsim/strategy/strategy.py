@@ -6,30 +6,32 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError, DataError, FedSimError, PeerError, RunStoppedError
+from fedsim.core.errors import ConfigError, DataError, FedSimError
+from fedsim.core.owned_folders import remove_abandoned_folders
+from fedsim.core.shared import memory_folder, slow_folder
 from fedsim.core.versions import publish_version
 from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel
-from fedsim.strategy.launch import check_address
+from fedsim.strategy.launch import awaiting_ranks, check_address
 from fedsim.strategy.memory_sum import LEAST, MemorySum
-from fedsim.strategy.ready_ranks import follow_starter, new_launcher
+from fedsim.strategy.ready_ranks import ReadyRanks, check_variables, follow_starter, new_launcher
 from fedsim.strategy.sharing import FIELD, SharedGpus, address_of, check_number, neighbours_by, spread
+from fedsim.strategy.watched import WatchedStrategy
 
 T = TypeVar("T")
 
 
-class FederatedStrategy(DDPStrategy):
+class FederatedStrategy(WatchedStrategy):
     """Processes without DistributedDataParallel: ranks train different clients and meet once a round.
 
     NCCL sums between GPUs, gloo between CPUs and between ranks of one GPU, which NCCL refuses. The tables of
@@ -40,7 +42,8 @@ class FederatedStrategy(DDPStrategy):
         timeout: longest time for ranks to find each other at the start, and for a sum after all ranks have entered it.
         round_timeout: longest wait of a rank for the others to finish their clients. A rank with small clients waits
             for one with a large client, so this is long.
-        silence_timeout: longest time without a sign of life from a rank; after it, the others end.
+        silence_timeout: longest time without a sign of life from a rank, or without progress of a rank that sleeps or
+            waits; after it, all end. A rank that computes without progress has five times as long.
         connect_timeout: longest time for the name MASTER_ADDR to resolve and its machine to answer. If the machine
             answers before rank 0 runs there, ``timeout`` applies.
         process_group_backend: nccl, gloo, or null for the default of the device; if ranks share GPUs, for sums among
@@ -64,16 +67,10 @@ class FederatedStrategy(DDPStrategy):
         super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
         self.timeout, self.round_timeout = timeout, round_timeout
         self.silence_timeout, self.connect_timeout = silence_timeout, connect_timeout
-        self.stop_signal: int | None = None
-        """the signal that asked the run to end after this round; None: no signal came"""
-        self.stop_deadline: float | None = None
-        """time.monotonic() at which this rank stops waiting for the round's end"""
-        self._is_saving = False
         self._patient: Any = None  # the group of all ranks, with the long timeout
         self._groups: dict[tuple[range, str], Any] = {}  # of ranks that train a client together
         self._shared: SharedGpus | None = None  # if ranks share GPUs
         self._memory: MemorySum | None = None  # from the first large sum on
-        self._channel: ControlChannel | None = None
 
     def check(self) -> None:
         """Raise ConfigError if a timeout or the backend is wrong: the parser hides errors of the constructor."""
@@ -109,6 +106,8 @@ class FederatedStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         """Open the process groups and the control channel."""
         self.check_device()
+        if self.local_rank == 0:  # killed runs may have left gigabytes
+            remove_abandoned_folders([memory_folder(), slow_folder()])
         super().setup_environment()
         self.stop_signal = self.stop_deadline = None
         if self.world_size > 1:
@@ -116,6 +115,8 @@ class FederatedStrategy(DDPStrategy):
                 self._patient = dist.new_group(backend="gloo", timeout=self.round_timeout)
             silence = self.silence_timeout.total_seconds()
             self._channel = ControlChannel(self._open_store(), self.global_rank, self.world_size, silence)
+            if isinstance(self._launcher, ReadyRanks):
+                self._channel.dead_ranks = self._launcher.dead_ranks
             self._channel.start()
             self.barrier("control channel")
             self._channel.watch()
@@ -136,7 +137,8 @@ class FederatedStrategy(DDPStrategy):
             listens = self.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             check_address(host, port, listens, self.connect_timeout.total_seconds())
         try:
-            super().setup_distributed()
+            with awaiting_ranks(self.global_rank, self.world_size, self.timeout.total_seconds()):
+                super().setup_distributed()
         except RuntimeError as error:
             if "Duplicate GPU" not in str(error):
                 raise
@@ -161,60 +163,13 @@ class FederatedStrategy(DDPStrategy):
         """Choose how processes start; each ends with the process that started it."""
         super()._configure_launcher()
         assert self.cluster_environment is not None
+        check_variables(self.cluster_environment, self.num_processes, self.num_nodes)
         if self._start_method == "popen":
             self._launcher = new_launcher(self.cluster_environment, self.num_processes, self.num_nodes)
         follow_starter(self.cluster_environment, self._start_method)
 
     def configure_ddp(self) -> None:
         """Leave the module unwrapped: gradients stay with their client."""
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Report an error to the other ranks, unless a collective has already done so."""
-        super().on_exception(exception)
-        self._report(exception)
-
-    def teardown(self) -> None:
-        """Close the control channel."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        super().teardown()
-
-    # -- while ranks are apart -----------------------------------------------------------------------------------------
-
-    def describe_activity(self, activity: str) -> None:
-        """Set this rank's activity, one line, for error messages of the other ranks."""
-        if self._channel is not None:
-            self._channel.activity = activity
-
-    def request_stop(self, signum: int, deadline: float | None = None) -> None:
-        """Ask all ranks to end after this round, or at ``deadline`` (time.monotonic()). Safe in a signal handler."""
-        self.stop_signal, self.stop_deadline = signum, deadline
-
-    def before_forced_end(self, act: Callable[[int], None]) -> None:
-        """Let ``act`` be called with the signal's number before a forced end, while the main thread is busy."""
-        if self._channel is not None:
-            self._channel.last_act = act
-
-    def poll(self) -> None:
-        """Check, at almost no cost, that this rank should continue.
-
-        Raises:
-            PeerError: if another rank failed or fell silent.
-            RunStoppedError: if a rank was asked to end, and the round takes too long.
-        """
-        if self._channel is not None:
-            self._channel.check()
-        late = self.stop_deadline is not None and time.monotonic() > self.stop_deadline
-        if late and not self._is_saving:  # while a checkpoint is written, the round is complete
-            self.abandon_round()
-
-    def abandon_round(self) -> NoReturn:
-        """Leave the round on all ranks: raise RunStoppedError."""
-        assert self.stop_signal is not None, "no stop was requested"
-        if self._channel is not None:
-            self._channel.abandon(self.stop_signal)
-        raise RunStoppedError(self.stop_signal)
 
     # -- collectives ---------------------------------------------------------------------------------------------------
 
@@ -240,6 +195,7 @@ class FederatedStrategy(DDPStrategy):
 
     def make_groups(self, groups: Sequence[range]) -> None:
         """Let the ranks of each group sum among themselves, see :meth:`sum_within_`; all ranks of the run call it."""
+        self.exchange([])  # to wait for the others here shows progress; the new groups' own wait does not
         of_device = {} if self._shared is not None else {self.root_device.type: self.process_group_backend}
         for ranks in groups:
             for device, backend in ({"cpu": "gloo"} | of_device).items():
@@ -320,11 +276,6 @@ class FederatedStrategy(DDPStrategy):
             except FedSimError as news:
                 raise news from error
 
-    def _report(self, exception: BaseException) -> None:
-        if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
-            text = str(exception) if isinstance(exception, FedSimError) else repr(exception)
-            self._channel.fail(text)
-
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:  # noqa: ARG002 - Lightning's signature
@@ -388,7 +339,4 @@ class FederatedStrategy(DDPStrategy):
         """Remove a checkpoint directory."""
         path = Path(filepath)
         if self.is_global_zero and path.exists():
-            doomed = path.with_name(path.name + ".tmp")
-            shutil.rmtree(doomed, ignore_errors=True)  # left over by a killed removal
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            checkpoint_files.remove_checkpoint(path)

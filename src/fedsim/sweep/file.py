@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ _PARAMETER_KEYS = {"value", "values", "probabilities", "distribution", "min", "m
 _RANGES = dict.fromkeys(("uniform", "log_uniform_values", "q_uniform", "int_uniform"), ("min", "max"))
 _NEEDS = {"constant": ("value",), "categorical": ("values",), **_RANGES, "normal": ()}
 _MACROS = (*DEFAULT_COMMAND, "${args_no_hyphens}")
+_MOST = 100_000
+"""largest number of runs of a call, and of values of a parameter of a grid: more would fill the memory"""
 _VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 
 
@@ -60,6 +63,13 @@ class Parameter:
             steps = range(round(self.min / self.q), round(self.max / self.q) + 1)
             return tuple(dict.fromkeys(_step(step * self.q, self) for step in steps))
         return self.values
+
+    @property
+    def grid_size(self) -> float:
+        """Number of values in :attr:`grid`, or a little more, without a list of them."""
+        if self.distribution in ("int_uniform", "q_uniform"):
+            return (self.max - self.min) / (self.q if self.distribution == "q_uniform" else 1) + 1
+        return len(self.values)
 
     def sample(self, uniform: float, normal: float) -> Any:
         """Return a value for a uniform number in [0, 1) and a standard normal one."""
@@ -119,19 +129,22 @@ def samples(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[S
         seed: seed of random samples. The first samples do not depend on ``count``.
 
     Raises:
-        ConfigError: if ``count`` is missing or less than 1.
+        ConfigError: if ``count`` is missing or less than 1, or there would be too many runs.
     """
     if count is not None and count < 1:
         raise ConfigError(f"--count: {count} is less than 1")
     limits = [limit for limit in (count, sweep.run_cap) if limit is not None]
     if sweep.method == "grid":
         grids = [parameter.grid for parameter in sweep.parameters.values()]
+        limits.append(math.prod(map(len, grids)))
         runs: Iterator[Sample] = (dict(zip(sweep.parameters, v, strict=True)) for v in itertools.product(*grids))
     elif limits:
         runs = (_sample(sweep, number, seed) for number in itertools.count())
     else:
         raise ConfigError(f"--count: {sweep.name} is a random sweep without run_cap; give the number of runs")
-    yield from itertools.islice(runs, min(limits, default=None))
+    if min(limits) > _MOST:
+        raise ConfigError(f"--count: {sweep.name} has {min(limits)} runs; give a number up to {_MOST}")
+    yield from itertools.islice(runs, min(limits))
 
 
 def command_of(sweep: Sweep, sample: Sample) -> list[str]:
@@ -243,6 +256,9 @@ class _Reader:
             if name in ("run_dir", "ckpt_path"):
                 self._refuse(field, "leave it out: every run gets its own run directory")
             options[name] = self._parameter(self._mapping(fields, field), field)
+            if method == "grid" and (size := options[name].grid_size) > _MOST:
+                remedy = f"a grid takes up to {_MOST}; give values, a larger q, or set method to random"
+                self._refuse(field, f"has {size:.3g} values; {remedy}")
             if method == "grid" and (not options[name].grid or options[name].probabilities):
                 kind = options[name].distribution
                 self._refuse(field, f"a grid cannot be made of {kind}; give values, or set method to random")
@@ -289,6 +305,11 @@ class _Reader:
                 self._refuse(f"{field}.{positive}", f"must be positive, got {getattr(parameter, positive)}")
         if name != "normal" and parameter.min >= parameter.max:
             self._refuse(f"{field}.max", f"{parameter.max} is not larger than min, {parameter.min}")
+        if not math.isfinite(float(parameter.max) - float(parameter.min)):
+            self._refuse(f"{field}.max", f"{parameter.max} is too far from min, {parameter.min}, for a floating number")
+        largest = max(abs(parameter.min), abs(parameter.max))
+        if name == "q_uniform" and not math.isfinite(float(largest) / parameter.q):
+            self._refuse(f"{field}.q", f"{parameter.q} is too small a step for values up to {parameter.max}")
         return parameter
 
 
@@ -305,4 +326,5 @@ def _default_distribution(fields: Mapping[str, Any]) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

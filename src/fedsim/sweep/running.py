@@ -17,11 +17,13 @@ from pathlib import Path
 from types import FrameType
 
 from fedsim.core.errors import ConfigError, RunStoppedError
+from fedsim.core.parents import following
 from fedsim.sweep.local import Result, SweepRun, outcome_of
 
 log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+_GRACE = 300.0  # seconds for a run to end in order after an error of this process
 _OF_ANOTHER_RUN = ("WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
 _CHECK_EVERY = 0.1  # seconds between two checks of the processes
 _END_OF_LOG = 4096  # bytes; they contain the last line about a round
@@ -127,8 +129,9 @@ def _started(number: int, run: SweepRun, share: dict[str, str]) -> _Running:
     with run.log.open("w") as file:
         try:  # in its own process group, it receives Ctrl-C only once: from this process
             process = subprocess.Popen(
-                run.command, stdout=file, stderr=subprocess.STDOUT, env={**_environment(run), **share}, process_group=0
-            )
+                run.command, stdout=file, stderr=subprocess.STDOUT, env={**_environment(run), **share}, process_group=0,
+                preexec_fn=following(signal.SIGTERM),  # a killed parent cannot pass a signal on
+            )  # fmt: skip
         except OSError as error:
             raise ConfigError(f"command: cannot run {run.command[0]} ({error.strerror})") from error
     now = time.monotonic()
@@ -142,18 +145,29 @@ def _passing_signals_on(running: Sequence[_Running]) -> Iterator[list[int]]:
 
     def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of handlers
         signals.append(number)
-        for each in running:
-            each.process.send_signal(number)
+        for each in running:  # a closed terminal ends a fit at once, SIGTERM after its round
+            _signal(each.process, signal.SIGTERM if number == signal.SIGHUP else number)
 
-    previous = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in heard}  # nohup ignores SIGHUP
     try:
         yield signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
         for each in running:  # only after an error
-            each.process.terminate()
-            each.process.wait()
+            _signal(each.process, signal.SIGTERM)
+        for each in running:
+            try:
+                each.process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                each.process.kill()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal, and continue the process in case that it is stopped: it would not hear it."""
+    process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
 
 
 def _environment(run: SweepRun) -> dict[str, str]:

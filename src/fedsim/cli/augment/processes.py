@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from fedsim.core.errors import DataError, RunStoppedError
+from fedsim.core.parents import following
 from fedsim.core.placement import place
 from fedsim.strategy.launch import requeue
 
@@ -99,7 +100,7 @@ def _run(shares: Sequence[Sequence[str]], options: Mapping[str, Any]) -> None:
         for row, share in enumerate(shares):
             line = _command(share, row, options)
             with _without_interruption():
-                running.append(subprocess.Popen(line, stdout=subprocess.DEVNULL))
+                running.append(subprocess.Popen(line, stdout=subprocess.DEVNULL, preexec_fn=following(signal.SIGTERM)))
         codes = [process.wait() for process in running]
     finally:
         for process in running:  # no effect on processes that have ended

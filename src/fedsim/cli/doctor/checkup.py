@@ -56,7 +56,7 @@ class Checkup:
 
 def examine(facts: Facts, wish: Wish) -> Checkup:
     """Return the page about a machine and the fit of ``wish``."""
-    checks = (_libraries, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _folders, _wandb)
+    checks = (_libraries, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _readers, _folders, _wandb)
     return Checkup(_here(facts), _uses(facts, wish), [finding for check in checks for finding in check(facts, wish)])
 
 
@@ -171,6 +171,13 @@ def _memory(facts: Facts, _: Wish) -> Iterator[Problem]:
         yield Problem(cause, "a rank needs about 2 GiB in addition to its images", blocks=False)
 
 
+def _readers(facts: Facts, _: Wish) -> Iterator[Problem]:
+    """Processes that read images; without them a fit runs, more slowly."""
+    if facts.readers:
+        remedy = "ranks read their images themselves; allow more processes, or give the container a larger /dev/shm"
+        yield Problem(f"data.workers: processes that read images cannot run: {facts.readers}", remedy, blocks=False)
+
+
 def _folders(facts: Facts, wish: Wish) -> Iterator[Problem]:
     disk = facts.disk
     if disk.problem:
@@ -203,6 +210,7 @@ def _here(facts: Facts) -> list[Line]:
         Line("cores", f"{facts.cores:g} for this process", "read"),
         Line("memory", f"{_gib(facts.memory.free)} of {_gib(facts.memory.total)} GiB free", "read"),
         Line("shared memory", _room(facts.shared), "read"),
+        Line("reading processes", facts.readers or "batches were handed over", "tried"),
         Line("disk of run_dir", facts.disk.problem or _room(facts.disk), "read"),
         Line("Slurm", facts.slurm, "read"),
         Line("W&B", f"{facts.wandb.mode}; login: {facts.wandb.login or 'none'}", "read"),

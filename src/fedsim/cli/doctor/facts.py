@@ -160,6 +160,8 @@ class Facts:
     faiss: FaissFacts = FaissFacts()
     sums: str | None = None
     """error of a sum over ranks of this machine; empty: none; None: not tried"""
+    readers: str = ""
+    """error of processes that read images; empty: none"""
 
 
 def nvidia_on_bus(root: Path = Path("/")) -> int:

@@ -184,6 +184,13 @@ def sums(rank: int, devices: list[str], store: str, seconds: float) -> dict[str,
     return {}
 
 
+def readers(workers: int) -> dict[str, Any]:
+    """Let reading processes hand over batches, in the TMPDIR and /dev/shm of this machine."""
+    from fedsim.data.pixels import problem_of_readers
+
+    return {"problem": problem_of_readers(workers)}
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a message, which may be a page."""
     text = str(error).strip() or type(error).__name__
@@ -197,6 +204,7 @@ def main() -> None:
         "torch_and_plan": torch_and_plan,
         "faiss": faiss,
         "sums": sums,
+        "readers": readers,
     }
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     result = functions[name](*json.loads(arguments))

@@ -30,9 +30,11 @@ from fedsim.cli.doctor.facts import (
     usable_cores,
     wandb_of,
 )
+from fedsim.core.parents import following
 
 LIMIT = 120.0
 """seconds for loading and trying the libraries; from a slow disk they need a minute"""
+_READERS = 2  # processes that read images, as by default
 _MOST_CPU_RANKS = 2  # ranks that try a sum: two are enough
 
 T = TypeVar("T", TorchFacts, FaissFacts, FitDevices)
@@ -50,8 +52,9 @@ class ProbeProcess:
         command = [sys.executable, "-P", "-m", "fedsim.cli.doctor.probe", function, json.dumps(arguments)]
         # in a process group of its own, so that its children are ended with it
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            preexec_fn=following(),
+        )  # fmt: skip
 
     def answer(self, deadline: float) -> dict[str, Any]:
         """Return the result, or ``{"problem": reason}``; it has time until ``deadline`` (time.monotonic())."""
@@ -83,12 +86,14 @@ def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = L
     with ExitStack() as stack:  # the slow processes are started first, at the same time
         machine = stack.enter_context(ProbeProcess("torch_and_plan", asdict(wish)))
         faiss = stack.enter_context(ProbeProcess("faiss"))
+        readers = stack.enter_context(ProbeProcess("readers", _READERS))
         facts = quick_facts(wish, environ)
         answer = machine.answer(deadline)
         torch = read(TorchFacts, answer.get("torch", answer))
         plan = read(FitDevices, answer.get("plan", answer))
         shared = room_of(Path(plan.shared))
         facts = replace(facts, torch=torch, plan=plan, shared=shared, faiss=read(FaissFacts, faiss.answer(deadline)))
+        facts = replace(facts, readers=readers.answer(deadline).get("problem", ""))
     return replace(facts, sums=try_sums(plan.devices, limit))
 
 

@@ -32,7 +32,8 @@ class Preemption(RoundCallback):
 
     Lightning's handlers save and broadcast at any point of the training. Here a handler only sets a flag. All ranks
     exchange it at the end of the round, and the run ends with a checkpoint. If the round is predicted to take longer
-    than the grace period, it is abandoned, and the last checkpoint remains.
+    than the grace period, it is abandoned, and the last checkpoint remains. A process whose main thread is stuck, in a
+    reader or a disk, ends ten seconds after the grace period.
 
     SIGTERM and SIGUSR1 give ``grace`` seconds. Ctrl-C gives none; a second Ctrl-C ends the process at once. After
     SIGUSR1, which Slurm sends to a job whose time limit is near (``--signal=USR1@300``), rank 0 asks Slurm to start the
@@ -56,7 +57,7 @@ class Preemption(RoundCallback):
         """Install the signal handlers; Lightning has installed its own before."""
         federation = federation_of(pl_module)
         self._strategy: FederatedStrategy = federation.strategy
-        self._strategy.before_forced_end(partial(self._ask_to_start_again, trainer))
+        self._strategy.watch_for_stop(partial(self._say_and_ask, trainer))
         self._costs = federation.parts.costs
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
@@ -109,14 +110,24 @@ class Preemption(RoundCallback):
 
     def _end(self, trainer: Trainer, number: int | None) -> None:
         """Restore the handlers; after signal ``number``, if there was one, log the command that continues the run."""
+        self._strategy.end_watch()
         if self._previous:
             del trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor  # the replacement by on_train_start
         while self._previous:
             caught, handler = self._previous.popitem()
             signal.signal(caught, handler if handler is not None else signal.SIG_DFL)
+        if number is not None:
+            self._say_how_to_continue(trainer)
+
+    def _say_how_to_continue(self, trainer: Trainer) -> None:
         last = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-        if number is not None and current_version(last) is not None:
+        if current_version(last) is not None:
             log.info("continue with: fedsim fit --ckpt_path %s", trainer.default_root_dir)
+
+    def _say_and_ask(self, trainer: Trainer, number: int) -> None:
+        """Do before a forced end of the process the part of :meth:`_end` that needs no main thread."""
+        self._say_how_to_continue(trainer)
+        self._ask_to_start_again(trainer, number)
 
     def _ask_to_start_again(self, trainer: Trainer, number: int | None) -> None:
         if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero:

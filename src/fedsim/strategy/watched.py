@@ -1,0 +1,117 @@
+"""The part of the strategy that watches over a run while its ranks are apart: their reports, and signals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+from fedsim.core.errors import FedSimError, PeerError, RunStoppedError
+from fedsim.core.progress import note_progress
+from fedsim.strategy.channel import ControlChannel, end_process
+from fedsim.strategy.stop_watch import StopWatch, hear_sigterm
+
+
+class WatchedStrategy(DDPStrategy):
+    """Ranks that report to each other through a control channel, and end after a signal even if they are stuck."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.stop_signal: int | None = None
+        """the signal that asked the run to end after this round; None: no signal came"""
+        self.stop_deadline: float | None = None
+        """time.monotonic() at which this rank stops waiting for the round's end"""
+        self._is_saving = False
+        self._channel: ControlChannel | None = None
+        self._stop_watch: StopWatch | None = None
+        self._last_act: Callable[[int], None] = lambda _: None
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Report an error to the other ranks, unless a collective has already done so."""
+        super().on_exception(exception)
+        self._report(exception)
+
+    def teardown(self) -> None:
+        """Close the control channel."""
+        self.end_watch()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        super().teardown()
+
+    def describe_activity(self, activity: str) -> None:
+        """Set this rank's activity, one line, for error messages of the other ranks."""
+        note_progress()
+        if self._channel is not None:
+            self._channel.activity = activity
+
+    def request_stop(self, signum: int, deadline: float | None = None) -> None:
+        """Ask all ranks to end after this round, or at ``deadline`` (time.monotonic()). Safe in a signal handler."""
+        self.stop_signal, self.stop_deadline = signum, deadline
+
+    def watch_for_stop(self, act: Callable[[int], None]) -> None:
+        """End this process soon after the deadline of a stop, also if the main thread does not hear of it.
+
+        ``act`` is called with the signal's number before such a forced end. :meth:`end_watch` ends the watch.
+        """
+        self.end_watch()
+        self._last_act = act
+        if self._channel is not None:
+            self._channel.last_act = act
+        self._stop_watch = StopWatch(lambda: self.stop_deadline, lambda: self._is_saving, self._force_end)
+
+    def end_watch(self) -> None:
+        """Leave the end to the main thread again."""
+        if self._stop_watch is not None:
+            self._stop_watch.close()
+            self._stop_watch = None
+
+    def _force_end(self) -> None:
+        """End this process from another thread, and let the other ranks abandon the round."""
+        assert self.stop_signal is not None, "no stop was requested"
+        stop = RunStoppedError(self.stop_signal)
+        if self._channel is not None:
+            self._channel.abandon(stop.signum)
+        self._last_act(stop.signum)
+        end_process(str(stop) if self.is_global_zero else "", 128 + stop.signum)
+
+    def on_test_start(self) -> None:
+        """Let SIGTERM end a test; Lightning calls this, and the next one, after it has set its own handlers."""
+        hear_sigterm(lambda number: self.request_stop(number, time.monotonic()), is_alone=self.world_size == 1)
+        self.watch_for_stop(lambda _: None)
+
+    on_predict_start = on_test_start
+
+    def on_validation_start(self) -> None:
+        """Let SIGTERM end a validation of a checkpoint; within a fit, Preemption handles signals."""
+        if self.lightning_module is not None and self.lightning_module.trainer.state.fn == TrainerFn.VALIDATING:
+            self.on_test_start()
+
+    def poll(self) -> None:
+        """Check, at almost no cost, that this rank should continue.
+
+        Raises:
+            PeerError: if another rank failed or fell silent.
+            RunStoppedError: if a rank was asked to end, and the round takes too long.
+        """
+        note_progress()
+        if self._channel is not None:
+            self._channel.check()
+        late = self.stop_deadline is not None and time.monotonic() > self.stop_deadline
+        if late and not self._is_saving:  # while a checkpoint is written, the round is complete
+            self.abandon_round()
+
+    def abandon_round(self) -> NoReturn:
+        """Leave the round on all ranks: raise RunStoppedError."""
+        assert self.stop_signal is not None, "no stop was requested"
+        if self._channel is not None:
+            self._channel.abandon(self.stop_signal)
+        raise RunStoppedError(self.stop_signal)
+
+    def _report(self, exception: BaseException) -> None:
+        if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
+            text = str(exception) if isinstance(exception, FedSimError) else repr(exception)
+            self._channel.fail(text)
