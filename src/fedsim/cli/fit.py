@@ -223,8 +223,8 @@ class FedSimCLI(LightningCLI):
             self.model.maps = self.run_dir / "maps"
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
         if self.subcommand == "fit":
-            if rank_of_this_process() == 0:
-                check_free(*self._start(config))
+            if self.scored.content is not None and rank_of_this_process() == 0:
+                check_free(*self._start(config))  # before the checkpoint of another run is compared
             check_fit(self.trainer, self.model, self.datamodule, self.scored.content)
             self.scored = self.scored._replace(content=None)  # which may be large
             self._prepare_run(config)

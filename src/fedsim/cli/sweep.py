@@ -77,8 +77,8 @@ def run(args: list[str]) -> str:
         return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
     for table in config.compare:
         find_table(table)  # a wrong name is reported before hours of training
-    given = config.run_dir
-    root = Path(f"runs/sweep-{Path(name).stem}" if given is None else expanded(given, "--run_dir"))
+    folder = config.run_dir
+    root = Path(f"runs/sweep-{Path(name).stem}" if folder is None else expanded(folder, "--run_dir"))
     runs = runs_of_sweep(sweep, root, config.count, config.seed)
     for sweep_run in runs:
         _check_names(sweep_run.command)
