@@ -184,7 +184,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
             "_process_group_backend",
             "_start_method",
         },
-        "tracking": {"_experiment_name", "_mlflow_client", "_run_id", "_run_name", "_wandb_init"},
+        "tracking": {"_experiment_name", "_mlflow_client", "_offline", "_run_id", "_run_name", "_wandb_init"},
     },
     "argparse": {
         "fit": {"_actions"},
