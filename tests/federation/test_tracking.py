@@ -322,3 +322,13 @@ def test_absolute_paths_stay_here(monkeypatch):
     assert config["trainer"]["logger"] == 1
     monkeypatch.setattr(tracking, "_git", lambda *args: None)  # an installed copy
     assert set(code_version()) == {"version"}
+
+
+def test_a_logger_that_is_offline_needs_no_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    tracking.reach_wandb(WandbLogger(offline=True))
+    tracking.reach_wandb(WandbLogger(mode="disabled"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracking.reach_wandb(WandbLogger())

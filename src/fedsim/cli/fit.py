@@ -50,7 +50,6 @@ from fedsim.federation.callbacks import (
     ScoreLastRound,
     Tracking,
     reach_mlflow,
-    reach_wandb,
 )
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
@@ -226,6 +225,8 @@ class FedSimCLI(LightningCLI):
             self.model.maps = self.run_dir / "maps"
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
         if self.subcommand == "fit":
+            if self.scored.content is not None and rank_of_this_process() == 0:
+                check_free(*self._start(config))  # before the checkpoint of another run is compared
             check_fit(self.trainer, self.model, self.datamodule, self.scored.content)
             self.scored = self.scored._replace(content=None)  # which may be large
             self._prepare_run(config)
@@ -235,21 +236,23 @@ class FedSimCLI(LightningCLI):
     def _prepare_run(self, config: Namespace) -> None:
         """Lock the run directory on rank 0, and let the run begin in it when its first round has trained."""
         lock = RunLock(self.run_dir)
-        start = (self.run_dir, bool(config["overwrite"]), config["ckpt_path"], self.restarts)
+        start = self._start(config)
         if rank_of_this_process() == 0:
             self.lock = lock  # last: all other checks of settings have passed
             lock.acquire()
-            check_free(*start)
+            check_free(*start)  # again: another fit may have ended in between
             for logger in self.trainer.loggers:
                 if isinstance(logger, MLFlowLogger):
                     reach_mlflow(logger)
-                elif isinstance(logger, WandbLogger):
-                    reach_wandb(logger)
         if not config["trainer"]["fast_dev_run"]:  # which writes nothing
             at_once = folder_of_sweep_run() is not None
             has_mlflow = any(isinstance(logger, MLFlowLogger) for logger in self.trainer.loggers)
             config_of_run = self._resolved() if has_mlflow else {}
             RunBeginning(lock, partial(prepare_for_fit, *start), config_of_run, at_once).join(self.trainer)
+
+    def _start(self, config: Namespace) -> tuple[Path, bool, str | None, bool]:
+        """Return what decides whether a fit begins, continues or replaces a run; see prepare_for_fit."""
+        return self.run_dir, bool(config["overwrite"]), config["ckpt_path"], self.restarts
 
     def instantiate_classes(self) -> None:
         """Build everything, with pretrained weights only where they are needed."""

@@ -242,7 +242,7 @@ def make_run_dir(folder: Path) -> None:
 def check_free(folder: Path, overwrite: bool, ckpt_path: str | None, restart: bool = False) -> None:
     """Raise ConfigError if the folder holds a run that a fit neither continues nor replaces; see prepare_for_fit."""
     summary = folder / "summary.json"
-    if overwrite or _continues(folder, ckpt_path):
+    if overwrite or not os.path.isdir(folder) or _continues(folder, ckpt_path):
         return
     if summary.exists():
         if restart and not read_json(summary).get("finished"):

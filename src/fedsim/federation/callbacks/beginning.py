@@ -15,7 +15,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from fedsim.core.run_lock import RunLock
 from fedsim.federation.callbacks.summary import KeepConfig
-from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run
+from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run, reach_wandb
 from fedsim.federation.events import RoundCallback, strategy_of
 
 
@@ -87,6 +87,13 @@ class RunBeginning(RoundCallback):
         if trainer.loggers:
             self._held = HeldLoggers(trainer.loggers)
             trainer.loggers = [self._held]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Log in at W&B: a missing key is reported before the first round, on all ranks."""
+        with strategy_of(trainer).together():
+            for logger in self._held.loggers if self._held is not None and trainer.is_global_zero else ():
+                if isinstance(logger, WandbLogger):
+                    reach_wandb(logger)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin, if that cannot wait."""

@@ -135,7 +135,7 @@ def reach_wandb(logger: WandbLogger) -> None:
     import wandb
 
     mode = logger._wandb_init.get("mode") or os.environ.get("WANDB_MODE") or "online"
-    if not logger._offline and mode == "online":
+    if mode == "online" and not logger._offline:
         wandb.login()
 
 
