@@ -111,7 +111,12 @@ def _content_problems(content: Mapping[str, Any]) -> Iterator[str]:
     clients, hosts = content.get("clients"), content.get("hosts")
     if not _is_named(clients, is_count):
         yield "clients"
-    elif not _is_named(hosts, lambda rank: is_count(rank) and rank < len(files)) or hosts.keys() != clients.keys():
+    elif (
+        not isinstance(hosts, dict)
+        or not isinstance(clients, dict)
+        or not _is_named(hosts, lambda rank: is_count(rank) and rank < len(files))
+        or hosts.keys() != clients.keys()
+    ):
         yield "hosts"
     for name in ("layouts", "private_layouts"):
         if not _is_named(content.get(name), _is_layout):
