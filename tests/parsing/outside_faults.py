@@ -1,6 +1,7 @@
 """Faults from outside a config, drawn at random: in variables, command lines, run folders and checkpoints."""
 
 import copy
+import itertools
 import json
 import random
 
@@ -10,13 +11,15 @@ from safetensors.torch import load_file, save_file
 TEXTS = ("", " ", "x", "-1", "1.5", "1e9", "0x1", "99999999999999999999", "٣", "None", "\udcff", "a" * 300)
 VARIABLES = {
     "RANK": TEXTS, "LOCAL_RANK": TEXTS, "NODE_RANK": TEXTS, "GROUP_RANK": TEXTS, "WORLD_SIZE": (*TEXTS, "0"),
-    "LOCAL_WORLD_SIZE": (*TEXTS, "0"), "GROUP_WORLD_SIZE": (*TEXTS, "0"), "MASTER_PORT": (*TEXTS, "0", "65536", "99999"),
+    "LOCAL_WORLD_SIZE": (*TEXTS, "0"), "GROUP_WORLD_SIZE": (*TEXTS, "0"),
+    "MASTER_PORT": (*TEXTS, "0", "65536", "99999"),
     "SLURM_PROCID": TEXTS, "SLURM_NTASKS": (*TEXTS, "0"), "TORCHELASTIC_MAX_RESTARTS": TEXTS,
 }  # fmt: skip
 """variable -> values that none can have"""
+_TENFOLD = "\n".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]" for x, y in itertools.pairwise("abcdefghi"))
 YAML = (
-    "a: &a [*a]", "a: &a {b: {c: *a}}", "[" * 60 + "]" * 60, "- " * 100 + "1", "[" * 5000, '{"a": ' * 70 + "1" + "}" * 70,
-    "a: &a [1,2,3,4,5,6,7,8,9]\n" + "\n".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]" for x, y in zip("abcdefgh", "bcdefghi")),
+    "a: &a [*a]", "a: &a {b: {c: *a}}", "[" * 60 + "]" * 60, "- " * 100 + "1", "[" * 5000,
+    '{"a": ' * 70 + "1" + "}" * 70, f"a: &a [1,2,3,4,5,6,7,8,9]\n{_TENFOLD}",
 )  # fmt: skip
 """texts that expand without end, or are too deep"""
 WRONG = (None, True, -1, 0.5, float("nan"), float("inf"), "x", [], {}, [[1]], {"x": 1}, 10**400)
@@ -92,7 +95,7 @@ def damage_checkpoint(version, number):
     checkpoint = torch.load(file, weights_only=True)
     # equal parts of Lightning's and fedsim's values: of their lists of numbers there are many
     top = rng.choice(["fedsim", "loops", "callbacks", "state_dict", "optimizer_states", "epoch", "global_step"])
-    path = rng.choice([p for p in places({top: checkpoint[top]})])
+    path = rng.choice(list(places({top: checkpoint[top]})))
     holder = checkpoint
     for key in path[:-1]:
         holder = holder[key]

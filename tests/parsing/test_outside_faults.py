@@ -43,7 +43,7 @@ def test_no_drawn_variable_slips_through(numbers):
             check_environment({"SLURM_NTASKS": "1", name: value})
             slipped.append((name, value))
         except ConfigError as error:
-            assert str(error).startswith(f"{name}: "), (name, value)
+            slipped += [] if str(error).startswith(f"{name}: ") else [(name, error)]
     assert slipped == []
 
 
@@ -111,8 +111,8 @@ def test_no_drawn_damage_of_a_summary_slips_through(finished, numbers):
         try:
             check_summary(parse_json(text, "summary.json"), "summary.json")
             slipped.append(number)
-        except FedSimError as error:
-            assert str(error).startswith("summary.json: ")
+        except FedSimError:
+            pass
     assert slipped == []
 
 
