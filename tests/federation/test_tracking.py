@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import signal
 import time
@@ -322,3 +323,14 @@ def test_absolute_paths_stay_here(monkeypatch):
     assert config["trainer"]["logger"] == 1
     monkeypatch.setattr(tracking, "_git", lambda *args: None)  # an installed copy
     assert set(code_version()) == {"version"}
+
+
+def test_the_home_directory_is_not_needed(tmp_path, monkeypatch):
+    """In containers it may be read-only, or missing."""
+    monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
+    for name in ("a", "b"):
+        join_run(WandbLogger(offline=True), tmp_path / name)
+        assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / name / "wandb")
+    monkeypatch.setenv("WANDB_DATA_DIR", "/own")
+    join_run(WandbLogger(offline=True), tmp_path)
+    assert os.environ["WANDB_DATA_DIR"] == "/own"

@@ -25,7 +25,7 @@ from fedsim.report.damage import check_summary
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 from small import refuse
 
-SOME, ALL = 150, 600
+SOME, ALL, ALL_CHECKPOINTS = 150, 2000, 1000
 
 
 def draws(some, every):
@@ -116,7 +116,7 @@ def test_no_drawn_damage_of_a_summary_slips_through(finished, numbers):
     assert slipped == []
 
 
-@pytest.mark.parametrize("numbers", draws(SOME, ALL))
+@pytest.mark.parametrize("numbers", draws(SOME, ALL_CHECKPOINTS))
 def test_no_drawn_change_of_a_checkpoint_slips_through(finished, tmp_path, numbers):
     slipped = []
     for number in numbers:

@@ -41,8 +41,8 @@ def is_sealed(content: Mapping[str, Any]) -> bool:
 
 
 def _check_seal(checkpoint: Mapping[str, Any], content: Mapping[str, Any], file: str) -> None:
-    others = {name: value for name, value in content.items() if name != _DIGEST}
-    parts = {name: others if value is content else value for name, value in checkpoint.items()}
+    undigested = {name: value for name, value in content.items() if name != _DIGEST}
+    parts = {name: undigested if value is content else value for name, value in checkpoint.items()}
     if is_sealed(content) and content.get(_DIGEST) != _digest(parts):
         raise DataError(f"{file}: was changed after it was written (digest); copy the checkpoint again")
 
