@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import signal
 import time
@@ -332,3 +333,14 @@ def test_a_logger_that_is_offline_needs_no_key(tmp_path, monkeypatch):
     tracking.reach_wandb(WandbLogger(mode="disabled"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracking.reach_wandb(WandbLogger())
+
+
+def test_the_home_directory_is_not_needed(tmp_path, monkeypatch):
+    """In containers it may be read-only, or missing."""
+    monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
+    for name in ("a", "b"):
+        join_run(WandbLogger(offline=True), tmp_path / name)
+        assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / name / "wandb")
+    monkeypatch.setenv("WANDB_DATA_DIR", "/own")
+    join_run(WandbLogger(offline=True), tmp_path)
+    assert os.environ["WANDB_DATA_DIR"] == "/own"

@@ -343,7 +343,7 @@ class FedSimCLI(LightningCLI):
         """Print the scores, and keep those of test sets."""
         if not self.trainer.is_global_zero:
             return
-        check_scores(self.trainer.callback_metrics, str(self.subcommand))
+        check_scores(self.trainer.callback_metrics, self.command)
         log.info(self.scored.line)
         say_scores(self.trainer.callback_metrics, self.model.settings.evaluation.task)
         if self.model.rankings is not None:

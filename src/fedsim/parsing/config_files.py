@@ -19,6 +19,8 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.parsing.documents import DEEPEST, check_yaml, parse_json, parse_yaml
 from fedsim.parsing.error_lines import one_line
 
+_COMMANDS = ("fit", "validate", "test", "predict", "describe")
+"""names under which LightningCLI of other projects nests the sections of a config"""
 _CONFIGS = Path(__file__).parents[1] / "configs"
 
 
@@ -132,6 +134,8 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     _check_keys(path, node)
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a config; expected sections such as trainer, model, data")
+    if nested := [key for key in _COMMANDS if isinstance(content.get(key), dict)]:
+        raise DataError(f"{path}: {nested[0]}: is a command, not a section; write its sections at the top of the file")
     for section in sections:
         _check_section(path, content, section)
     _check_classes(path, content)

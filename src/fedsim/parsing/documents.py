@@ -63,7 +63,7 @@ def check_yaml(text: str, name: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in (anchor for anchor, _ in opened):
                 raise DataError(f"{name}: *{event.anchor} repeats the section in which it stands; write its values out")
-            total += sizes.get(str(event.anchor), 1)
+            total += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
             total += 1
             if isinstance(event, yaml.CollectionStartEvent):

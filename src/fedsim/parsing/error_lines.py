@@ -272,6 +272,7 @@ def _field_problem(key: str, message: str) -> str:
     """Rewrite the parser's message about one field."""
     match = re.search(r"Given value: (.*?)(?:\. Got value: .*)?$", message, re.MULTILINE)
     match = match or re.search(r"Got value: (\S+?)\.?(?: Got value: .*)?$", message, re.MULTILINE)
+    match = match or re.search(r"Expected a <class '\w+'>\. Got value: ([^\n]{1,80})$", message)
     is_empty = re.search(r"Got value: *(\.|$)", message) is not None
     value = match[1] if match and match[1] else "an empty text" if is_empty else "this"
     message = re.sub(r"\s+", " ", message).strip()
@@ -290,6 +291,7 @@ def _field_problem(key: str, message: str) -> str:
     message = re.sub(r"\.? Got value: Namespace\(.*$", "", message)
     types = re.search(r"Subtypes: \[(.*)\] Errors: - (.*?)(?: Given value type|$)", message)
     is_number = types is not None and re.search("<class '(int|float)'>", types[1])
+    is_number = is_number or re.search("Expected a <class '(int|float|bool)'>", message)
     if not is_number and (missing := missing_class(key, message, value)):
         return missing
     if types is not None:

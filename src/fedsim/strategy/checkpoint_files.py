@@ -20,7 +20,8 @@ import secrets
 import shutil
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     for name in _shards(content, range(len(content["files"]))):
         if not (version / name).is_file():
             raise DataError(f"{version}: {name} is missing; copy the checkpoint with all its files")
+        with _opened(version / name, content):  # before anything is written: a damaged one is refused
+            pass
     result: dict[str, Any] = checkpoint
     return result
 
@@ -188,20 +191,27 @@ def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) 
     version, wanted = find_version(path), set(clients)
     states: dict[str, dict[str, Tensor]] = {}
     for name in _shards(content, {content["hosts"][client] for client in clients}):
-        try:
-            with safe_open(version / name, framework="pt") as shard:
-                _check_layout(version / name, shard, is_sealed(content))
-                for key in shard.keys():  # noqa: SIM118 - it is no dict
-                    client, _, tensor = key.rpartition("/")
-                    if client in wanted:
-                        states.setdefault(client, {})[tensor] = shard.get_tensor(key)
-        except DataError:
-            raise
-        except (SafetensorError, OSError, ValueError, KeyError, MemoryError) as error:
-            raise DataError(f"{version / name}: cannot be read ({type(error).__name__}); is it complete?") from error
+        with _opened(version / name, content) as shard:
+            for key in shard.keys():  # noqa: SIM118 - it is no dict
+                client, _, tensor = key.rpartition("/")
+                if client in wanted:
+                    states.setdefault(client, {})[tensor] = shard.get_tensor(key)
     if missing := wanted - states.keys():
         raise DataError(f"{version}: holds no private state of {min(missing)}; is it complete?")
     return states
+
+
+@contextmanager
+def _opened(file: Path, content: Mapping[str, Any]) -> Iterator[Any]:
+    """Open a file of private states; raise DataError if it cannot be read, or was changed after it was written."""
+    try:
+        with safe_open(file, framework="pt") as shard:
+            _check_layout(file, shard, is_sealed(content))
+            yield shard
+    except DataError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError, MemoryError) as error:
+        raise DataError(f"{file}: cannot be read ({type(error).__name__}); is it complete?") from error
 
 
 def _check_layout(file: Path, shard: Any, sealed: bool) -> None:

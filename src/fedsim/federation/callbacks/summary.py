@@ -37,7 +37,7 @@ class MetricsFile(CSVLogger):
 
     def save(self) -> None:
         """Write the metrics so far."""
-        with naming(Path(self.log_dir) / self.experiment.NAME_METRICS_FILE):
+        with naming(Path(self.log_dir) / "metrics.csv"):
             super().save()
 
 

@@ -39,6 +39,8 @@ RUN_ID_FILE = "wandb_id"
 _OF_ONE_START = ("config", "run_dir", "overwrite", "ckpt_path", "save_ranking")
 _CHARTED = ("mAP", "rank1")
 """metrics with a chart for each data set"""
+_OWN_DATA: list[str] = []
+"""WANDB_DATA_DIR as :func:`join_run` has set it, for an earlier run of this process"""
 _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
 
@@ -155,7 +157,9 @@ def join_run(logger: WandbLogger, folder: Path) -> None:
     if options.get("dir") in (None, "."):
         options["dir"] = str(folder)
     # W&B collects tables and pictures in the home directory, which may be read-only, or not exist (in containers)
-    os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))
+    if os.environ.get("WANDB_DATA_DIR") in (None, *_OWN_DATA):
+        os.environ["WANDB_DATA_DIR"] = str(folder.absolute() / "wandb")
+        _OWN_DATA[:] = [os.environ["WANDB_DATA_DIR"]]
     if options.get("name") is None and "WANDB_SWEEP_ID" not in os.environ:
         options["name"] = os.environ.get("WANDB_NAME") or folder.name
 

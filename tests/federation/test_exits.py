@@ -1,0 +1,150 @@
+"""Exits that are true: of clients that end the process, negative variances, runs that never trained, closed pipes."""
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fedsim.__main__ import main
+from fedsim.methods import FedPav
+from fedsim.parsing.error_lines import failure_of
+from small import refuse
+from tiny_run import TINY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(FedPav):
+    """Uploads a negative variance, or ends the process."""
+
+    kind: str = "variance"
+
+    def upload(self, client):
+        upload = super().upload(client)
+        if client.client_name != "town1":
+            return upload
+        if self.kind == "exit":
+            sys.exit(0)
+        entry = next(entry for entry in client.model.flat.shared_entries if "running_var" in entry.name)
+        vector = upload.vector.clone()
+        vector[entry.span][-1] = -1e-3
+        return replace(upload, vector=vector)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY.replace("max_epochs: 3, check_val_every_n_epoch: 3", "max_epochs: 1"))
+    return path
+
+
+def fit(config, *options):
+    return ["fit", "--config", str(config), "--run_dir", str(config.parent / "run"), *map(str, options)]
+
+
+def test_a_negative_variance_names_its_client(config, capsys):
+    line = refuse(capsys, *fit(config, "--model.method", f"{__name__}.Odd"))
+    assert "client town1, round 1: a running variance of its update is -0.001" in line
+
+
+def test_it_is_left_out_on_request(config, capsys, caplog):
+    assert main(fit(config, "--model.method", f"{__name__}.Odd", "--model.on_bad_update", "skip_client")) == 0
+    assert "leaves out town1" in caplog.text
+
+
+def test_an_exit_within_a_client_is_a_failure(config, capsys):
+    line = refuse(capsys, *fit(config, "--model.method", f"{__name__}.Odd", "--model.method.kind", "exit"))
+    assert "client town1, round 1: its code asked the process to exit (code 0)" in line
+
+
+def test_so_is_one_of_a_module_that_a_config_names(config, capsys, tmp_path, monkeypatch):
+    (tmp_path / "quits.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = refuse(capsys, *fit(config, "--model.method", "quits.Method"))
+    assert "quits.py, line 2: asked the process to exit" in line
+
+
+@pytest.mark.parametrize(
+    "options", [["--model.availability.drop", "1.0"], ["--model.method", f"{__name__}.Absent"]], ids=["drop", "skipped"]
+)
+def test_a_run_in_which_no_client_trained_ends_with_1(config, capsys, options):
+    assert main(fit(config, *options, "--model.on_bad_update", "skip_client")) == 1
+    assert "no client returned an update that counts in 1 rounds" in capsys.readouterr().err
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent(Odd):
+    """All updates are bad."""
+
+    def upload(self, client):
+        upload = super().upload(client)
+        return replace(upload, vector=upload.vector * float("nan"))
+
+
+def test_a_validation_without_data_ends_with_1(config, capsys):
+    assert main(fit(config, "--data.val", "none")) == 0
+    capsys.readouterr()
+    assert main(["validate", "--ckpt_path", str(config.parent / "run")]) == 1
+    assert "validate: there are no scores" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "SparseAdam"])
+@pytest.mark.parametrize("field", ["model.client.optimizer", "model.server_optimizer"])
+def test_an_optimizer_that_needs_more_than_gradients_is_refused(config, capsys, name, field):
+    assert f"{field}: {name} cannot train here" in refuse(capsys, *fit(config, f"--{field}", f"torch.optim.{name}"))
+    assert not (config.parent / "run").exists()
+
+
+def test_an_empty_checkpoint_is_refused(config, capsys):
+    assert "ckpt_path: is an empty text" in refuse(capsys, *fit(config, "--ckpt_path", ""))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_stream_without_the_characters_gets_their_numbers(monkeypatch, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["list", "methods"]) == 0
+    from fedsim.parsing.output import print_text
+
+    print_text("数据")
+    assert rb"\u6570" in stream.buffer.getvalue()
+
+
+def test_a_closed_pipe_is_no_fault():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fedsim", "papers"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_output_that_cannot_be_written_is_one_line(capsys):
+    command = [sys.executable, "-m", "fedsim", "report", "nowhere"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(OSError(24, "Too many open files"), "ulimit -n"), (OSError(11, "Resource temporarily unavailable"), "ulimit -u"),
+     (OSError(36, "File name too long"), "shorter"),
+     (RuntimeError("Could not determine home directory."), "export HOME")],
+)  # fmt: skip
+def test_limits_of_the_machine_are_one_line(error, words):
+    failure = failure_of(error, "fit")
+    assert failure.code == 2
+    assert words in failure.message
+
+
+@pytest.mark.parametrize("writer", ["replacing", "new_folder"])
+def test_a_full_disk_names_the_file(tmp_path, writer):
+    from fedsim.core import files
+
+    with pytest.raises(OSError, match="No space") as caught, getattr(files, writer)(tmp_path / "metrics.csv"):
+        raise OSError(28, "No space left on device")
+    assert str(tmp_path / "metrics.csv") in failure_of(caught.value, "fit").message
