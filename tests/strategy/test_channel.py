@@ -1,14 +1,20 @@
 """The control channel, on a store in this process."""
 
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from failing import PATIENCE
+from failing import PATIENCE, await_true
 from fedsim.core.errors import PeerError
 from fedsim.strategy.channel import ControlChannel
+from fedsim.strategy.stopped import continue_process, identity, is_stopped
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +156,50 @@ def test_the_only_other_rank_is_named_however_late_its_last_sign_came():
     beating.set()
     thread.join()
     zero.close()
+
+
+FOLLOWER = """
+import os, signal, sys, time
+from fedsim.strategy.channel import end_with_launcher
+end_with_launcher(os.getppid())
+print(os.getpid(), flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
+LAUNCHER = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {FOLLOWER!r}])
+time.sleep(600)
+"""
+
+
+def test_a_stopped_rank_ends_with_its_launcher():
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True)
+    pid = int(launcher.stdout.readline())
+    try:
+        await_true(lambda: is_stopped(pid), PATIENCE, lambda: "it does not stop")
+        launcher.kill()
+        await_true(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), PATIENCE, lambda: "it is still there")
+    finally:
+        launcher.kill()
+        launcher.communicate()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_zombie(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def test_only_stopped_processes_of_this_machine_are_continued(monkeypatch):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr("fedsim.strategy.stopped.is_stopped", lambda pid: pid != 7)
+    machine = identity().rpartition(" ")[0]
+    for line in ("", "12", f"{machine} ", f"{machine} x", f"{machine} -1", f"{machine} 7", f"other {machine} 12"):
+        continue_process(line)
+    assert sent == []
+    continue_process(f"{machine} 12")
+    assert sent == [(12, signal.SIGCONT)]

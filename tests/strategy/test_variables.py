@@ -85,10 +85,15 @@ def test_ranks_that_this_process_starts_do_not_inherit_its_number(monkeypatch):
 
 
 def test_a_command_says_so_in_one_line_also_as_a_later_rank(monkeypatch, capsys):
-    for environ, devices in (({"LOCAL_RANK": "0"}, 2), ({"LOCAL_RANK": "5", "RANK": "5"}, 2), ({"RANK": "x"}, 1)):
+    for environ, devices in (
+        ({"LOCAL_RANK": "0"}, 2),
+        ({"LOCAL_RANK": "1"}, 2),
+        ({"LOCAL_RANK": "5", "RANK": "5"}, 2),
+        ({"RANK": "x"}, 1),
+    ):
         with monkeypatch.context() as patch:
             for name, value in environ.items():
                 patch.setenv(name, value)
-            patch.setattr(rank_zero_only, "rank", int(environ.get("RANK", "0").replace("x", "0")))
+            patch.setattr(rank_zero_only, "rank", int(environ.get("LOCAL_RANK", "0")))
             options = ["--config", "quickstart", f"--trainer.devices={devices}"]
             assert "unset " in refuse(capsys, "fit", *options)

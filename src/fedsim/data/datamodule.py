@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.progress import note_progress
 from fedsim.core.shared import shared_array
 from fedsim.data import decoded
 from fedsim.data.augmentation import MAX_PIXELS, Augmentation
@@ -315,6 +316,7 @@ def _read(images: Images, name: str, size: Size, pixels: Tensor) -> Tensor:
     done = 0
     for part in tqdm(list(images.chunks()), desc=f"reading {name}", delay=2.0, disable=None, leave=False):
         pixels[done : done + len(part)] = part.decode(size)
+        note_progress()  # a slow disk is no hang
         done += len(part)
     return pixels
 

@@ -151,6 +151,7 @@ def check_variables(environment: ClusterEnvironment, num_processes: int, num_nod
     if num_processes * num_nodes == 1 or "LOCAL_RANK" not in os.environ:
         return
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        setattr(rank_zero_only, "rank", 0)  # noqa: B010 - as above
         raise ConfigError(
             f"LOCAL_RANK: {environment.local_rank()} in the environment, so this process would wait for "
             f"{num_processes * num_nodes - 1} more of a launcher, but none has set {missing[0]}; unset LOCAL_RANK, "
