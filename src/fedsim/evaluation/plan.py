@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, final
 
+from fedsim.core.names import file_name
 from fedsim.core.placement import Placement
 from fedsim.data.federated import FederatedData
 from fedsim.evaluation.scored_set import ScoredSet
@@ -128,11 +129,12 @@ class EvaluationPlan:
 
     def file_name(self, job: ScoringJob) -> str:
         """Return the domain, with the model's client or architecture if the method delivers several models for it."""
+        name = file_name(job.data.domain)
         if job.is_ensemble:
-            return job.data.domain
+            return name
         row, domain = job.row, job.data.domain
         several = len(self.models) > 1 if row.client is None else domain in self.federated.unseen
-        return f"{domain}@{row.client or row.arch}" if several else domain
+        return f"{name}@{file_name(row.client or row.arch)}" if several else name
 
     def weights_of(self, row: ScoreRow) -> tuple[str, str]:
         """Name the weights behind a row: rows with equal weights are computed once.
