@@ -49,7 +49,8 @@ def prepare_output() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError, ValueError):  # closed, or with a reader that has ended: the next text shows that
+                stream.reconfigure(errors="backslashreplace")
 
 
 def end_output() -> None:
