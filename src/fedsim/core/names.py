@@ -24,5 +24,5 @@ def file_name(name: str) -> str:
     return quoted.decode()
 
 
-def _quote(found: re.Match[bytes]) -> bytes:
-    return b"".join(b"%%%02X" % byte for byte in found[0])
+def _quote(match: re.Match[bytes]) -> bytes:
+    return b"".join(b"%%%02X" % byte for byte in match[0])
