@@ -98,7 +98,7 @@ def test_an_optimizer_that_needs_more_than_gradients_is_refused(config, capsys, 
 
 
 def test_an_empty_checkpoint_is_refused(config, capsys):
-    assert "ckpt_path: is an empty text" in refuse(capsys, *fit(config, "--ckpt_path", ""))
+    assert "ckpt_path: is empty" in refuse(capsys, *fit(config, "--ckpt_path", ""))
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -17,6 +17,7 @@ from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedAvg, FedPav, FedUReID, LotteryFL, Scaffold
 from fedsim.methods.base import InitialState, Method, Payload, has_server_step, message_to
 from fedsim.training.messages import Measured
+from fedsim.training.settings import LocalTraining
 from small import fit, make_data, make_model
 
 # -- hooks that only call their base -----------------------------------------------------------------------------------
@@ -54,7 +55,8 @@ SOURCE = SyntheticReID(clients=2, unseen=1, scale=0.2)
 
 def assembled(method):
     hardware = Hardware(down_mbit=1.0, up_mbit=1.0, images_per_second=1.0)
-    model = make_model(method, hardware=hardware)
+    two_epochs = LocalTraining(batch_size=8, local_epochs=2)  # which SubFedAvg needs
+    model = make_model(method, hardware=hardware, client=two_epochs)
     model.assemble(make_data(SOURCE, public="new0"), 0, 1, torch.device("cpu"))
     return model
 

@@ -233,7 +233,12 @@ def test_differential_privacy_refuses_masks():
     pytest.importorskip("dp_accounting")
     for method in (LotteryFL(), SubFedAvg()):
         with pytest.raises(ConfigError, match=rf"model\.method: {type(method).__name__} uploads which elements"):
-            assembled(method, bn_stats="local", privacy=DifferentialPrivacy(clip=1.0, noise_multiplier=1.0))
+            assembled(
+                method,
+                bn_stats="local",
+                privacy=DifferentialPrivacy(clip=1.0, noise_multiplier=1.0),
+                client=LocalTraining(batch_size=8, local_epochs=2),
+            )
     assembled(
         FedDIP(weighting="uniform"), bn_stats="local", privacy=DifferentialPrivacy(clip=1.0, noise_multiplier=1.0)
     )

@@ -179,7 +179,7 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     assert a.keys() == b.keys()
     for key in a:
         assert torch.equal(a[key], b[key]), f"{key}: {int((a[key] != b[key]).sum())} of {a[key].numel()} entries differ"
-    start = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2))
+    start = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), client=LocalTraining(local_epochs=2, batch_size=8))
     start.assemble(make_data(size=(16, 8), public="new0"), 0, 1, torch.device("cpu"))
     key = "global" if len(a["global"]) else "town0/state"
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"

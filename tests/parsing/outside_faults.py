@@ -8,7 +8,7 @@ import random
 import torch
 from safetensors.torch import load_file, save_file
 
-TEXTS = ("", " ", "x", "-1", "1.5", "1e9", "0x1", "99999999999999999999", "٣", "None", "\udcff", "a" * 300)
+TEXTS = ("x", "-1", "1.5", "1e9", "0x1", "99999999999999999999", "٣", "None", "\udcff", "a" * 300)
 VARIABLES = {
     "RANK": TEXTS, "LOCAL_RANK": TEXTS, "NODE_RANK": TEXTS, "GROUP_RANK": TEXTS, "WORLD_SIZE": (*TEXTS, "0"),
     "LOCAL_WORLD_SIZE": (*TEXTS, "0"), "GROUP_WORLD_SIZE": (*TEXTS, "0"),
@@ -50,7 +50,7 @@ def draw_words(number):
     """The words of a command that cannot be run."""
     rng = random.Random(f"words {number}")
     command = rng.choice(COMMANDS).split()
-    value = rng.choice([*TEXTS[:6], *YAML, "/nowhere/at/all", "a" * 300, "{", "~/nowhere", "\udcff"])
+    value = rng.choice([*"", " ", *TEXTS[:4], *YAML, "/nowhere/at/all", "a" * 300, "{", "~/nowhere", "\udcff"])
     option = rng.choice(["--fault", "--config", "--run_dir.x", "--model.fault", "-q", "--trainer", "--help.x"])
     return [*command, *rng.choice([[option, value], [f"{option}={value}"], [option]])]
 

@@ -291,7 +291,8 @@ def _field_problem(key: str, message: str) -> str:
     message = re.sub(r"\.? Got value: Namespace\(.*$", "", message)
     types = re.search(r"Subtypes: \[(.*)\] Errors: - (.*?)(?: Given value type|$)", message)
     is_number = types is not None and re.search("<class '(int|float)'>", types[1])
-    is_number = is_number or re.search("Expected a <class '(int|float|bool)'>", message)
+    takes_class = re.search("valid subclass|import path", message)
+    is_number = is_number or (not takes_class and re.search("Expected a <class '(int|float|bool)'>", message))
     if not is_number and (missing := missing_class(key, message, value)):
         return missing
     if types is not None:

@@ -32,8 +32,6 @@ def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> Non
     for name in ("overwrite", "save_ranking", "save_maps"):
         if config.get(name, False) is None:
             raise ConfigError(f"{name}: null is not allowed; give true or false")
-    if config.get("ckpt_path") == "":
-        raise ConfigError("ckpt_path: is an empty text; give last, best or a path, or leave it out")
     for section, cls in sections.items():
         _check_arguments(config.get(section) or {}, cls, section)
 

@@ -17,7 +17,7 @@ from lightning import LightningModule, Trainer
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.versions import current_version
 from fedsim.federation.callbacks.summary import federation_of
-from fedsim.federation.events import RoundCallback, was_stopped
+from fedsim.federation.events import RoundCallback, strategy_of, was_stopped
 from fedsim.strategy.launch import requeue
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport
@@ -110,7 +110,7 @@ class Preemption(RoundCallback):
 
     def _end(self, trainer: Trainer, number: int | None) -> None:
         """Restore the handlers; after signal ``number``, if there was one, log the command that continues the run."""
-        self._strategy.end_watch()
+        strategy_of(trainer).end_watch()  # also of a fit that failed before it began to train
         if self._previous:
             del trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor  # the replacement by on_train_start
         while self._previous:
