@@ -70,8 +70,14 @@ def test_so_is_one_of_a_module_that_a_config_names(config, capsys, tmp_path, mon
     "options", [["--model.availability.drop", "1.0"], ["--model.method", f"{__name__}.Absent"]], ids=["drop", "skipped"]
 )
 def test_a_run_in_which_no_client_trained_ends_with_1(config, capsys, options):
-    assert main(fit(config, *options, "--model.on_bad_update", "skip_client")) == 1
-    assert "no client returned an update that counts in 1 rounds" in capsys.readouterr().err
+    rounds = ["--trainer.max_epochs", "2"]
+    assert main(fit(config, *options, *rounds, "--model.on_bad_update", "skip_client")) == 1
+    assert "no client returned an update that counts in 2 rounds" in capsys.readouterr().err
+
+
+def test_the_baseline_without_any_training_is_a_result(config, caplog):
+    assert main(fit(config, "--config", "methods/random_guess")) == 0
+    assert "no client returned an update that counts in 1 rounds" in caplog.text
 
 
 @dataclass(frozen=True, kw_only=True)

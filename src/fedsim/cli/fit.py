@@ -337,7 +337,7 @@ class FedSimCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's table; raise RunStoppedError if a signal ended the run."""
-        end_fit(self.trainer, self.run_dir, self.model.has_trained)
+        end_fit(self.trainer, self.run_dir, self.model.has_trained, self.model.settings.availability.drop)
 
     def after_test(self) -> None:
         """Print the scores, and keep those of test sets."""
