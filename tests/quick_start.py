@@ -11,6 +11,7 @@ import os
 import pickle
 import runpy
 import secrets
+import shlex
 import socket
 import stat
 import struct
@@ -26,7 +27,8 @@ from failing import Forked, room
 from fedsim.core import spares
 from fedsim.strategy.ready_ranks import LAUNCHER_ID
 
-_PROGRAM = """#!{python} -IS
+_PROGRAM = """#!/bin/sh
+''''exec {python} -IS "$0" "$@" # '''
 import os, pickle, signal, socket, struct, sys
 
 link = socket.socket(socket.AF_UNIX)
@@ -49,7 +51,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-"""It imports next to nothing, so it starts in a hundredth of a second."""
+"""It imports next to nothing, so it starts in a hundredth of a second. To the shell, its second line is a command; to
+Python, a text: a first line alone cannot name a Python whose path has a space."""
 
 
 class QuickPython:
@@ -63,7 +66,7 @@ class QuickPython:
             f"\0fedsim-tests-{secrets.token_hex(8)}"  # of no file, and of no server before: it may be answering still
         )
         for path, words in ((self.python, []), (self.fedsim, ["-m", "fedsim"])):
-            path.write_text(_PROGRAM.format(python=sys.executable, address=address, words=words))
+            path.write_text(_PROGRAM.format(python=shlex.quote(sys.executable), address=address, words=words))
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(address)

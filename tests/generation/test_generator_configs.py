@@ -118,8 +118,8 @@ def test_the_worked_example_runs(tmp_path, capsys, monkeypatch, quick_judge):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "augmentation.md").read_text()
     (block,) = [block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) if "fedsim augment write" in block]
-    block = block.replace("\\\n", " ").replace("configs/", f"{ROOT}/configs/")
-    commands = [shlex.split(line)[1:] for line in block.splitlines()]
+    lines = block.replace("\\\n", " ").splitlines()
+    commands = [[word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(line)[1:]] for line in lines]
     few = {
         "augment fit": ["--processes=1", "--training.steps=1", "--networks.width=4", "--appearance.width=4"],
         "fit": ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=1",

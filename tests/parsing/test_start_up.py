@@ -141,8 +141,8 @@ TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
 )
 def test_a_command_imports_no_more_than_it_needs(root, tmp_path, write_sweep, command, code, absent):
     run = write_run(tmp_path / "run", {1: scores_of(with_mean({"a": 0.5}))})
-    folders = {"run": run, "people": people(tmp_path / "people")}
-    words = command.format(sweep=write_sweep(), features=features(tmp_path), **folders).split()
+    paths = {"run": run, "people": people(tmp_path / "people"), "sweep": write_sweep(), "features": features(tmp_path)}
+    words = [word.format(**paths) for word in command.split()]
     program = (
         "import gc, sys; from fedsim.__main__ import main; code = main(sys.argv[2:]); "
         "print('frozen', gc.get_freeze_count() > 1000, gc.isenabled()); "
