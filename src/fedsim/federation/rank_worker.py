@@ -103,7 +103,8 @@ class RankWorker:
         parts = (contribution.vector, *contribution.extras.values())
         signals = {**upload.signals, **self.aggregator.facts(client.client_name, sent)}
         # before privacy, whose noise may be larger than a variance
-        variances = upload.vector[self.parts.statistics[client.model.arch].variances]
+        places = self.parts.statistics[client.model.arch].variances
+        variances = upload.vector[places] if places.numel() else None
         outcome = client.end_round(parts, self.aggregator.limit, signals, variances)
         numbers, tensor_numbers = self._sorted(outcome, upload)
         sends = client.session.is_first

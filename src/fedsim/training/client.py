@@ -14,12 +14,13 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from fedsim.core.allocator import is_out_of_memory
-from fedsim.core.errors import BadUpdateError, TrainingError
+from fedsim.core.errors import TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federated import ClientData
 from fedsim.strategy.rank_group import RankGroup
+from fedsim.training import failures
 from fedsim.training.batch import Batch, ClientImages, ScoredBatch
 from fedsim.training.centers import score_with_centers
 from fedsim.training.features import PLAIN, Extraction, extract_features
@@ -261,12 +262,11 @@ class Client(LightningModule):
 
         ``contribution`` are the tensors on the device that the client will add to the sums; no value may exceed
         ``limit``. The ``signals`` are read in the same wait for the device, and returned with the results. None of the
-        running ``variances`` that the client sends may be negative.
+        running ``variances`` that the client sends, if there are any, may be negative.
 
         Raises:
             BadUpdateError: if the loss, a weight or a signal is not finite, or too large to be summed, or a variance is
-                negative. The stored state
-                is then that from before the round.
+                negative. The stored state is then that from before the round.
         """
         if self._keeps_optimizers:
             self._keep_moments()
@@ -274,26 +274,24 @@ class Client(LightningModule):
         parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         more = self._on_device(signals) if signals else []
-        if variances is not None and variances.numel():
+        if variances is not None:
             bounds.append(variances.amin())
         # the session's only wait for the device
         loss, correct, images, values = self.session.metrics.read([*bounds, *more])
         extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
-            raise self._not_finite("loss or weights")
-        if variances is not None and variances.numel() and extremes[-1] < 0:
-            raise BadUpdateError(
-                f"client {self.client_name}, round {self.round + 1}: a running variance of its update is "
-                f"{extremes[-1]:.3g}, and none can be negative; correct what it sends, or leave such updates out with "
-                "model.on_bad_update: skip_client"
-            )
+            raise failures.not_finite(self._named, "loss or weights")
+        if variances is not None and extremes[-1] < 0:
+            raise failures.negative_variance(self._named, extremes[-1])
         if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
             too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
-            raise self._bad_update(too_large, "the learning rate", "model.reduction to fp32")
+            raise failures.bad_update(self._named, too_large, "the learning rate", "model.reduction to fp32")
         if (inexact := self.session.inexact) is not None:
-            raise self._bad_update(inexact, "the weight of the loss", "model.client.micro_batch to null")
+            raise failures.bad_update(
+                self._named, inexact, "the weight of the loss", "model.client.micro_batch to null"
+            )
         numbers = {name: s.read(values) if isinstance(s, Measured) else s for name, s in signals.items()}
-        self._check_signals(numbers)
+        failures.check_signals(self._named, numbers, [entry.name for entry in self.model.flat.shared_parameters])
         if self.session.is_first:
             self.store_private(self.model.private, self.kept)
         facts = {
@@ -308,18 +306,6 @@ class Client(LightningModule):
         tensors = (values.to(self.device, torch.float64, non_blocking=True) for values in measured)
         return [value for values in tensors for value in values.flatten().unbind()]
 
-    def _check_signals(self, signals: Mapping[str, float | Sequence[float]]) -> None:
-        """Raise BadUpdateError for a number that is not finite; the message names the signal, or the tensor."""
-        for name, signal in signals.items():
-            if isinstance(signal, int | float):
-                named = [(name, signal)]
-            else:
-                entries = self.model.flat.shared_parameters
-                named = [(entry.name, value) for entry, value in zip(entries, signal, strict=True)]
-            for subject, value in named:
-                if not math.isfinite(value):
-                    raise BadUpdateError(f"client {self.client_name}, round {self.round + 1}: its {subject} is {value}")
-
     def leave(self) -> None:
         """Free the memory of the session, whether or not its results count."""
         self.unload()
@@ -332,22 +318,12 @@ class Client(LightningModule):
         """Return an error that names the batch and the remedy, if memory ran out."""
         if not is_out_of_memory(error):
             return None
-        epoch, done, total = self.progress
-        return TrainingError(
-            f"client {self.client_name}, round {self.round + 1}, local epoch {epoch + 1}, batch {done} of {total}: "
-            f"out of memory with {self.batch_size} images per batch; lower model.clients.{self.client_name}.batch_size "
-            f"({str(error).partition('.')[0]})"
-        )
+        return failures.out_of_memory(self._named, self.client_name, self.batch_size, self.progress, error)
 
-    def _not_finite(self, subject: str) -> BadUpdateError:
-        return self._bad_update(f"{subject} are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
-
-    def _bad_update(self, problem: str, lower: str, set_: str) -> BadUpdateError:
-        """Return an error that names the remedies for an update that cannot count."""
-        return BadUpdateError(
-            f"client {self.client_name}, round {self.round + 1}: {problem}; lower {lower}, set {set_}, "
-            "or leave such updates out with model.on_bad_update: skip_client"
-        )
+    @property
+    def _named(self) -> str:
+        """Client and round, for messages."""
+        return f"client {self.client_name}, round {self.round + 1}"
 
     # -- state between rounds ------------------------------------------------------------------------------------------
 
@@ -425,5 +401,5 @@ class Client(LightningModule):
         features = extract_features(self.model.network, self.images.pixels, extraction, self.device)
         self.model.network.train()
         if not features.isfinite().all():
-            raise self._not_finite("features")
+            raise failures.not_finite(self._named, "features")
         return features

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
@@ -24,9 +25,9 @@ def supervised_loss(objective: Objective, output: Output, batch: Batch, centers:
     D the width of its features; without center loss they are unused. :mod:`fedsim.training.centers` moves them.
     """
     weights, terms = objective.weights, loss_terms(objective, output, batch, centers)
-    first, *further = (weighted(weights[name], term) for name, term in terms.items())
+    first, *further = [weighted(weights[name], term) for name, term in terms.items()]
     logged = tuple(term.detach() for term in terms.values()) if further else ()
-    return ScoredBatch(sum(further, first), output.logits.argmax(1), batch.labels, logged)
+    return ScoredBatch(sum(further, first) if further else first, output.logits.argmax(1), batch.labels, logged)
 
 
 def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tensor | None) -> dict[str, Tensor]:
@@ -88,7 +89,7 @@ class Objective:
     metric: MetricLoss | None = None
     """a loss of pytorch-metric-learning, which is added; null: none"""
 
-    @property
+    @cached_property  # read for each batch
     def weights(self) -> dict[str, float]:
         """The weight of each term of the loss, by name: the cross-entropy with any weight, further terms if above 0."""
         weights = {"cross_entropy": self.cross_entropy}
@@ -100,7 +101,7 @@ class Objective:
             weights["metric"] = self.metric.weight
         return weights
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         """Names of the terms that are logged for each client, without their weights, if there are two or more."""
         names = tuple(self.weights)
