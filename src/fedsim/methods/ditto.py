@@ -6,7 +6,7 @@ T. Li, S. Hu, A. Beirami, V. Smith. ICML 2021. arXiv:2012.04221.
 |-------------|------------------------------------------------------------------------------|
 | train       | w_k^t: local training from w^t; then                                         |
 |             | v_k <- v_k - eta (gradient of F_k(v_k) + lambda (v_k - w^t)), s times        |
-| weights     | w^{t+1} <- the mean of w_k^t                                                 |
+| weights     | w^{t+1} <- the mean of w_k^t, by ``weighting``                               |
 | personalise | the model of client k is v_k                                                 |
 
 Deviations and silences:
@@ -16,6 +16,7 @@ Deviations and silences:
 - The personal model trains after the other, E local epochs on further random batches, with a fresh optimizer of the
   client. So a round takes twice as long; the log counts only the first half.
 - A client that has not taken part yet is scored with the global model.
+- The authors' code takes the plain mean of w_k^t: ``weighting: uniform``. The default is FedAvg's, by size.
 - lambda = 0 is local training, independent of FedAvg; the paper tunes lambda for each data set.
 """
 

@@ -18,7 +18,9 @@ Deviations and silences:
   statistics are those of theta_i, and are averaged plainly (beta does not touch them).
 - theta_i is kept between rounds to be scored: a client that has not taken part yet is scored with the global model.
 - ``model.client.accumulate`` must be 1: each batch has a problem of its own.
-- The defaults are those of the authors' scripts for MNIST.
+- The authors' code averages w_i by their numbers of samples (the line with 1 / S is commented out), and its optimizer
+  has a weight decay of 0.001. Here it is 1 / S, as in the paper, and the client's own optimizer.
+- ``lam``, ``inner_steps``, ``local_lr`` and ``beta`` are those of the authors' scripts for MNIST.
 """
 
 from __future__ import annotations

@@ -220,6 +220,14 @@ class UCB(Selection):
         self.num_selected: dict[str, int] = {}
         """client -> N_i, for the same clients"""
 
+    def prepare(self, num_images: Mapping[str, int]) -> None:
+        """Warn if each round selects one client of several: its weight is 1, so every reward is the same."""
+        if self.count == 1 < len(num_images):
+            log.warning(
+                "model.selection.count: 1 client per round always has the weight 1 and the reward, so clients take "
+                "turns, and nothing is averaged; set it to 2 or more"
+            )
+
     def bound(self, client: str, round_: int) -> float:
         """Return A_i in round ``round_``, from 0; infinite for a client that has not been selected yet."""
         times = self.num_selected.get(client, 0)
