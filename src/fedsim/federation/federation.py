@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,12 @@ from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
+from fedsim.federation.start_line import start_line
 from fedsim.strategy.machine import Machine, machine_of
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
+
+log = logging.getLogger(__name__)
 
 
 class Federation(LightningModule):
@@ -103,6 +107,8 @@ class Federation(LightningModule):
         check_trainer(self.trainer)
         torch.set_num_threads(self.settings.threads)
         strategy, is_new = self.strategy, not hasattr(self, "parts")
+        if stage == "fit" and self.trainer.is_global_zero:
+            log.info(start_line(self.trainer))
         prepare_memory(strategy.root_device)
         with strategy.together():
             data = data_of(self.trainer)
