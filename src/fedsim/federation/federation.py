@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from fedsim.core.allocator import prepare_memory
 from fedsim.core.arguments import takes_fields
+from fedsim.core.devices import allow_tf32
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator, make_evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
@@ -110,6 +111,8 @@ class Federation(LightningModule):
         if stage == "fit" and self.trainer.is_global_zero:
             log.info(start_line(self.trainer))
         prepare_memory(strategy.root_device)
+        if not self.settings.tf32:
+            allow_tf32(False)
         with strategy.together():
             data = data_of(self.trainer)
             if is_new:
@@ -124,6 +127,11 @@ class Federation(LightningModule):
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
         if is_new:
             check_equal_start(strategy, self.parts.models)
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
+        """Give torch its default back."""
+        if not self.settings.tf32:
+            allow_tf32(True)
 
     def assemble(
         self, data: FederatedDataModule, rank: int, num_ranks: int, device: torch.device, machine: Machine | None = None
