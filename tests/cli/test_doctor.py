@@ -26,7 +26,6 @@ from fedsim.cli.doctor.facts import (
     Wandb,
     Wish,
     memory_room,
-    nvidia_driver,
     nvidia_on_bus,
     room_of,
     slurm_of,
@@ -34,6 +33,7 @@ from fedsim.cli.doctor.facts import (
     wandb_of,
 )
 from fedsim.cli.doctor.probe import disagreement
+from fedsim.core.nvidia import nvidia_driver
 from fedsim.functional.neighbours import Neighbours
 from small import refuse
 

@@ -36,6 +36,7 @@ from fedsim.cli.run_directory import (
     settle_checkpoint,
     with_own_config,
 )
+from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded
 from fedsim.core.run_lock import RunLock, message_of_change
@@ -279,6 +280,7 @@ class FedSimCLI(LightningCLI):
         kwargs["logger"] = self._loggers(config["logger"])
         # without Lightning's bar, and without its error about fedsim's bar
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
+        check_accelerator(config["accelerator"], warns=self.subcommand != "describe")
         with naming_the_field(vars(config)):
             return super().instantiate_trainer(**kwargs)
 

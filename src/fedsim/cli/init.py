@@ -7,6 +7,8 @@ import logging
 import math
 from pathlib import Path
 
+import torch
+
 from fedsim.cli.commands import call
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
@@ -27,7 +29,7 @@ trainer:
   check_val_every_n_epoch: {every}    # rounds between two evaluations
   accelerator: auto
   devices: 1                   # ranks; any number gives the same bits
-model:
+{gpu_trainer}model:
   method: FedPav               # fedsim list methods: all of them
   backbone: {backbone}
   neck: {{kind: linear, dim: 512}}
@@ -37,7 +39,7 @@ model:
     optimizer:
       class_path: torch.optim.SGD
       init_args: {{lr: 0.005, momentum: 0.9, nesterov: true, weight_decay: 5.0e-4}}
-{client_batches}data:
+{gpu_client}{client_batches}data:
   source:
     class_path: MarketFolders  # every folder with bounding_box_train is a client, the others are only tested on
     init_args: {{root: {quoted}}}
@@ -46,6 +48,17 @@ model:
   val: {val}                    # {why}
   size: [{height}, {width}]
   augmentation: {{pad: 10, flip: 0.5}}
+"""
+# as in configs/recipes/h100.yaml, whose other lines are defaults; a user removes the first # of a line
+_GPU_TRAINER = """\
+  # for the GPU of this machine (what each line changes in bits: docs/gpus.md):
+  # precision: bf16-mixed
+  # benchmark: true
+"""
+_GPU_CLIENT = """\
+    # for the GPU of this machine:
+    # channels_last: true
+    # graph: true                # PFedMe, SKA and FedReID refuse it
 """
 
 
@@ -100,6 +113,8 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",
         batch=batch,
         batch_why="smaller clients have their own" if client_batches else _smallest(images),
+        gpu_trainer=_GPU_TRAINER if torch.cuda.is_available() else "",
+        gpu_client=_GPU_CLIENT if torch.cuda.is_available() else "",
         client_batches=_client_section(client_batches, images),
         val="identities" if holds_out else "none",
         why="a fifth of each client's identities chooses the checkpoint"

@@ -30,7 +30,7 @@ from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
 from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, summary
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
-from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
+from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device
 from fedsim.data.standins import standin_of
 
 log = logging.getLogger(__name__)
@@ -252,14 +252,8 @@ class FederatedDataModule(LightningDataModule):
             return reader
         pixels = self.decode(images, name)
         if self.cache == "host" or self.shared_folder is not None:
-            return HeldPixels(pixels, device, moved=self.cache == "device")
-        try:
-            return HeldPixels(pixels.to(device), device)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"data.cache: the {len(pixels)} images of {name} ({pixels.nbytes / 2**30:.1f} GiB) do not fit on the "
-                "device; set it to host"
-            ) from error
+            return HeldPixels(pixels, device, moved_as=name if self.cache == "device" else None)
+        return HeldPixels(on_device(pixels, name, device), device)
 
     def open_test(self, images: Images, name: str, device: torch.device) -> Pixels:
         """Return validation or test images, in their size, as batches for ``device``. ``name``: see :meth:`decode`."""

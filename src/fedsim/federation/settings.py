@@ -70,6 +70,9 @@ class Settings:
     """settings of evaluations"""
     threads: int = 1
     """CPU threads per rank. Results depend on it in the last bits, so the default does not depend on the machine"""
+    tf32: bool = True
+    """let GPUs from NVIDIA's Ampere on compute convolutions in float32 with factors of 10 bits (TF32), torch's default;
+    false: with all 23 bits, which is slower. bf16-mixed rounds more than either"""
     seed: int = 0
     """seed of all randomness of training; on the command line, set seed_everything"""
 

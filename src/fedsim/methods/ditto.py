@@ -25,12 +25,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedsim.core.checks import not_negative
 from fedsim.core.errors import ConfigError
-from fedsim.methods.base import BodySharing, Method, WeightingChoice
+from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.settings import LocalTraining
 
@@ -52,10 +53,12 @@ class _PersonalSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(BodySharing, WeightingChoice, Method):
+class Ditto(BodySharing, WeightingChoice, KeepsModels, Method):
     """Averaging, and a personal model of each client that is held near the global one."""
 
     delivers = "personalised"
+    keeps: ClassVar[KeptModels] = {"personal": "model"}
+    session_copies = 1  # w_k^t, while v_k trains
 
     lam: float = 0.1
     """$\\lambda$, weight of the pull towards the global model"""

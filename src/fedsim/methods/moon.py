@@ -25,21 +25,23 @@ Deviations and silences:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import not_negative, positive
 from fedsim.functional.losses import model_contrastive
-from fedsim.methods.base import HoldsModels, Method, PartSharing, Replicas, WeightingChoice
+from fedsim.methods.base import HoldsModels, KeepsModels, KeptModels, Method, PartSharing, Replicas, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Upload
 
 
 @dataclass(frozen=True, kw_only=True)
-class MOON(PartSharing, WeightingChoice, HoldsModels, Method):
+class MOON(PartSharing, WeightingChoice, HoldsModels, KeepsModels, Method):
     """Averaging of clients whose features stay near the global model's, and move away from their previous ones."""
+
+    keeps: ClassVar[KeptModels] = {"previous": "model"}
 
     mu: float = 1.0
     """$\\mu$, weight of the contrastive term"""

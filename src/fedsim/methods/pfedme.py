@@ -28,22 +28,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, Method, Weights
+from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(BodySharing, Method):
+class PFedMe(BodySharing, KeepsModels, Method):
     """Averaging of the centres around which clients have their personal models."""
 
     delivers = "personalised"
     requires = frozenset({"whole_batches", "plain_steps"})  # each batch has a problem of its own
+    keeps: ClassVar[KeptModels] = {"personal": "model"}
+    session_copies = 1  # w_i
 
     lam: float = 15.0
     """$\\lambda$, weight of the pull of personal models towards their centre"""

@@ -59,7 +59,7 @@ class FlatModel:
         self.fixed = [name for name, group in groups.items() if group is Group.FIXED]
         """names of the tensors that are equal on all clients, and not in the buffer"""
         self.flat = FlatParameters(
-            network, shared.__contains__, self._head_room(max_classes), frozenset(self.fixed).__contains__
+            network, shared.__contains__, self.head_room(max_classes), frozenset(self.fixed).__contains__
         )
         self.initial_private = self.flat.private.clone()
         """[num_private] the start of every client"""
@@ -95,7 +95,7 @@ class FlatModel:
     @property
     def whole(self) -> Tensor:
         """The seated client's model with its own head: a view of the buffer."""
-        return self.flat.buffer[: self.flat.num_model + self._head_room(self.num_classes)]
+        return self.flat.buffer[: self.flat.num_model + self.head_room(self.num_classes)]
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Load the global model [num_shared], and private tensors that the server has, by name."""
@@ -109,7 +109,7 @@ class FlatModel:
 
         ``num_classes`` is its Z; ``generator`` samples the weights of its head.
         """
-        state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
+        state = torch.zeros(self.initial_private.numel() + self.head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
         if self.has_own_heads and num_classes:
             head = make_head(self.network.num_features, num_classes, generator, self.network.head_std)
@@ -127,7 +127,7 @@ class FlatModel:
         weight, start = room[: num_classes * features], aligned(num_classes * features)
         return Head(weight.view(num_classes, features), room[start : start + num_classes])
 
-    def _head_room(self, num_classes: int) -> int:
+    def head_room(self, num_classes: int) -> int:
         """Elements that an own head takes, weight and bias."""
         sizes = (num_classes * self.network.num_features, num_classes)
         return sum(map(aligned, sizes)) if self.has_own_heads else 0

@@ -22,7 +22,6 @@ from simulated.queues import queues
 NAME = "Simulated H100"
 _SILENT = (
     "_lazy_init", "init", "empty_cache", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
-    "reset_peak_memory_stats",
 )  # fmt: skip
 """Functions of torch.cuda without an effect that could be seen here."""
 
@@ -168,6 +167,7 @@ def _autograd(kernels: Kernels) -> Patches:
     real = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # imported there, not exported
 
     def run(tensors: Sequence[Tensor], *args: Any, **options: Any) -> Any:
+        kernels.places.live_bytes()  # the most of a step
         with Called.within("backward", tensors), Called(kernels.places):
             return real(tensors, *args, **options)
 
@@ -220,11 +220,21 @@ def _cuda(kernels: Kernels) -> Patches:
     numbers = {
         "is_available": True, "is_initialized": True, "is_bf16_supported": True,
         "device_count": places.num_gpus, "get_device_name": NAME, "get_device_capability": (9, 0),
-        "mem_get_info": (places.memory * 7 // 8, places.memory), "memory_allocated": 0,
-        "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
+        "mem_get_info": (places.memory * 7 // 8, places.memory), "memory_reserved": 0, "max_memory_reserved": 0,
     } | dict.fromkeys(_SILENT)  # fmt: skip
     for name, value in numbers.items():
         yield cuda, name, lambda *_, value=value, **__: value
+
+    def peak(device: Any = None) -> int:
+        places.live_bytes()
+        return places.peak
+
+    def reset_peak(device: Any = None) -> None:
+        places.peak = 0
+
+    yield cuda, "memory_allocated", lambda device=None: places.live_bytes()
+    yield cuda, "max_memory_allocated", peak
+    yield cuda, "reset_peak_memory_stats", reset_peak
     yield cuda, "get_device_properties", properties
     yield cuda, "get_rng_state", get_rng_state
     yield cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(places.num_gpus)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import configparser
 import netrc
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -172,15 +171,6 @@ def nvidia_on_bus(root: Path = Path("/")) -> int:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
             count += vendor == _NVIDIA and kind[:6] in _DISPLAYS
     return count
-
-
-def nvidia_driver(root: Path = Path("/")) -> str:
-    """Return the version of the kernel's NVIDIA driver; empty without one."""
-    for name in ("proc/driver/nvidia/version", "sys/module/nvidia/version"):
-        with suppress(OSError):
-            if version := re.search(r"\b\d{3,}\.\d+(?:\.\d+)*", (root / name).read_text()):
-                return version[0]
-    return ""
 
 
 def usable_cores(root: Path = Path("/")) -> float:

@@ -23,13 +23,13 @@ from fedsim.cli.doctor.facts import (
     TorchFacts,
     Wish,
     memory_room,
-    nvidia_driver,
     nvidia_on_bus,
     room_of,
     slurm_of,
     usable_cores,
     wandb_of,
 )
+from fedsim.core.nvidia import nvidia_driver
 from fedsim.core.parents import following
 
 LIMIT = 120.0
