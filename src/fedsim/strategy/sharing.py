@@ -124,6 +124,15 @@ def neighbours_by(addresses: Sequence[float], per_machine: int, ranks_per_device
     return list(ranks_of.values())
 
 
+def is_refused_by_nccl(error: str) -> bool:
+    """Whether NCCL refuses several ranks on one GPU; the text changed with NCCL 2.30.
+
+    >>> is_refused_by_nccl("Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000")
+    True
+    """
+    return any(text in error for text in ("Duplicate GPU", "Multiple Ranks are using the same GPU/Partition"))
+
+
 class SharedGpus:
     """Sums of ranks that share GPUs: within a GPU in the host's memory, among GPUs by one rank of each.
 
