@@ -158,6 +158,15 @@ class FederatedStrategy(WatchedStrategy):
                 f"{FIELD}: 1, but several ranks have one GPU, which NCCL refuses; set it to the number of ranks per GPU"
             ) from error
 
+    def _nccl_groups(self) -> list[Any]:
+        """Return the process groups of NCCL that this rank belongs to."""
+        groups = [group for (_, device), group in self._groups.items() if device == "cuda"]
+        if self.world_size > 1 and self.process_group_backend == "nccl" and dist.is_initialized():
+            groups.append(dist.group.WORLD)
+        if self._shared is not None:
+            groups.append(self._shared.among)
+        return [group for group in groups if isinstance(group, dist.ProcessGroup)]
+
     def _get_process_group_backend(self) -> str:
         """Return the backend of the group of all ranks: gloo, in the host's memory, if ranks share GPUs."""
         return "gloo" if self.ranks_per_device > 1 else str(super()._get_process_group_backend())
