@@ -6,14 +6,17 @@ from contextlib import nullcontext
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 import simulated
 from failing import run_on_ranks
 from fedsim.__main__ import main
+from fedsim.core.errors import ConfigError, PeerError
 from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
-from fedsim.strategy import FederatedStrategy
+from fedsim.methods import FedPav
+from fedsim.strategy import FederatedStrategy, watched
 from runs import differences, fit, left_by, options
 from small import refuse
 
@@ -176,6 +179,30 @@ def test_ranks_that_are_bound_to_one_gpu_and_do_not_know_it(tmp_path):
     said = (tmp_path / "log-0.txt").read_text()
     assert f"fedsim: error: {FIELD}: 1, but several ranks have one GPU" in said
     assert "Traceback" not in said
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def fail(self, client):
+    raise ConfigError("something is wrong")
+
+
+def fail_on_two(folder):
+    """What each of two ranks does, on a GPU each: the error of a client ends both."""
+    given_up = []
+    with (
+        simulated.cuda(2, board=folder / "board"), mock.patch.object(FedPav, "train", fail),
+        mock.patch.object(watched, "abort_groups", given_up.extend), pytest.raises((ConfigError, PeerError)),
+    ):  # fmt: skip
+        fit(folder / "run", "fedpav", gpus=2, rounds=1, scored=False)
+    assert given_up == [dist.group.WORLD]
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_after_an_error_ranks_give_up_nccl(tmp_path):
+    run_on_ranks(fail_on_two, tmp_path)
 
 
 # -- settings that cannot be -------------------------------------------------------------------------------------------

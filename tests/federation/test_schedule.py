@@ -30,8 +30,8 @@ ALL = dict.fromkeys(NAMES, 1.0)
 def schedule(clients=NAMES, shared=True, micro_batches=None):
     machine = object.__new__(Machine) if shared else None  # its order is asked for, nothing is dealt
     if machine is not None:
-        machine.ranks = range(2)
-    return RoundScheduler(COSTS, dict.fromkeys(NAMES, 1) | (micro_batches or {}), clients, machine)
+        machine.ranks, machine.strategy = range(2), mock.Mock(world_size=2, global_rank=0)
+    return RoundScheduler(COSTS, dict.fromkeys(NAMES, 1) | (micro_batches or {}), [clients], machine)
 
 
 def ordered(of, called, work):

@@ -124,6 +124,15 @@ def neighbours_by(addresses: Sequence[float], per_machine: int, ranks_per_device
     return list(ranks_of.values())
 
 
+def is_refused_by_nccl(error: str) -> bool:
+    """Whether NCCL refuses several ranks on one GPU; the text changed with NCCL 2.30.
+
+    >>> is_refused_by_nccl("Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000")
+    True
+    """
+    return any(text in error for text in ("Duplicate GPU", "Multiple Ranks are using the same GPU/Partition"))
+
+
 class SharedGpus:
     """Sums of ranks that share GPUs: within a GPU in the host's memory, among GPUs by one rank of each.
 
@@ -146,9 +155,10 @@ class SharedGpus:
             group = dist.new_group(ranks, timeout=timeout, backend="gloo")
             if rank in ranks:
                 self._within, self._first, self._is_first = group, ranks[0], rank == ranks[0]
-        self._among: Any = None
+        self.among: Any = None
+        """the group of ranks that sum among GPUs"""
         if len(gpus) > 1:
-            self._among = dist.new_group([ranks[0] for ranks in gpus], timeout=timeout, backend=backend)
+            self.among = dist.new_group([ranks[0] for ranks in gpus], timeout=timeout, backend=backend)
             atexit.register(_destroy_dist_connection)  # as Lightning does for NCCL
 
     def sum_(self, tensor: Tensor) -> None:
@@ -164,10 +174,10 @@ class SharedGpus:
     def _sum(self, host: Tensor, tensor: Tensor) -> None:
         """Sum ``host`` within each GPU, then among GPUs; the second sum overwrites ``tensor``."""
         self._wait(dist.all_reduce(host, group=self._within, async_op=True))
-        if self._among is None:
+        if self.among is None:
             return
         if self._is_first:
             tensor.copy_(host)
-            self._wait(dist.all_reduce(tensor, group=self._among, async_op=True))
+            self._wait(dist.all_reduce(tensor, group=self.among, async_op=True))
             host.copy_(tensor)
         self._wait(dist.broadcast(host, src=self._first, group=self._within, async_op=True))

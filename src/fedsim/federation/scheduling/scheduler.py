@@ -34,47 +34,55 @@ class RoundScheduler(RoundListener):
     Args:
         costs: client -> images times local epochs.
         micro_batches: client -> micro-batches of a batch.
-        clients: clients that this rank may train.
-        machine: the ranks that share them; None: only this rank trains them, in their order.
+        clients: for each machine of the run, the clients that its ranks may train.
+        machine: the ranks that share this rank's clients; None: ``clients`` has one list, and only this rank trains
+            them, in their order.
     """
 
     def __init__(
         self,
         costs: Mapping[str, float],
         micro_batches: Mapping[str, int],
-        clients: Sequence[str],
+        clients: Sequence[Sequence[str]],
         machine: Machine | None,
     ) -> None:
-        self._costs, self._micro_batches, self._clients, self._machine = (
-            costs,
-            micro_batches,
-            frozenset(clients),
-            machine,
-        )
+        self._costs, self._micro_batches, self._machine = costs, micro_batches, machine
+        self._clients = [frozenset(names) for names in clients]
         self._seconds: dict[str, float] = {}
         """client -> seconds per training image on one rank, measured in its last session"""
         self._sizes: dict[str, int] = {}
         """client -> number of its ranks in this round, if there are several"""
 
     def orders(self, called: Sequence[str], work: Mapping[str, float]) -> Orders:
-        """Return this rank's orders for a round with the clients ``called``; all ranks of a machine make the same plan.
+        """Return this rank's orders for a round with the clients ``called``; all ranks of the run call it together.
 
-        ``work``: client -> share of its local work that it completes.
+        Every rank plans for all machines: all ranks open a rank group together. ``work``: client -> share of its local
+        work that it completes.
         """
-        local = [name for name in called if name in self._clients]
         if self._machine is None:
+            local = [name for name in called if name in self._clients[0]]
             return Orders(others=local, all=local)
         usual = fmean(self._seconds.values()) if self._seconds else 1.0
-        expected = {name: work[name] * self._costs[name] * self._seconds.get(name, usual) for name in local}
-        tasks = [Task(name, expected[name], self._micro_batches[name]) for name in local]
-        machine, plan = self._machine, make_plan(tasks, len(self._machine.ranks))
-        self._sizes = {name: len(ranks) for name, ranks in plan.rank_groups}
+        expected = {name: work[name] * self._costs[name] * self._seconds.get(name, usual) for name in called}
+        plans = [
+            make_plan(
+                [Task(name, expected[name], self._micro_batches[name]) for name in called if name in clients],
+                len(self._machine.ranks),
+            )
+            for clients in self._clients
+        ]
+        machine, plan = self._machine, plans[self._machine.number]
+        machine.open_rank_groups([[ranks for _, ranks in of_machine.rank_groups] for of_machine in plans])
+        self._sizes = {name: len(ranks) for of_machine in plans for name, ranks in of_machine.rank_groups}
         rank_groups = [(name, machine.rank_group(ranks)) for name, ranks in plan.rank_groups if machine.place in ranks]
+        local = [name for name in called if name in self._clients[machine.number]]
         return Orders(rank_groups, plan.rest, sorted(local, key=lambda name: -expected[name]))
 
     def turns(self, orders: Orders) -> Iterator[tuple[str, RankGroup | None]]:
         """Yield the clients that this rank trains, each with its rank group, or None."""
-        yield from orders.rank_groups
+        for name, rank_group in orders.rank_groups:
+            rank_group.meet()  # a rank may still train another client, for hours
+            yield name, rank_group
         single = orders.others if self._machine is None else self._machine.queue(orders.others)
         for name in single:
             yield name, None
