@@ -124,6 +124,11 @@ def neighbours_by(addresses: Sequence[float], per_machine: int, ranks_per_device
     return list(ranks_of.values())
 
 
+def has_other_ranks() -> bool:
+    """Whether this process is one of several ranks that have found each other."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def is_refused_by_nccl(error: str) -> bool:
     """Whether NCCL refuses several ranks on one GPU; the text changed with NCCL 2.30.
 
