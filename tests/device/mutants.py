@@ -205,8 +205,8 @@ MUTANTS = [
            "shared GPUs"),
     Mutant("strategy/sharing.py", "dist.all_reduce(tensor, group=self.among",
            "dist.all_reduce(host, group=self.among", "shared GPUs"),
-    Mutant("strategy/strategy.py", "dist.group.WORLD.bound_device_id = None", "pass", "shared GPUs"),
-    Mutant("strategy/strategy.py", "dist.group.WORLD.bound_device_id = None", "pass", "rank groups"),
+    Mutant("strategy/sharing.py", "dist.group.WORLD.bound_device_id = None", "pass", "shared GPUs"),
+    Mutant("strategy/sharing.py", "dist.group.WORLD.bound_device_id = None", "pass", "rank groups"),
     Mutant("strategy/strategy.py", "            work.wait()  #", "            self._wait(work)  #", "rank groups"),
 ]  # fmt: skip
 

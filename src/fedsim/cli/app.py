@@ -44,7 +44,7 @@ def run_command(args: list[str]) -> int:
 def _leave_other_ranks(code: int) -> None:
     """End this process now if it is one of several ranks: NCCL's end would wait for a rank that is lost."""
     from fedsim.strategy.channel import end_process
-    from fedsim.strategy.watched import has_other_ranks
+    from fedsim.strategy.sharing import has_other_ranks
 
     if has_other_ranks():
         if sys.exc_info()[0] is not None:  # a defect

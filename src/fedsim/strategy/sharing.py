@@ -17,6 +17,7 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.strategy.compute_mode import exclusive_gpus, has_mps, read_listing, why_not_shared
 from fedsim.strategy.launch import Devices, Environment, find_launch, follow_launcher, leave_launcher
 
 FIELD = "trainer.strategy.ranks_per_device"
@@ -122,6 +123,30 @@ def neighbours_by(addresses: Sequence[float], per_machine: int, ranks_per_device
             f"set it to {len(most)}, or bind fewer tasks to a GPU"
         )
     return list(ranks_of.values())
+
+
+def check_shared_gpus(devices: Sequence[torch.device], ranks_per_device: int) -> None:
+    """Raise ConfigError if one of the GPUs, of this machine's ranks, takes one process only."""
+    listing, with_mps = read_listing(), has_mps()
+    for device in dict.fromkeys(devices) if exclusive_gpus(listing) else ():
+        if (why := why_not_shared(address_of(device), listing, with_mps)) is not None:
+            raise ConfigError(f"{FIELD}: {ranks_per_device}, but ranks cannot share {device}: {why}")
+
+
+def unbind_group_of_all() -> None:
+    """Let smaller groups not inherit the GPU to which the group of all ranks is bound.
+
+    By that GPU, NCCL has connected at once, so that its errors come early. But torch would split a smaller group from
+    the group of all ranks. gloo cannot do so. Up to torch 2.14 the ranks outside a group of gloo's would split NCCL's,
+    and those inside would not.
+    """
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.bound_device_id = None
+
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several ranks that have found each other."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def is_refused_by_nccl(error: str) -> bool:

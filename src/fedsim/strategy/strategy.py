@@ -30,9 +30,11 @@ from fedsim.strategy.sharing import (
     SharedGpus,
     address_of,
     check_number,
+    check_shared_gpus,
     is_refused_by_nccl,
     neighbours_by,
     spread,
+    unbind_group_of_all,
 )
 from fedsim.strategy.watched import WatchedStrategy
 
@@ -92,12 +94,14 @@ class FederatedStrategy(WatchedStrategy):
         check_number(self.ranks_per_device)
 
     def check_device(self) -> None:
-        """Raise ConfigError if ranks must share a GPU, but their devices are CPUs."""
+        """Raise ConfigError if ranks must share a GPU, but their devices are CPUs, or take one process each."""
         if self.ranks_per_device > 1 and self.root_device.type != "cuda":
             raise ConfigError(
                 f"{FIELD}: {self.ranks_per_device} is for GPUs, and these ranks are on CPUs; leave it out: "
                 "trainer.devices alone is their number"
             )
+        if self.ranks_per_device > 1:
+            check_shared_gpus(self.parallel_devices or [], self.ranks_per_device)
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
@@ -147,10 +151,7 @@ class FederatedStrategy(WatchedStrategy):
         try:
             with awaiting_ranks(self.global_rank, self.world_size, self.timeout.total_seconds()):
                 super().setup_distributed()
-            # NCCL has connected at once, by the bound GPU, so its errors come here. Smaller groups must not inherit it:
-            # torch would split them from this group, which gloo cannot, and for which ranks would wait in NCCL.
-            assert dist.group.WORLD is not None
-            dist.group.WORLD.bound_device_id = None
+            unbind_group_of_all()
         except RuntimeError as error:
             if not is_refused_by_nccl(str(error)):
                 raise

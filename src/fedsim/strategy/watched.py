@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -19,11 +18,6 @@ from fedsim.strategy.stop_watch import StopWatch, hear_sigterm
 
 _ABORT = 5.0
 """seconds for NCCL to give up sums; it may wait for ranks that are lost, which this process then does not"""
-
-
-def has_other_ranks() -> bool:
-    """Whether this process is one of several ranks that have found each other."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def abort_groups(groups: Sequence[Any], seconds: float = _ABORT) -> None:
