@@ -88,6 +88,15 @@ def test_ranks_can_share_a_gpu_and_the_page_says_how():
     assert "ranks can share" not in lines
 
 
+@pytest.mark.parametrize(("error", "says"), [("", "works with NCCL_MULTI_RANK_GPU_ENABLE=1, which"), ("no", "no")])
+def test_whether_nccl_takes_several_ranks_of_a_gpu_is_said_and_does_not_matter(error, says):
+    shared = replace(WELL, plan=FitDevices(("cuda:0", "cuda:0"), 2), sums_on_one=error)
+    checkup = examine(shared, Wish(ranks_per_device=2))
+    assert checkup.findings == []
+    assert {line.about: line.says for line in checkup.uses}["NCCL within a GPU"].startswith(says)
+    assert "NCCL within a GPU" not in command.as_page(examine(WELL, Wish()))
+
+
 def test_ranks_of_one_gpu_need_no_nccl():
     without = replace(WELL.torch, nccl="")
     one = replace(WELL, torch=without, plan=FitDevices(("cuda:0", "cuda:0"), 2), sums="no")
@@ -283,6 +292,7 @@ def test_two_cpus_can_sum(quick_python):
     assert trials.try_sums(("cpu",), 60.0) is None
     assert trials.try_sums(("cpu", "cpu", "cpu"), 60.0) == ""
     assert trials.try_sums(("cuda:0", "cuda:0"), 60.0) == ""  # ranks of one GPU sum as CPUs do
+    assert trials.try_sums_on_one(("cpu", "cpu", "cuda:0", "cuda:1"), 60.0) is None
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ from fedsim.models.weights import without_downloads
 from fedsim.parsing.output import print_text
 from fedsim.training.flat_model import FlatModel
 
+_ASSUMED = "assumed gain: rounds will measure it"
+
 
 def describe_federation(
     model: Federation,
@@ -211,7 +213,7 @@ def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
         prediction += f"; {largest} has {100 * share:.0f} % of the work, in batches of {count} micro-batches"
     return [
         ["predicted speed-up over one rank", prediction],
-        *([["clients that rank groups train", ", ".join(rank_groups)]] if rank_groups else []),
+        *([["clients that rank groups train", f"{', '.join(rank_groups)} ({_ASSUMED})"]] if rank_groups else []),
     ]
 
 

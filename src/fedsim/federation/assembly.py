@@ -57,7 +57,7 @@ def assemble(
     models, archs = _build_models(settings, federated.clients, device)
     costs = {c.name: float(c.num_images * client_settings[c.name].passes) for c in federated.clients}
     check_micro_batches(client_settings, models, settings.method, settings.objective, settings.reduction)
-    check_graphs(federated.clients, client_settings, settings.method, device, logs=rank == 0)
+    check_graphs(federated.clients, client_settings, settings.method, settings.objective, device, logs=rank == 0)
     check_compiler(client_settings, device)
     check_image_sizes(models, data)
     for model in models.values():

@@ -71,14 +71,27 @@ class Machine:
         """This rank's place on the machine, from 0."""
         return self.strategy.global_rank - self.ranks.start
 
-    def open_rank_groups(self, blocks: Sequence[range]) -> None:
-        """Prepare rank groups: ``blocks`` are ranges of places on a machine; all ranks of the run call it."""
+    @property
+    def number(self) -> int:
+        """This machine's place in the run, from 0."""
+        return self.ranks.start // len(self.ranks)
+
+    def open_rank_groups(self, blocks: Sequence[Sequence[range]]) -> None:
+        """Open the rank groups of a round that there are not yet; all ranks of the run call it with the same blocks.
+
+        ``blocks``: for each machine of the run, its rank groups, as ranges of places on the machine.
+        """
         size = len(self.ranks)
-        firsts = range(0, self.strategy.world_size, size)  # of all machines
-        self.strategy.make_groups([range(f + block.start, f + block.stop) for f in firsts for block in blocks])
+        self.strategy.open_groups(
+            [
+                range(size * number + block.start, size * number + block.stop)
+                for number, of_machine in enumerate(blocks)
+                for block in of_machine
+            ]
+        )
 
     def rank_group(self, places: range) -> RankGroup:
-        """Return the rank group of one of these blocks."""
+        """Return the rank group of one of this machine's blocks."""
         return RankGroup(self.strategy, range(self.ranks.start + places.start, self.ranks.start + places.stop))
 
     def meet(self) -> None:

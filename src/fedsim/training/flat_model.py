@@ -20,6 +20,9 @@ from fedsim.models.reid import Features, ReIDModel, make_head
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, autocast
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""torch's own: a class that derives from them may read its counter"""
+
 
 class Head(NamedTuple):
     """An identity head's tensors."""
@@ -53,7 +56,10 @@ class FlatModel:
     def __init__(
         self, arch: str, network: ReIDModel, shared: frozenset[str], groups: dict[str, Group], max_classes: int
     ) -> None:
-        self.arch, self.network, self.groups = arch, network, groups
+        _remove_idle_counters(network)
+        counters = {name: tensor for name, tensor in network.named_buffers() if groups[name] is Group.COUNTER}
+        self.arch, self.network = arch, network
+        self.groups = {name: group for name, group in groups.items() if group is not Group.COUNTER or name in counters}
         self.has_own_heads = network.head is None
         """whether heads belong to clients"""
         self.fixed = [name for name, group in groups.items() if group is Group.FIXED]
@@ -66,8 +72,7 @@ class FlatModel:
         # without initial weights: a replica is made within a session, and must not advance its random streams
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the seated client"""
-        counters = [network.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
-        self._counters = [(counter, counter.clone()) for counter in counters]
+        self._counters = [(counter, counter.clone()) for counter in counters.values()]
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
         self._shared, self._max_classes = shared, max_classes
         self._replicas: dict[str, FlatModel] = {}
@@ -253,6 +258,16 @@ class FlatModel:
         needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - BACKBONE)}, "head": set()}[layer]
         needed = [entry for entry in self.flat.entries if self.groups[entry.name] not in needless]
         return all(entry.shared or entry.name in names for entry in needed)
+
+
+def _remove_idle_counters(network: nn.Module) -> None:
+    """Remove the counters of batches that no layer reads: they cost a GPU a launch for each layer and batch.
+
+    Batch normalisation reads its counter only for a cumulative average, without a momentum.
+    """
+    for layer in network.modules():
+        if type(layer) in _BATCH_NORMS and layer.momentum is not None:
+            layer.register_buffer("num_batches_tracked", None)
 
 
 def _hash(tensors: Iterable[Tensor]) -> int:

@@ -231,7 +231,11 @@ def _sharing(facts: Facts) -> list[Line]:
     """Return the ranks that share a GPU, or the option by which they could."""
     plan = facts.plan
     if plan.shares:
-        return [Line("ranks that share", by_device(plan.devices), "tried")]
+        lines = [Line("ranks that share", by_device(plan.devices), "tried")]
+        if facts.sums_on_one is not None:
+            works = "works with NCCL_MULTI_RANK_GPU_ENABLE=1, which fedsim does not need (docs/gpus.md)"
+            lines.append(Line("NCCL within a GPU", facts.sums_on_one or works, "tried"))
+        return lines
     if plan.on_gpu:
         option = "several on a GPU, which a batch of 32 does not fill: --trainer.strategy.ranks_per_device 2"
         return [Line("ranks can share", option, "guessed")]

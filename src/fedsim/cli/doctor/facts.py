@@ -159,6 +159,8 @@ class Facts:
     faiss: FaissFacts = FaissFacts()
     sums: str | None = None
     """error of a sum over ranks of this machine; empty: none; None: not tried"""
+    sums_on_one: str | None = None
+    """error of NCCL's sum over two ranks of one GPU, with the variable that allows it; None: not tried"""
     readers: str = ""
     """error of processes that read images; empty: none"""
 
