@@ -91,7 +91,7 @@ def table_of(root: Path, findings: Sequence[Finding]) -> str:
             "true lists the papers' data sets and how to get them"
         )
     headers = ["data set", "found", "official", "read as", ""]
-    table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60])
+    table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60], disable_numparse=True)
     return f"{table}\n\ntraining identities / training images / queries / gallery images; nothing is ever downloaded"
 
 

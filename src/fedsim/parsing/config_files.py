@@ -18,6 +18,7 @@ import yaml
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.parsing.documents import DEEPEST, check_yaml, parse_json, parse_yaml
 from fedsim.parsing.error_lines import one_line
+from fedsim.parsing.typed_names import with_quotes
 
 _COMMANDS = ("fit", "validate", "test", "predict", "describe")
 """names under which LightningCLI of other projects nests the sections of a config"""
@@ -116,7 +117,7 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     """
     if path.startswith("{"):
         try:
-            return dict(parse_json(path, "--config"))
+            return dict(parse_json(with_quotes(path), "--config"))
         except DataError as error:
             if not isinstance(error.__cause__, json.JSONDecodeError):
                 raise
@@ -130,7 +131,7 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
         close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), shipped_configs(), n=1)
         remedy = f"did you mean {close[0]}, which comes with fedsim?" if close else "does the file exist?"
         raise DataError(f"{one_line(path)}: cannot read this config ({one_line(str(error))}); {remedy}") from error
-    content, node = parse_yaml(text, path)
+    content, node = parse_yaml(with_quotes(text), path)
     _check_keys(path, node)
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a config; expected sections such as trainer, model, data")

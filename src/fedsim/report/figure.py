@@ -229,7 +229,8 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     small: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7.5, "hatch.linewidth": 0.6}
-    with mpl.rc_context({**small, "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
+    plain: dict[Any, Any] = {"text.parse_math": False, "text.usetex": False}  # a $ in a name begins no formula
+    with mpl.rc_context({**small, **plain, "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
         yield Figure(figsize=(width, height), layout="constrained")
 
 

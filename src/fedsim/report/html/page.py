@@ -16,6 +16,7 @@ import yaml
 from fedsim._version import __version__
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
+from fedsim.core.names import metric_name
 from fedsim.report.comparison import tables_with_runs
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
@@ -112,7 +113,7 @@ def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) ->
     for group in groups:
         for kind in group.distinct_kinds(rule):
             for name in names:
-                cells = [group.cell(f"test/{kind}/{name}", [metric], rule, digits=2) for metric in metrics]
+                cells = [group.cell(metric_name("test", kind, name), [metric], rule, digits=2) for metric in metrics]
                 if set(cells) != {"-"}:
                     lines.append([group.label, kind, titles[name], *cells, str(len(group.runs))])
     return Block(["run", "model", "data set", *metrics, "seeds"], lines, num_left=3)
