@@ -61,7 +61,7 @@ def _code_of(args: list[str]) -> int:
 def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
     check_environment()  # Lightning would read these variables in its import
-    check_words(words)
+    check_words(words, is_kept=command in WITH_TRAINER)
     words = words_with_quotes(words)
     set_loader("yaml", lambda text: _load_yaml(with_quotes(text)), exceptions=(yaml.YAMLError,))
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fedsim.core.errors import ConfigError
 
 # also lone surrogates, by which Python shows bytes that are not UTF-8, and what some disks drop at the end
-_UNSAFE = re.compile(rb'^\.|[. ]$|[\x00-\x1f\x7f"*/:<>?@\\|%]|\xed[\xa0-\xbf][\x80-\xbf]')
+_UNSAFE = re.compile(rb'^[.~-]|[. ]$|[\x00-\x1f\x7f"*/:<>?@\\|%]|\xed[\xa0-\xbf][\x80-\xbf]')
 _LONGEST = 100  # bytes; file systems take 255, for two names, a suffix and the mark of partial files
 _LONGEST_NAME = 500  # bytes; a column of metrics.csv has two names
 _JOINERS = "\u200c\u200d"  # of Persian, of Indian languages and of emoji: the only invisible characters of names
@@ -71,12 +71,31 @@ def _kind_of(character: str) -> str | None:
     return None if character in _JOINERS else _KINDS.get(category)
 
 
+def check_text(text: str, field: str) -> None:
+    """Refuse a path, or another value of an option, that no config can hold: configs are UTF-8.
+
+    Raises:
+        ConfigError: with the ``field``.
+    """
+    if any(unicodedata.category(character) == "Cs" for character in text):
+        raise ConfigError(f"{field}: {printable(text)} holds bytes that are not UTF-8, as configs are; rename it")
+
+
+def printable(text: str) -> str:
+    r"""Return a text with escapes for what no terminal shows: line ends, and bytes of names that are no UTF-8.
+
+    >>> printable("stra\udcdfe")
+    'stra\\udcdfe'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def file_name(name: str) -> str:
     """Return a name of a file for ``name``: a single part of a path, valid UTF-8, different for different names.
 
-    Bytes that mean something in a path become %XX, also a dot at the beginning, dots and blanks at the end, @ and the
-    percent sign itself. A name of more than 100 bytes ends with a SHA-256 in the place of its rest. Usual names stay as
-    they are. Disks may take two of these for one: see :func:`file_names`.
+    Bytes that mean something in a path or to a shell become %XX: also a dot, - or ~ at the beginning, dots and blanks
+    at the end, @ and the percent sign itself. A name of more than 100 bytes ends with a SHA-256 in the place of its
+    rest. Usual names stay as they are. Disks may take two of these for one: see :func:`file_names`.
     """
     quoted = _UNSAFE.sub(_quote, name.encode(errors="surrogatepass")) or b"%"
     return _marked(quoted) if len(quoted) > _LONGEST else quoted.decode()

@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.parsing.documents import DEEPEST, check_yaml, parse_json, parse_yaml
+from fedsim.core.names import check_text
+from fedsim.parsing.documents import DEEPEST, as_yaml, check_yaml, parse_json, parse_yaml
 from fedsim.parsing.error_lines import one_line
 from fedsim.parsing.typed_names import with_quotes
 
@@ -32,8 +33,10 @@ def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
             read_config(path, sections)
 
 
-def check_words(words: Iterable[str]) -> None:
+def check_words(words: Iterable[str], is_kept: bool = False) -> None:
     """Refuse a value of a command line that the parser would expand without end.
+
+    ``is_kept``: the values go into the run's config.yaml, so that they must be UTF-8.
 
     Raises:
         ConfigError: for the first such value; its message names the option.
@@ -42,14 +45,16 @@ def check_words(words: Iterable[str]) -> None:
         option, sign, value = word.partition("=")
         if not (word.startswith("--") and sign):
             option, value = before if before.startswith("-") else "the command line", word
+        if is_kept:
+            check_text(value, option)
         if "&" not in value and len(value) <= DEEPEST:
             continue
         try:
             check_yaml(value, option)
-        except yaml.YAMLError:  # a value that is no YAML is a plain text, or the parser refuses it
-            continue
         except DataError as error:
             raise ConfigError(str(error)) from error
+        except (yaml.YAMLError, UnicodeError):  # a value that is no YAML is a plain text, or the parser refuses it
+            continue
 
 
 def config_at(word: str, next_word: str) -> str | None:
@@ -203,7 +208,7 @@ def normalise(args: list[str]) -> list[str]:
 
 def _as_json(text: str) -> str:
     try:
-        return json.dumps(ast.literal_eval(text))
+        return as_yaml(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # not a Python literal: unchanged
         return text
 
@@ -217,4 +222,4 @@ def join_configs(args: Sequence[str]) -> list[str]:
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action="append", default=[])
     options, words = parser.parse_known_args(args)
-    return [*words, f"--config={json.dumps(options.config)}"] if len(options.config) > 1 else list(args)
+    return [*words, f"--config={as_yaml(options.config)}"] if len(options.config) > 1 else list(args)

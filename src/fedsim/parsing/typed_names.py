@@ -25,6 +25,7 @@ _OF_CLIENTS = r"model\.(hardware\.)?clients"
 _WITHIN = ("init_args", "dict_kwargs")
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 _NUMBER = re.compile(r"[-+.]?[0-9]")  # also those that other readers of YAML take for numbers, such as 1e3
+_OPENING = ("[", "{")
 _OPTION = re.compile(r"--([\w.]+)\+?$")
 
 
@@ -61,11 +62,14 @@ def words_with_quotes(words: Sequence[str]) -> list[str]:
     """
     quoted = []
     for before, word in itertools.pairwise(["", *words]):
-        name, is_joined, value = word.partition("=")
-        option, text = (_OPTION.match(name), value) if is_joined else (_OPTION.match(before), word)
-        if option and option[1] != "config" and text.lstrip()[:1] in ("[", "{"):
-            text = with_quotes(text, option[1])
-        quoted.append(f"{name}={text}" if is_joined and option else text if option else word)
+        name, _, value = word.partition("=")
+        if joined := _OPTION.match(name):
+            is_list = joined[1] != "config" and value.lstrip()[:1] in _OPENING
+            quoted.append(f"{name}={with_quotes(value, joined[1])}" if value and is_list else word)
+        else:
+            option = _OPTION.match(before)
+            is_list = option is not None and option[1] != "config" and word.lstrip()[:1] in _OPENING
+            quoted.append(with_quotes(word, option[1]) if option and is_list else word)
     return quoted
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.names import metric_name
+from fedsim.core.names import metric_name, printable
 from fedsim.report.layout import mean_and_spread
 from fedsim.report.names import name_variants
 from fedsim.report.rules import Rule
@@ -83,7 +83,7 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
     for run in opened:
         by_config.setdefault(run.summary["fingerprint"], []).append(run)
     labels = name_variants([runs[0] for runs in by_config.values()])
-    return [RunGroup(label, tuple(runs)) for label, runs in zip(labels, by_config.values(), strict=True)]
+    return [RunGroup(printable(label), tuple(runs)) for label, runs in zip(labels, by_config.values(), strict=True)]
 
 
 def traffic(groups: Sequence[RunGroup]) -> str:

@@ -56,7 +56,7 @@ class Block:
         headers = [header.replace("\n", ", ") for header in self.headers]
         style, sign = ("pipe", " ± ") if format_ == "markdown" else ("latex_booktabs", r" $\pm$ ")
         words, numbers = slice(self.num_left), slice(self.num_left, None)
-        lines = [[*line[words], *(cell.replace("+-", _SPREAD) for cell in line[numbers])] for line in self.lines]
+        lines = [[*line[words], *(with_sign(cell, _SPREAD) for cell in line[numbers])] for line in self.lines]
         if format_ == "markdown":
             headers, lines = list(map(_plain, headers)), [list(map(_plain, line)) for line in lines]
         table = tabulate(lines, headers, style, disable_numparse=True, colalign=self._sides())
@@ -89,6 +89,15 @@ def _csv(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     writer.writerow([header.replace("\n", ", ") for header in headers])
     writer.writerows(lines)
     return file.getvalue().rstrip("\n")
+
+
+def with_sign(cell: str, sign: str) -> str:
+    """Return a cell of :func:`mean_and_spread` with another sign between its numbers; names stay as they are.
+
+    >>> with_sign("41.0+-1.4 / 30.2+-2.0", " ± "), with_sign("a+-b", " ± ")
+    ('41.0 ± 1.4 / 30.2 ± 2.0', 'a+-b')
+    """
+    return re.sub(r"(?<=[0-9n])\+-(?=[0-9n])", sign, cell)
 
 
 def mean_and_spread(values: NDArray[np.float64], digits: int = 1) -> str:

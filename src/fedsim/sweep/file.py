@@ -7,7 +7,6 @@ the file and a seed; they differ from those of W&B's server.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Any, Literal, NoReturn
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
-from fedsim.parsing.documents import parse_yaml
+from fedsim.parsing.documents import as_yaml, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
 
 Sample = dict[str, Any]
@@ -173,7 +172,7 @@ def command_of(sweep: Sweep, sample: Sample) -> list[str]:
 
 def _as_text(value: Any) -> str:
     """Return a value as W&B's agent writes it, in Python's syntax; as JSON where YAML reads that otherwise."""
-    return json.dumps(value) if isinstance(value, list | dict) and "\\" in repr(value) else str(value)
+    return as_yaml(value) if isinstance(value, list | dict) and "\\" in repr(value) else str(value)
 
 
 def _sample(sweep: Sweep, number: int, seed: int) -> Sample:

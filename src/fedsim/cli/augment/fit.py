@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from argparse import SUPPRESS
@@ -37,6 +36,7 @@ from fedsim.generation.saved import (
 from fedsim.generation.swaps import measure_swaps, sample_pairs
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 from fedsim.models.backbones import Backbone
+from fedsim.parsing.documents import as_yaml
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device
 
 def _quality_of(root: Path, folders: Mapping[str, Path], names: list[str] | None) -> str:
     """Return a table of the quality of clients' generators in ``root``; ``names`` is the option ``--clients``."""
-    only = "" if names is None else f" --clients {shlex.quote(json.dumps(names))}"
+    only = "" if names is None else f" --clients {shlex.quote(as_yaml(names))}"
     return (
         f"{quality_table({client: read_quality(folder) for client, folder in folders.items()})}\n"
         "before: the same measure for the two real images; recognised: as the wearer, by a classifier of real images\n"

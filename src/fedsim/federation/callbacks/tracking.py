@@ -76,7 +76,8 @@ class Tracking(RoundCallback):
             run.define_metric("round")
             run.define_metric("*", step_metric="round", step_sync=True)
             for name in uncharted(federation_of(pl_module)):
-                run.define_metric(name, step_metric="round", step_sync=True, hidden=True)
+                if "*" not in name:  # W&B takes it for a pattern; such a number has a chart
+                    run.define_metric(name, step_metric="round", step_sync=True, hidden=True)
             about = {**code_version(), "ranks": trainer.world_size}
             run.config.update({**public_config(self.config), "fedsim": about}, allow_val_change=True)
 

@@ -19,7 +19,7 @@ from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
 from fedsim.report.comparison import tables_with_runs
 from fedsim.report.groups import RunGroup
-from fedsim.report.layout import Block
+from fedsim.report.layout import Block, with_sign
 from fedsim.report.names import differences
 from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS
@@ -84,11 +84,11 @@ def write_page(
     }
     template = (resources.files("fedsim") / "report" / "html" / "page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.globals["key_of"] = sort_key
+    environment.globals.update(key_of=sort_key, with_sign=with_sign)
     text = environment.from_string(template).render(content)
     try:
         with replacing(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # of paths
     except OSError as error:
         raise DataError(f"{path}: cannot write the page ({error}); choose another --html") from error
 
