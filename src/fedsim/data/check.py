@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError, NotReadyError
-from fedsim.core.names import printable
+from fedsim.core.names import printable, problem_of_name
 from fedsim.data import datasets
 from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.datasets.base import files_of
@@ -111,6 +111,9 @@ def find_market_folders(root: Path, recognised: Collection[str]) -> list[Finding
 def _look_at(folder: Path) -> Finding:
     """Read a data set of the user."""
     layout = f"{folder.name}: Market-1501 layout"
+    if problem := problem_of_name(folder.name):
+        problem = f"{problem.removeprefix(f'{ascii(folder.name)} ')}; rename it"  # the table has the name
+        return Finding(folder.name, None, None, problem, layout, is_usable=False)
     try:
         domain = read_market_domain(folder)
     except DataError as error:

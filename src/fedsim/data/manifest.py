@@ -205,7 +205,7 @@ def _problem_of(fields: list[str]) -> str | None:
         (not file, "path is empty"),
         (not _PID.fullmatch(pid), f"pid {pid!r} is not an integer from -1 on"),
         (not _CAM.fullmatch(cam), f"cam {cam!r} is not an integer from 0 on"),
-        (dataset in RESERVED, f"a data set cannot be called {dataset!r}"),
+        (dataset in ("", *RESERVED), f"a data set cannot be called {dataset!r}"),
         (bool(of_dataset), f"of a data set, {of_dataset}; rename it"),
         (not _PART.fullmatch(part), f"part {part!r} is not one of {', '.join(_CLIENT_PARTS)}, query, gallery, public"),
         (is_train and not client, f"part {part} needs a client"),

@@ -147,12 +147,12 @@ def spelled(scores: Mapping[str, float], clients: Collection[str], unseen: Colle
     current = {metric_name(*pair) for pair in parts.values()}
 
     def spelling(key: str) -> str:
-        first, *rest = key.split("/")
-        if first in ("val", "test") and len(rest) > 3 and (middle := "/".join(rest[1:-1])) not in current:
-            return metric_name(first, rest[0], *parts.get(middle, (middle,)), rest[-1])
-        if first not in ("val", "test") and (client := "/".join(rest[:-1])) in clients:
-            return metric_name(first, client, rest[-1])
-        return metric_name(first, "/".join(rest)) if "/".join(rest) in clients else key
+        first, *words = key.split("/")
+        if first in ("val", "test") and len(words) > 3 and (middle := "/".join(words[1:-1])) not in current:
+            return metric_name(first, words[0], *parts.get(middle, (middle,)), words[-1])
+        if first not in ("val", "test") and (client := "/".join(words[:-1])) in clients:
+            return metric_name(first, client, words[-1])
+        return metric_name(first, "/".join(words)) if "/".join(words) in clients else key
 
     return {spelling(key): value for key, value in scores.items()}
 
