@@ -112,7 +112,7 @@ def _look_at(folder: Path) -> Finding:
     """Read a data set of the user."""
     layout = f"{folder.name}: Market-1501 layout"
     if problem := problem_of_name(folder.name):
-        problem = f"{problem.removeprefix(f'{ascii(folder.name)} ')}; rename it"  # the table has the name
+        problem = f"{problem.removeprefix(f'{folder.name!a} ')}; rename it"  # the table has the name
         return Finding(folder.name, None, None, problem, layout, is_usable=False)
     try:
         domain = read_market_domain(folder)
