@@ -7,7 +7,8 @@ import os
 import sys
 import traceback
 
-from jsonargparse import set_parsing_settings
+import yaml
+from jsonargparse import get_loader, set_loader, set_parsing_settings
 
 from fedsim.cli.commands import plain_command
 from fedsim.core.collector import imports_without_collection
@@ -19,6 +20,9 @@ from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
 from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
 from fedsim.parsing.output import end_output, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
+from fedsim.parsing.typed_names import with_quotes, words_with_quotes
+
+_load_yaml = get_loader("yaml")  # the parser's own
 
 
 def run_command(args: list[str]) -> int:
@@ -72,7 +76,9 @@ def _code_of(args: list[str]) -> tuple[int, bool]:
 def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
     check_environment()  # Lightning would read these variables in its import
-    check_words(words)
+    check_words(words, is_kept=command in WITH_TRAINER)
+    words = words_with_quotes(words)
+    set_loader("yaml", lambda text: _load_yaml(with_quotes(text)), exceptions=(yaml.YAMLError,))
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]

@@ -27,6 +27,7 @@ from fedsim.parsing.output import print_text
 from fedsim.training.flat_model import FlatModel
 
 _ASSUMED = "assumed gain: rounds will measure it"
+_NAMES = [0]  # columns of tables with names, which may look like numbers
 
 
 def describe_federation(
@@ -98,7 +99,7 @@ def _client_table(model: Federation, placement: Placement) -> str:
     place = "rank" if placement.per_machine == 1 else "machine"
     headers = ["client", place, "architecture", "images", "identities", "cameras", "val queries"]
     headers += ["generated"] if has_generated else []
-    return f"{tabulate(rows, headers, intfmt=',')}\n\n{_test_table(federated)}"
+    return f"{tabulate(rows, headers, intfmt=',', disable_numparse=_NAMES)}\n\n{_test_table(federated)}"
 
 
 def _test_table(federated: FederatedData) -> str:
@@ -109,7 +110,7 @@ def _test_table(federated: FederatedData) -> str:
         notes = [f"{len(sets.splits)} splits of the gallery"] if sets.splits else []
         notes += ["unseen"] if name in federated.unseen else []
         rows.append([name, queries, len(sets.gallery), ", ".join(notes)])
-    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",")
+    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",", disable_numparse=_NAMES)
 
 
 def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:
@@ -120,7 +121,7 @@ def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) 
         most = [max(down, default=0), max(up, default=0)]
         rows.append([name, len(transfers), *most, sum(down), sum(up), sum(down) + sum(up)])
     headers = ["client", "rounds", "down/round", "up/round", "down", "up", "both"]
-    return tabulate(rows, headers, intfmt=",")
+    return tabulate(rows, headers, intfmt=",", disable_numparse=_NAMES)
 
 
 def _cost_table(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -12,8 +11,10 @@ import torch
 from fedsim.cli.commands import call
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
+from fedsim.core.names import check_text, printable
 from fedsim.data.images import Domain, Split
 from fedsim.data.market import MarketFolders
+from fedsim.parsing.documents import as_yaml
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +80,15 @@ def init(folder: str, output: str = "fedsim.yaml") -> str:
     root, path = Path(folder).expanduser(), Path(output)
     if path.exists():
         raise ConfigError(f"--output: {path} exists already; give another name, or remove it")
+    check_text(str(root.absolute()), "--folder")
+    check_text(output, "--output")
     domains = MarketFolders(str(root)).domains()
     trained = [domain for domain in domains if domain.train is not None]
     if not trained:
         raise DataError(f"{root}: no data set has a folder bounding_box_train, so there is no client to train")
     text = _config(root, path, trained, [domain.name for domain in domains if domain.train is None])
     with replacing(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
     clients = "\n".join(f"{domain.name}: {_size(domain.train)}" for domain in trained if domain.train is not None)
     return f"{clients}\nwrote {path}; try fedsim describe --config {path}, then fedsim fit --config {path}"
 
@@ -104,10 +107,10 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
     _warn_of_few(images, identities, client_batches)
     return _CONFIG.format(
         clients=f"{len(images)} client{'s' * (len(images) > 1)}, {names},",
-        root=root,
-        quoted=json.dumps(str(root.absolute())),
+        root=printable(str(root)),
+        quoted=as_yaml(str(root.absolute())),
         unseen=f"only tested on: {', '.join(unseen)}" if unseen else "no data set is only tested on",
-        output=output,
+        output=printable(str(output)),
         rounds=100 if large else 20,
         every=10 if large else 5,
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",
@@ -151,7 +154,7 @@ def _client_section(client_batches: dict[str, int], images: dict[str, int]) -> s
     if not client_batches:
         return ""
     lines = [
-        f"    {json.dumps(name)}: {{batch_size: {size}}}    # of {images[name]:,} images"
+        f"    {as_yaml(name)}: {{batch_size: {size}}}    # of {images[name]:,} images"
         for name, size in client_batches.items()
     ]
     return "\n".join(["  clients:", *lines, ""])
@@ -160,7 +163,7 @@ def _client_section(client_batches: dict[str, int], images: dict[str, int]) -> s
 def _warn_of_few(images: dict[str, int], identities: dict[str, int], client_batches: dict[str, int]) -> None:
     """Warn of each client that cannot train or learn; those in ``client_batches`` have a batch size of their own."""
     for name, count in images.items():
-        remedy = f"add more, or keep it out of training: data.unseen: {json.dumps([name])}"
+        remedy = f"add more, or keep it out of training: data.unseen: {as_yaml([name])}"
         remedy += ", without its line in model.clients" if name in client_batches else ""
         if count < 2:
             log.warning("%s: only one training image, and a fit needs two; %s", name, remedy)

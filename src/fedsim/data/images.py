@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedsim.core.errors import DataError
+from fedsim.core.names import problem_of_name
 from fedsim.data.leftovers import LeftOut
 from fedsim.data.reading import read_rgb, upright_size
 
@@ -237,6 +239,11 @@ class Domain:
     """if not empty, scores are means over these splits: ``gallery`` is their pool of images, ``query`` is empty"""
     unlabelled: bool | None = None
     """whether the identities of training images are unknown; None: they are if all of them are 0"""
+
+    def __post_init__(self) -> None:
+        """Raise DataError if the name is none: files, metrics and tables are named after it."""
+        if problem := problem_of_name(self.name):
+            raise DataError(f"data.source: of a data set, {problem}; rename its folder")
 
     @property
     def parts(self) -> list[Split]:

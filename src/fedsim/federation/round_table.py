@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, NoClustersError
+from fedsim.core.names import metric_name
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.training.client import Outcome
 from fedsim.training.messages import Report
@@ -183,9 +184,9 @@ class RoundTable:
         if len(self._row_of) <= MAX_NAMES:  # of all clients: few selected ones per round add up to many names
             for name, report in reports.items():
                 numbers = {"loss": report.loss, **report.facts, **report.signals}
-                metrics |= {f"train/{name}/{key}": value for key, value in numbers.items()}
+                metrics |= {metric_name("train", name, key): value for key, value in numbers.items()}
             if self._columns.signals:  # other weights do not depend on the round
-                metrics |= {f"train/{name}/weight": weight for name, weight in shares.items()}
+                metrics |= {metric_name("train", name, "weight"): weight for name, weight in shares.items()}
         return metrics
 
     @property

@@ -10,6 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedsim.core.checks import at_least, within
+from fedsim.core.names import check_name
 from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
@@ -79,6 +80,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Check the settings as far as possible without data."""
         self.client.check("model.client")
+        for name in self.clients or ():
+            check_name(name, "model.clients", "use the name of a client")
         at_least("model", 1, threads=self.threads)
         within("model", "[1, 1024]", threads=self.threads)  # torch's error message is a page long
         if self.server_optimizer is not None:

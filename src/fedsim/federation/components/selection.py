@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import metric_name
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 
@@ -281,7 +282,7 @@ class UCB(Selection):
         metrics: dict[str, float] = {}
         for client in (client for client in clients if client in self.num_selected):
             numbers = {"H": self.rewards[client], "N": self.num_selected[client], "A": self.bound(client, round_ + 1)}
-            metrics |= {f"selection/{client}/{name}": float(value) for name, value in numbers.items()}
+            metrics |= {metric_name("selection", client, name): float(value) for name, value in numbers.items()}
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
