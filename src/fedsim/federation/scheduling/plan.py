@@ -31,10 +31,10 @@ class Task:
         """
         if ranks in self.measured:
             return self.measured[ranks]
-        known = [number for number in self.measured if number > 1]
-        if ranks == 1 or not known:
+        group_sizes = [number for number in self.measured if number > 1]
+        if ranks == 1 or not group_sizes:
             return self.shared_by(ranks)
-        nearest = min(known, key=lambda number: (abs(number - ranks), number))
+        nearest = min(group_sizes, key=lambda number: (abs(number - ranks), number))
         return self.shared_by(ranks) + max(0.0, self.measured[nearest] - self.shared_by(nearest))
 
     def shared_by(self, ranks: int) -> float:
