@@ -285,11 +285,11 @@ class FederatedDataModule(LightningDataModule):
             return images.decode(size)
         shape = (len(images), 3, *size)
         if self.shared_folder is None or not len(images):
-            return self._read(images, name, torch.empty(shape, dtype=torch.uint8))
+            return self._read_all(images, name, torch.empty(shape, dtype=torch.uint8))
         with shared_array(self.shared_folder, f"{name} {size}", shape) as (pixels, is_new):
-            return self._read(images, name, pixels) if is_new else pixels
+            return self._read_all(images, name, pixels) if is_new else pixels
 
-    def _read(self, images: Images, name: str, pixels: Tensor) -> Tensor:
+    def _read_all(self, images: Images, name: str, pixels: Tensor) -> Tensor:
         return read_all(images, name, pixels, self.threads or max(1, int(usable_cores())))
 
     def train_dataloader(self) -> OncePerRound:

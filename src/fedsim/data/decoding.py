@@ -6,7 +6,7 @@ progress do not depend on their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -50,7 +50,7 @@ def _read(part: Images, rows: Tensor) -> None:
 
 
 @contextmanager
-def _in_order(steps: list[Step], threads: int) -> Iterator[Iterator[Step]]:
+def _in_order(steps: Sequence[Step], threads: int) -> Iterator[Iterator[Step]]:
     """Yield functions, in order, that return when a step is done; threads take the steps ahead.
 
     After the block, also if an error or a signal ends it, no step runs, and no thread is left.
