@@ -196,7 +196,7 @@ def evaluator_of(settings: Settings, parts: Parts, data: FederatedDataModule, tr
         settings=settings.evaluation, method=settings.method, server=parts.server, clients=parts.clients,
         models=parts.models, archs=parts.archs, federated=parts.federated, placement=rank_share.placement,
         machine=rank_share.machine, snapshots=rank_share.snapshots, strategy=strategy,
-        open_images=data.open_test, progress=report,
+        open_images=data.open_test, progress=report, precision=str(trainer.precision),
     )  # fmt: skip
 
 
