@@ -66,6 +66,7 @@ def new_evaluator(model, **changed):
         "clients": parts.clients, "models": parts.models, "archs": parts.archs, "federated": parts.federated,
         "placement": share.placement, "machine": share.machine, "snapshots": share.snapshots,
         "strategy": extractor.strategy, "open_images": extractor.open_images, "progress": extractor.progress,
+        "precision": "32-true",
     }  # fmt: skip
     return make_evaluator(**arguments | changed)
 

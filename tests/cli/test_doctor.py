@@ -29,10 +29,10 @@ from fedsim.cli.doctor.facts import (
     nvidia_on_bus,
     room_of,
     slurm_of,
-    usable_cores,
     wandb_of,
 )
 from fedsim.cli.doctor.probe import disagreement
+from fedsim.core.cores import usable_cores
 from fedsim.core.nvidia import nvidia_driver
 from fedsim.functional.neighbours import Neighbours
 from small import refuse

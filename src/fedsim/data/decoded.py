@@ -88,6 +88,11 @@ class DecodedImages(Images):
         """Whether a decoded file of this size exists."""
         return any(file.size == size for file, _ in self.decoded_files)
 
+    @property
+    def in_threads(self) -> bool:
+        """As of files: in another size they are read."""
+        return self.files.in_threads
+
     def decode(self, size: Size) -> Tensor:
         """Return the pixels, without a copy if the rows are consecutive; see :meth:`Images.decode`."""
         for file, rows in self.decoded_files:

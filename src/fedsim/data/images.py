@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 Size = tuple[int, int]  # (height, width) in pixels
 Index = NDArray[np.int64]
 
-_CHUNK = 64  # images decoded between two reports of progress
+CHUNK = 64
+"""images decoded between two reports of progress"""
 
 
 class Images(ABC):
@@ -55,10 +56,15 @@ class Images(ABC):
         """Whether :meth:`decode` only copies."""
         return False
 
-    def chunks(self) -> Iterator[Images]:
+    @property
+    def in_threads(self) -> bool:
+        """Whether several threads may call :meth:`decode` of parts of the list at once, and gain from it."""
+        return False
+
+    def chunks(self, length: int = CHUNK) -> Iterator[Images]:
         """Yield short parts of the list, so that a caller can show its progress."""
-        for start in range(0, len(self), _CHUNK):
-            yield self.take(np.arange(start, min(start + _CHUNK, len(self)), dtype=np.int64))
+        for start in range(0, len(self), length):
+            yield self.take(np.arange(start, min(start + length, len(self)), dtype=np.int64))
 
 
 class ImageFiles(Images):
@@ -81,6 +87,11 @@ class ImageFiles(Images):
     def sizes(self) -> list[Size | None]:
         """Read the size of each file from its beginning, as it is when the image is upright."""
         return [upright_size(path) for path in self.paths]
+
+    @property
+    def in_threads(self) -> bool:
+        """Pillow frees the interpreter while it decodes and resizes."""
+        return True
 
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
@@ -156,6 +167,11 @@ class ImagesInParts(Images):
     def is_decoded(self, size: Size) -> bool:
         """Whether all parts are decoded."""
         return all(part.is_decoded(size) for part in self.parts)
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether all parts allow it."""
+        return all(part.in_threads for part in self.parts)
 
     def decode(self, size: Size) -> Tensor:
         """Decode part after part; see :meth:`Images.decode`."""

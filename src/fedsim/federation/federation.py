@@ -32,7 +32,7 @@ from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
 from fedsim.federation.start_line import start_line
-from fedsim.strategy.machine import Machine, machine_of
+from fedsim.strategy.machine import Machine, machine_of, share_of_cores
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 
@@ -113,6 +113,7 @@ class Federation(LightningModule):
         prepare_memory(strategy.root_device)
         if not self.settings.tf32:
             allow_tf32(False)
+        threads = share_of_cores(strategy)
         with strategy.together():
             data = data_of(self.trainer)
             if is_new:
@@ -124,6 +125,7 @@ class Federation(LightningModule):
             self.parts.limit_batches(limit if isinstance(limit, int) else data.limit_client_batches)
             self.round = round_of(self.settings, self.parts, self.listeners, self.trainer)
             self.evaluator = evaluator_of(self.settings, self.parts, data, self.trainer)
+            data.threads = threads
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
         if is_new:
             check_equal_start(strategy, self.parts.models)
@@ -194,7 +196,7 @@ def evaluator_of(settings: Settings, parts: Parts, data: FederatedDataModule, tr
         settings=settings.evaluation, method=settings.method, server=parts.server, clients=parts.clients,
         models=parts.models, archs=parts.archs, federated=parts.federated, placement=rank_share.placement,
         machine=rank_share.machine, snapshots=rank_share.snapshots, strategy=strategy,
-        open_images=data.open_test, progress=report,
+        open_images=data.open_test, progress=report, precision=str(trainer.precision),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from fedsim.core.cores import name_of_cores, usable_cores
 from fedsim.core.errors import ConfigError
 from fedsim.core.owned_folders import make_owned_folder, remove_owned_folder
 from fedsim.core.shared import Counter, is_roomy, memory_folder, slow_folder
@@ -109,6 +110,19 @@ class Machine:
     def _taken(self, queue: int, items: Sequence[T]) -> Iterator[T]:
         while (number := self._counter.take(queue)) < len(items):
             yield items[number]
+
+
+def share_of_cores(strategy: FederatedStrategy) -> int:
+    """Return the whole cores of this rank's share, at least 1; all ranks of the run call it.
+
+    Ranks with the same cores share them equally. Ranks that are bound to cores of their own, as Slurm does, have all of
+    those.
+    """
+    names = torch.zeros(strategy.world_size, dtype=torch.float64)
+    names[strategy.global_rank] = name_of_cores()
+    strategy.exchange([names])
+    sharers = int((names == names[strategy.global_rank]).sum())
+    return max(1, int(usable_cores() / sharers))
 
 
 def machine_of(strategy: FederatedStrategy) -> Machine | None:

@@ -76,7 +76,8 @@ class FlatModel:
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
         self._shared, self._max_classes = shared, max_classes
         self._replicas: dict[str, FlatModel] = {}
-        self._channels_last = False
+        self.channels_last = False
+        """whether images are in this order of memory in training"""
         self.seat(max_classes)
 
     def seat(self, num_classes: int) -> None:
@@ -139,7 +140,7 @@ class FlatModel:
 
     def forward(self, images: Tensor, precision: str) -> Output:
         """Run the model and its head on normalised images [B, 3, H, W]; ``precision`` is 32-true or bf16-mixed."""
-        if self._channels_last:
+        if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         if precision == "32-true":
             features = self.network(images)
@@ -156,7 +157,7 @@ class FlatModel:
         order convert their weights to it.
         """
         settings = list(settings)
-        self._channels_last = any(training.channels_last for training in settings)
+        self.channels_last = any(training.channels_last for training in settings)
         compiled = [training for training in settings if training.compile]
         if compiled:
             sizes = {training.micro_batch or training.batch_size for training in compiled}
@@ -173,7 +174,7 @@ class FlatModel:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
             for (_, initial), (_, initial_of_replica) in zip(self._counters, new._counters, strict=True):
                 initial_of_replica.copy_(initial)  # for reset_counters(): the copied network has this session's counts
-            new._channels_last = self._channels_last
+            new.channels_last = self.channels_last
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]

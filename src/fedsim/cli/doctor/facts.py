@@ -175,15 +175,6 @@ def nvidia_on_bus(root: Path = Path("/")) -> int:
     return count
 
 
-def usable_cores(root: Path = Path("/")) -> float:
-    """Return the cores that this process may use, by its affinity and its container's quota."""
-    cores = float(len(os.sched_getaffinity(0)))
-    with suppress(OSError, ValueError):
-        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, int(quota) / int(period))  # "max": no quota, no int
-    return cores
-
-
 def memory_room(root: Path = Path("/")) -> Room:
     """Return the host's memory, or the container's share of it."""
     lines = (root / "proc/meminfo").read_text().splitlines()

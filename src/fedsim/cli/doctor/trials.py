@@ -27,9 +27,9 @@ from fedsim.cli.doctor.facts import (
     nvidia_on_bus,
     room_of,
     slurm_of,
-    usable_cores,
     wandb_of,
 )
+from fedsim.core.cores import usable_cores
 from fedsim.core.nvidia import nvidia_driver
 from fedsim.core.parents import following
 
