@@ -14,7 +14,7 @@ from fedsim.papers.resolved_rows import find_run
 from fedsim.report.bounds import one_match_bounds
 from fedsim.report.closest import Match, closest_row, closest_table
 from fedsim.report.differences import source_classes
-from fedsim.report.groups import RunGroup
+from fedsim.report.groups import RunGroup, work
 from fedsim.report.layout import Block, table_in_parts, table_of_lines
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run
@@ -351,6 +351,7 @@ class _Comparison:
             elif self.paper.content["rule"] == "best3":
                 yield f"- {group.label}: the paper's rule best3 is not shown; it needs three evaluations"
             yield from self._differences(group)
+        yield from (f"- {line}" for line in work(self.groups))
         yield from self._figures_only()
 
     def _differences(self, group: RunGroup) -> Iterator[str]:

@@ -186,7 +186,7 @@ def _one_sided(option: str, row: Any, run: Any, unknown: list[str]) -> Iterator[
     """Yield an option that only one of the configs has; note it if only the row has it."""
     if run is not _MISSING:
         if not _is_off(run):
-            yield Difference(option, *_texts(run), "not there")
+            yield Difference(option, _texts(run)[0], "not there")
     elif not _is_off(row):
         unknown.append(option)
 
