@@ -11,7 +11,7 @@ PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test test-fast test-others coverage durations: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-others test-cluster durations coverage acceptance check format docs release clean
+.PHONY: help setup quickstart test test-fast test-others test-cluster durations rows coverage acceptance check format docs release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ test-fast: $(STAMP)  ## run the tests that take less than a minute together, in 
 durations: JOBS = 2
 durations: $(STAMP)  ## measure which test functions are slow, and write tests/durations.json (a failing test is no obstacle)
 	$(BIN)/python -m $(PYTEST) -m "not others and not cluster" --write-durations || test $$? -eq 1
+
+rows: $(STAMP)  ## resolve the rows of all papers after a change of them or of a default, for fedsim report --compare
+	PYTHONPATH=src:tests $(BIN)/python tests/write_rows.py
 
 coverage: $(STAMP)  ## run the tests of `make test`, and say which lines and branches of src none of them runs
 	$(BIN)/python -m coverage erase

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.datasets import ILIDS, FedReIDBench
 
@@ -98,6 +98,39 @@ def test_the_nine_are_a_federation_and_the_tenth_is_public(root):
     data.setup("fit")
     assert [client.name for client in data.federated.clients] == ["msmt17", "market1501", "prid2011"]
     assert len(data.federated.public) == 7
+
+
+def test_the_public_data_set_is_read_where_a_row_asks_for_it(root):
+    """``fedsim fit --paper 003/figure7_kd --data.source FedReIDBench --data.source.root FOLDER``."""
+    data = FederatedDataModule(FedReIDBench(str(root)), val="none", public="cuhk02", size=(16, 8))
+    assert [client.name for client in data.federated.clients] == ["msmt17", "market1501", "prid2011"]
+    assert len(data.federated.public) == 7
+
+
+def test_public_and_unseen_data_sets_have_the_names_of_their_folders_too(root):
+    source = FedReIDBench(str(root))
+    data = FederatedDataModule(source, val="none", public="Market", unseen=["prid"], size=(16, 8))
+    assert [client.name for client in data.federated.clients] == ["msmt17"]
+    assert (data.public, data.unseen, len(data.federated.public)) == ("market1501", ("prid2011",), 9)
+    with pytest.raises(ConfigError, match=r"data\.public: there is no data set viper; choose from msmt17, market1501"):
+        _ = FederatedDataModule(source, val="none", public="viper", size=(16, 8)).federated
+
+
+def test_clients_of_the_tables_that_are_left_out_are_named_first(root, caplog):
+    FedReIDBench(str(root)).domains()
+    missing = "cuhk03-np-detected, cuhk01, viper, 3dpes, ilids (are not there)"
+    assert caplog.messages == [
+        f"{root}: left out of the nine clients of paper 003: {missing}; "
+        "DukeMTMC-reID (withdrawn by its owners, and not there)"
+    ]
+    (root / "DukeMTMC-reID" / "pytorch").mkdir(parents=True)
+    caplog.clear()
+    FedReIDBench(str(root)).domains()
+    taken = "'[MSMT17, DukeMTMC-reID, Market, prid]'"
+    assert caplog.messages[0].endswith(f"DukeMTMC-reID (withdrawn by its owners; data.source.names {taken} takes it)")
+    caplog.clear()
+    FedReIDBench(str(root), names=["Market"]).domains()
+    assert caplog.messages == []
 
 
 def test_duke_is_read_only_by_its_name(root):

@@ -39,8 +39,8 @@ def test_a_signal_to_any_rank_is_known_to_all(asked):
 def test_reports_are_those_of_the_rank_that_trained_the_client():
     found = tables(2)
     numbers = {"clusters": 7.0, "cosine": 0.25, "nonzero": 11.0}
-    found[1].fill("c", Outcome(6.0, 3.0, 4.0, 0.5, {}), numbers, {"norms": [1.0, 2.0]})
-    found[0].fill("b", Outcome(1.0, 2.0, 2.0, 2.0, {}), {**numbers, "cosine": 0.5}, {"norms": [3.0, 4.0, 5.0]})
+    found[1].fill("c", Outcome(6.0, 3.0, 4.0, 0.5, {}, steps=2), numbers, {"norms": [1.0, 2.0]})
+    found[0].fill("b", Outcome(1.0, 2.0, 2.0, 2.0, {}, steps=1), {**numbers, "cosine": 0.5}, {"norms": [3.0, 4.0, 5.0]})
     found[1].skip("a", BadUpdateError("x"))
     found[0].skip("d", NoClustersError("x"))
     found[0].busy(0, 2.5)
@@ -61,6 +61,7 @@ def test_reports_are_those_of_the_rank_that_trained_the_client():
         assert metrics["train/skipped"] == 2
         assert metrics["time/images_per_second"] == 6 / 5
         assert metrics["memory/peak_gib"] == 3.0
+        assert (metrics["train/images"], metrics["train/steps"]) == (6, 3)
 
 
 def test_those_who_are_left_out_are_named_with_the_reason(caplog):

@@ -5,38 +5,14 @@ import yaml
 
 from fedsim.__main__ import main
 from fedsim.papers.files import list_papers, read_paper
+from fedsim.papers.resolved_rows import find_run, resolved_row
 from fedsim.report.comparison import doubts_about
 from fedsim.report.runs import KINDS
 from run_dirs import scores_of, write_log, write_run
 from small import refuse
 
 NINE = ["msmt17", "dukemtmc", "market1501", "cuhk03np", "prid2011", "cuhk01", "viper", "3dpes", "ilids"]
-SETTINGS_003 = {
-    "trainer": {"max_epochs": 300},
-    "model": {
-        "method": {"class_path": "fedsim.methods.FedPav", "init_args": {"weighting": "size"}},
-        "backbone": {
-            "class_path": "fedsim.models.ResNet",
-            "init_args": {"depth": 50, "weights": "IMAGENET1K_V1"},
-        },
-        "client": {
-            "local_epochs": 1,
-            "batch_size": 32,
-            "optimizer": {
-                "class_path": "torch.optim.SGD",
-                "init_args": {"lr": 0.005, "momentum": 0.9, "weight_decay": 0.0005},
-            },
-            "head_lr": 0.05,
-        },
-    },
-    "data": {
-        "source": [{"class_path": "fedsim.data.datasets.MSMT17"}],
-        "partition": "by_dataset",
-        "val": "none",
-        "dry_run": False,
-        "limit_client_batches": None,
-    },
-}
+SETTINGS_003 = resolved_row(read_paper("003"), "table4_batch_32")
 
 
 def all_rows():
@@ -69,33 +45,25 @@ def test_every_row_is_complete():
     for paper, table, row in all_rows():
         where = f"{paper.key}/{table.name} {row.name}"
         assert row.status in ("ok", "impossible", "not comparable", "figure only"), where
-        assert row.status == "ok" or row.note, f"{where} has no reason"
+        assert row.status == "ok" or row.note or row.copied, f"{where} has no reason"
+        assert row.runs or row.copied or not row.scores, f"{where} is neither ours nor another's"
+        assert row.copied is None or set(row.copied) == {"from", "known"}, where
+        for of_paper, name in (find_run(paper, run) for run in row.runs):
+            assert name in of_paper.rows, f"{where}: {name}"
         assert bool(row.scores) == (row.status != "figure only"), where
         assert row.model in KINDS, where
         assert set(row.scores) <= set(paper.test_sets), where
         for scores in row.scores.values():
             assert scores, where
-            assert set(scores) <= {"mAP", "rank1", "rank5", "rank10"}, where
+            assert set(scores) <= {"mAP", "rank1", "rank5", "rank10", "top1"}, where
             assert all(0 < value <= 100 for value in scores.values()), where
     for key in list_papers():
         for name, test_set in read_paper(key).test_sets.items():
             assert test_set.status == "ok" or test_set.note, f"{key} {name} has no reason"
 
 
-ROW_FIELDS = {
-    "alternative",
-    "client",
-    "costs",
-    "spread",
-    "name",
-    "scores",
-    "model",
-    "status",
-    "note",
-    "settings",
-    "clients",
-}
-TABLE_FIELDS = {"title", "columns", "digits", "add", "notes", "settings", "clients", "rows"}
+ROW_FIELDS = {"client", "clients", "copied", "costs", "model", "name", "note", "run", "scores", "spread", "status"}
+TABLE_FIELDS = {"title", "columns", "digits", "add", "notes", "clients", "rows"}
 
 
 def test_files_have_known_fields_only(root):
@@ -104,20 +72,6 @@ def test_files_have_known_fields_only(root):
             assert set(table) <= TABLE_FIELDS, f"{path.name} {name}"
             for row in table["rows"]:
                 assert set(row) <= ROW_FIELDS, f"{path.name} {name} {row['name']}"
-
-
-def test_settings_are_names_of_a_resolved_config(tiny, capsys):
-    with pytest.raises(SystemExit):  # the parser's way to end
-        main(["fit", "--config", str(tiny), "--print_config"])
-    config = yaml.safe_load(capsys.readouterr().out)
-    for paper, table, row in all_rows():
-        for name in {**row.settings, **(row.alternative or {})}:
-            section = config
-            if ".init_args." in name:  # of classes that this config has not got
-                name = name.partition(".init_args.")[0]
-            for part in name.split("."):
-                assert part in section, f"{paper.key}/{table.name} {row.name}: {name}"
-                section = section[part]
 
 
 def test_table_3_of_paper_003_adds_up():
@@ -249,7 +203,7 @@ def test_a_run_with_the_published_settings_stands_beside_its_row(run, capsys):
     assert "mAP 52.58, but with one match per query it lies in 52.80 to 60.99 (rectangles)" in text
     assert "not comparable: the authors send their split on request (FedReIDBench)" in text
     assert "withdrawn by its owners in 2019" in text
-    assert "has the published settings, as far as listed" in text
+    assert "- FedPav has all settings of 'FedPav, B = 32' (003/table4_batch_32)" in text
     assert "rounds 200, 290, 300" in text
     assert "NOT COMPARABLE" not in text
 
@@ -288,42 +242,53 @@ def test_the_main_table_says_dry_run(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "table", "row"),
+    ("row", "table", "printed"),
     [
-        ("model.client.batch_size", 64, "table5", "FedPav, B = 64"),
-        ("model.client.batch_size", 128, "table6", "FedPav, B = 128"),
-        ("model.method.class_path", "fedsim.methods.Local", "table7", "Local training"),
-        ("model.method.init_args", {"weighting": "cdw"}, "table8", "FedPav + CDW"),
-        ("model.client.local_epochs", 5, "table4", "FedPav, B = 32"),
+        ("table5_batch_64", "table5", "FedPav, B = 64"),
+        ("table6_batch_128", "table6", "FedPav, B = 128"),
+        ("table7_local", "table7", "Local training"),
+        ("table8_cdw", "table8", "FedPav + CDW"),
     ],
 )
-def test_the_row_with_the_nearest_settings_is_found(name, value, table, row, run, capsys):
-    config = changed(name, value)
-    if row == "Local training":
-        config["model"]["method"]["init_args"] = {}
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
+def test_the_row_with_the_nearest_settings_is_found(row, table, printed, run, capsys):
+    (run / "config.yaml").write_text(yaml.safe_dump(resolved_row(read_paper("003"), row)))
     text = compare(capsys, run, "003")
     assert f"\n{table}: " in text
-    differs = "model.client.local_epochs 5 (published: 1)" if value == 5 else "has the published settings"
-    assert f"is closest to '{row}' and " in text
-    assert differs in text
+    assert f"has all settings of '{printed}' (003/{row})" in text
+    config = resolved_row(read_paper("003"), row)
+    config["model"]["client"]["local_epochs"] = 5
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    text = compare(capsys, run, "003")
+    assert f"is closest to '{printed}' (003/{row}); settings that differ: 1\n" in text
+    assert "\n    training: model.client.local_epochs 5 (row: 1)\n" in text
 
 
 @pytest.mark.parametrize(("partition", "row"), [("by_camera", "By camera"), ("by_identity", "By identity")])
 def test_partitions_of_one_data_set_are_table_2(partition, row, tmp_path, capsys):
     evaluations = {r: scores_of({"market1501": r / 1000}) for r in (100, 200, 300)}
-    run = write_run(tmp_path / "run", evaluations, config=changed("data.partition", partition))
-    text = compare(capsys, run, "003")
+    config = resolved_row(read_paper("003"), f"table2_{partition}")
+    text = compare(capsys, write_run(tmp_path / "run", evaluations, config=config), "003")
     assert "\ntable2: " in text
-    assert f"is closest to '{row}' and has the published settings" in text
+    assert f"has all settings of '{row}' (003/table2_{partition})" in text
 
 
 def test_other_clients_are_a_difference(tmp_path, capsys):
     names = [name for name in NINE if name != "dukemtmc"]
-    run = write_run(tmp_path / "run", {300: scores_of(dict.fromkeys(names, 0.5))}, config=SETTINGS_003)
+    config = changed("data.source", SETTINGS_003["data"]["source"])
+    config["data"]["source"] = [s for s in config["data"]["source"] if not s["class_path"].endswith("DukeMTMC")]
+    run = write_run(tmp_path / "run", {300: scores_of(dict.fromkeys(names, 0.5))}, config=config)
     text = compare(capsys, run, "003")
-    assert "differs in no client dukemtmc" in text
+    assert "\n    data: data.source without DukeMTMC (row: with DukeMTMC)\n" in text
     assert line_of(text, "dukemtmc").endswith("-")
+
+
+def test_clients_of_a_folder_that_has_all_data_sets_are_compared_by_name(tmp_path, capsys):
+    names = [name for name in NINE if name != "dukemtmc"]
+    config = changed("data.source", {"class_path": "fedsim.data.datasets.FedReIDBench", "init_args": {"root": "data"}})
+    run = write_run(tmp_path / "run", {300: scores_of(dict.fromkeys(names, 0.5))}, config=config)
+    text = compare(capsys, run, "003")
+    assert "data: data.source FedReIDBench (row: MSMT17, DukeMTMC, Market1501, " in text
+    assert "; data.source without client dukemtmc (row: with client dukemtmc)\n" in text
 
 
 def test_a_table_can_be_named_and_rank_5_shown(run, capsys):
@@ -349,54 +314,9 @@ def test_several_runs_stand_side_by_side_and_seeds_together(tmp_path, capsys):
     assert "Local: the paper's rule best3 is not shown; it needs three evaluations" in text
 
 
-def printed(args, capsys):
-    """The resolved settings of a fit."""
-    with pytest.raises(SystemExit):
-        main(["fit", *args, "--print_config"])
-    return yaml.safe_load(capsys.readouterr().out)
-
-
-DIFFERENT = {  # that the same method and network may still have
-    "model.client.schedule": {"kind": "constant"},
-    "model.evaluation.layer": "neck",
-    "model.evaluation.distance": "cosine",
-    "model.evaluation.flip": False,
-    "data.test_size": [256, 128],
-    "data.size": [256, 128],
-    "model.neck.activation": "none",
-    "model.bn_stats": "first",
-}
-
-
-@pytest.mark.parametrize(
-    ("row", "table", "name", "of_method"),
-    [("000/table4_ska", "table4", "Baseline+LSN+AN+Dual", {"model.backbone.init_args.norm_init": "random"}),
-     ("000/table5_cbam", "table5", "SKA w/o AN + CBAM", {}),
-     ("001/table2_fedreid", "table2", "FedReID, S = 1", {"model.method.init_args.temperature": 1.0})],
-)  # fmt: skip
-def test_what_is_no_more_the_papers_experiment_is_said(row, table, name, of_method, tmp_path, capsys):
-    config = printed([f"--paper={row}"], capsys)
-    four = ["dukemtmc", "market1501", "cuhk03np", "msmt17"]
-    scores = scores_of(dict.fromkeys(four, 0.5), "personalised") | scores_of(dict.fromkeys([*four, "viper"], 0.5))
-    other = {"unseen": ["viper"], "method": "M"}
-    run = write_run(tmp_path / "run", {100: scores}, config=config, **other)
-    text = compare(capsys, run, f"{row[:3]}/{table}")
-    assert f"is closest to '{name}' and has the published settings, as far as listed" in text
-    for setting, value in (DIFFERENT | of_method).items():
-        changed_config = yaml.safe_load(yaml.safe_dump(config))
-        *path, last = setting.split(".")
-        section = changed_config
-        for part in path:
-            section = section[part]
-        section[last] = value
-        write_run(tmp_path / "run", {100: scores}, config=changed_config, **other)
-        text = compare(capsys, run, f"{row[:3]}/{table}")
-        assert f"is closest to '{name}' and differs in {setting}" in text, setting
-
-
 def test_single_clients_stand_beside_the_papers(tmp_path, capsys):
     """Table 3 of paper 001: each client's own model on unseen data sets, of one run of Local."""
-    config = printed(["--paper=001/table3_local"], capsys)
+    config = resolved_row(read_paper("001"), "table3_local")
     clients = {"dukemtmc": 0.21, "market1501": 0.22, "cuhk03np": 0.23, "msmt17": 0.24}
     scores = scores_of({"viper": 0.225, "ilids": 0.4}, "personalised") | scores_of({"viper": 0.3}, "ensemble")
     scores |= scores_of(clients, "personalised")
@@ -410,7 +330,7 @@ def test_single_clients_stand_beside_the_papers(tmp_path, capsys):
     line = line_of(text, "viper").split()
     assert line[2:4] == ["25.0", "26.1"]
     assert line[-5:] == ["21.0", "22.0", "23.0", "24.0", "30.0"]  # the four, not their mean, and the ensemble
-    assert "is closest to 'Client (Duke)' and has the published settings" in text
+    assert "has all settings of 'Client (Duke)' (001/table3_local)" in text
     assert "market1501" in text[: text.index("\nviper")]  # in the header of its column
 
 
@@ -453,20 +373,17 @@ def test_many_runs_stand_below_the_rows_that_they_are_closest_to(tmp_path, capsy
     assert text.count("NOT COMPARABLE: each of MOON, MOON mu 5.0 is a DRY RUN") == 2
 
 
-@pytest.mark.parametrize(
-    ("generated", "row"), [(None, "No Augmentation"), ({"root": "generated/002", "share": 0.25}, "With Augmentation")]
-)
+@pytest.mark.parametrize(("generated", "row"), [(False, "No Augmentation"), (True, "With Augmentation")])
 def test_runs_with_and_without_generated_images_stand_beside_their_rows(generated, row, tmp_path, capsys):
-    protocol = yaml.safe_load(yaml.safe_dump(read_paper("002").content["protocol"]))
-    protocol["data"] |= {"partition": "by_dataset", "dry_run": False, "generated": generated}
+    config = resolved_row(read_paper("002"), "table7_generated" if generated else "table7_no_generated")
     (clients,) = read_paper("002").tables[0].rows[0].clients
-    folder = write_run(tmp_path / "run", {20: scores_of(dict.fromkeys(sorted(clients), 0.4))}, config=protocol)
+    folder = write_run(tmp_path / "run", {20: scores_of(dict.fromkeys(sorted(clients), 0.4))}, config=config)
     text = compare(capsys, folder, "002/table7")
-    assert f"is closest to '{row}' and has the published settings" in text
+    assert f"has all settings of '{row}' (002/" in text
     published = {"No Augmentation": ("80.3", "47.5"), "With Augmentation": ("88.7", "59.3")}[row]
     assert published[0] in line_of(text, "market1501")
     assert published[1] in line_of(text, "grid")
-    assert "\ntable5: " in compare(capsys, folder, "002")  # a run without a table stands beside the global model
+    assert "\ntable7: " in compare(capsys, folder, "002")
 
 
 def test_what_clients_prune_and_send_stands_beside_what_is_printed(tmp_path, capsys):

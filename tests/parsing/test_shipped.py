@@ -45,9 +45,9 @@ def test_a_wheel_holds_every_config(tmp_path):
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     [wheel] = tmp_path.glob("fedsim-*.whl")
-    packed = {name for name in ZipFile(wheel).namelist() if name.endswith(".yaml")}
+    packed = {name for name in ZipFile(wheel).namelist() if name.endswith((".yaml", ".json"))}
     beside = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
-    papers = {path.relative_to(ROOT / "src") for path in (ROOT / "src").rglob("papers/*.yaml")}
+    papers = {path.relative_to(ROOT / "src") for path in (ROOT / "src" / "fedsim" / "papers").rglob("*.[yj][as]*[ln]")}
     assert packed == {f"fedsim/{path}" for path in beside} | {str(path) for path in papers}
 
 

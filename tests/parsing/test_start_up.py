@@ -19,6 +19,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.data import FederatedDataModule
 from fedsim.federation import Federation
 from fedsim.federation.settings import Settings
+from fedsim.papers.files import read_paper
+from fedsim.papers.resolved_rows import resolved_row
 from fedsim.parsing.class_arguments import arguments_of_class, defaults_of_class
 from fedsim.parsing.class_files import class_files, parsed_classes
 from fedsim.parsing.listing import KINDS, classes_of
@@ -127,6 +129,7 @@ TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
     [
         ("report {run}", 0, "torch matplotlib scipy plotly jinja2"),
         ("report {run} --significance --figure {run}/f.png", 0, TORCH),
+        ("report {compared} --compare 003/table4", 0, "torch matplotlib scipy plotly jinja2"),
         ("report {run} --wrong", 2, TORCH),
         ("sweep {sweep} --dry-run", 0, TORCH),
         ("sweep --method fedpav --print", 0, TORCH),
@@ -141,7 +144,15 @@ TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
 )
 def test_a_command_imports_no_more_than_it_needs(root, tmp_path, write_sweep, command, code, absent):
     run = write_run(tmp_path / "run", {1: scores_of(with_mean({"a": 0.5}))})
-    paths = {"run": run, "people": people(tmp_path / "people"), "sweep": write_sweep(), "features": features(tmp_path)}
+    row = resolved_row(read_paper("003"), "table4_batch_32")
+    compared = write_run(tmp_path / "compared", {1: scores_of({"viper": 0.5})}, config=row)
+    paths = {
+        "run": run,
+        "compared": compared,
+        "people": people(tmp_path / "people"),
+        "sweep": write_sweep(),
+        "features": features(tmp_path),
+    }
     words = [word.format(**paths) for word in command.split()]
     program = (
         "import gc, sys; from fedsim.__main__ import main; code = main(sys.argv[2:]); "

@@ -250,8 +250,8 @@ def test_draws_stand_beside_published_numbers(finished_methods, capsys, tmp_path
         means, spreads = 100 * values.mean(0), 100 * values.std(0, ddof=1)
         cell = " / ".join(f"{mean:.1f} ± {spread:.1f}" for mean, spread in zip(means, spreads, strict=True))
         assert cell in captured.out.replace("+-", " ± ")
-        assert f"- {name} is closest to 'local supervised'" in captured.out
-    assert "broken is closest" not in captured.out
+        assert f"- {name}: no row of this table is of this method" in captured.out
+    assert "- broken" not in captured.out
 
 
 def test_without_a_finished_draw_there_is_nothing_to_compare(write_sweep, capsys, tmp_path):

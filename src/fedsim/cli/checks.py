@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from lightning import Trainer
 
+from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.assembly import assemble
@@ -17,12 +19,40 @@ from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_r
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation, listeners_of
 from fedsim.federation.memory import check_memory
+from fedsim.models.weights import is_file
+from fedsim.parsing.config_files import config_at, read_config
 from fedsim.parsing.values import check_values
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for the first value of a parsed config that is not allowed."""
     check_values(config, {"trainer": Trainer, "model": Federation, "data": FederatedDataModule})
+
+
+def check_weights(words: Sequence[str], config: Mapping[str, Any]) -> None:
+    """Refuse a backbone without ``weights`` in place of one that a config lets start from a file.
+
+    The parser drops arguments that a new class does not have, and random weights would be scored in the file's place.
+
+    Args:
+        words: the command line.
+        config: as parsed.
+
+    Raises:
+        ConfigError: with the file and the backbone.
+    """
+    paths = [path for pair in zip_longest(words, words[1:], fillvalue="") if (path := config_at(*pair))]
+    models = [read_config(path).get("model") for path in paths]
+    backbones = [model.get("backbone") for model in models if isinstance(model, dict)]
+    named = [(part.get("init_args") or {}).get("weights") for part in backbones if isinstance(part, dict)]
+    files = [weights for weights in named if isinstance(weights, str) and is_file(weights)]
+    backbone = config["model"]["backbone"]
+    if files and "weights" not in (backbone.get("init_args") or {}):
+        name = str(backbone["class_path"]).rpartition(".")[2]
+        raise ConfigError(
+            f"model.backbone: {name} has no weights, but a config starts from {files[-1]}; keep its network, or take a "
+            "small one with weights of its own, such as --model.backbone.depth 18"
+        )
 
 
 def check_run(trainer: Trainer, model: Federation, data: FederatedDataModule, describes: bool = False) -> None:

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from fedsim.cli.checks import check_config, check_fit, check_run
+from fedsim.cli.checks import check_config, check_fit, check_run, check_weights
 from fedsim.cli.describe import FederatedTrainer, weights_for
 from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
@@ -178,6 +178,7 @@ class FedSimCLI(LightningCLI):
         check_config_files(words, command_parser.groups or ())
         with parser_errors_explained(command, [action.dest for action in command_parser._actions]):
             super().parse_arguments(parser, args)
+        check_weights(words, self.config[command].as_dict())
 
     def _dump_config(self) -> None:
         """Skip the dump of hyper-parameters, which neither class saves: it takes a fifth of ``describe``."""

@@ -61,7 +61,7 @@ def _overview(key: str) -> Iterator[str]:
 
 
 def _part(name: str) -> str:
-    """Return the rows, sweeps and tables whose names begin with PREFIX of ``PAPER/PREFIX``, and common settings."""
+    """Return the rows, sweeps and tables whose names begin with PREFIX of ``PAPER/PREFIX``, with common fields."""
     key, _, prefix = name.partition("/")
     paper = read_paper(key, "fedsim papers")
     parts = {
@@ -82,4 +82,4 @@ def _part(name: str) -> str:
 
 def _with_common(paper: Paper, table: dict[str, Any]) -> dict[str, Any]:
     common = {name: table.get(name, paper.content[name]) for name in ("columns", "clients")}
-    return {**table, **common, "settings": {**paper.content["settings"], **table.get("settings", {})}}
+    return {**table, **common}

@@ -131,7 +131,9 @@ class FederatedDataModule(LightningDataModule):
             _check_left_out(decided)
         self.sources = [] if source is None else source if isinstance(source, list) else [source]
         self.manifest = None if manifest is None else Path(manifest).expanduser()
-        self.unseen, self.public, self.val = tuple(unseen or ()), public, val
+        names = {alias: name for source in self.sources for alias, name in source.folder_names.items()}
+        public = None if public is None else names.get(public, public)
+        self.unseen, self.public, self.val = tuple(names.get(name, name) for name in unseen or ()), public, val
         self._divide = partial(
             build_federation, partition=partition, parts=parts, alpha=alpha, unseen=self.unseen, public=public, val=val,
             val_fraction=val_fraction, max_images=max_images, max_identities=max_identities, labels=labels,
@@ -187,6 +189,9 @@ class FederatedDataModule(LightningDataModule):
                 self._standins = TemporaryDirectory(prefix="fedsim-standins-")
                 sources = [standin_of(source, Path(self._standins.name)) for source in sources]
             self._files = [domain for source in sources for domain in _domains_of(source)]
+            if self.public is not None and self.public not in {domain.name for domain in self._files}:
+                added = (source.public_domain(self.public) for source in sources)
+                self._files += [domain for domain in added if domain is not None]
         return self._files
 
     def prepare_data(self) -> None:

@@ -6,9 +6,10 @@ torch is imported only when images are decoded: its import takes seconds, and li
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -281,6 +282,13 @@ class ReIDSource(ABC):
 
         Raise DataError with the folder or file, the problem and the remedy.
         """
+
+    folder_names: Mapping[str, str] = MappingProxyType({})
+    """other names of its data sets, such as those of folders -> names; ``data.public`` and ``data.unseen`` take both"""
+
+    def public_domain(self, name: str) -> Domain | None:  # noqa: ARG002 - subclasses need it
+        """Return a data set that :meth:`domains` lists only if it is public; None if there is none of this name."""
+        return None
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:  # noqa: ARG002 - subclasses need it
         """Return, for each data set of :meth:`domains`, the files beside its images that are not read.

@@ -19,7 +19,7 @@ from fedsim.training.messages import Report
 
 log = logging.getLogger(__name__)
 
-_COMMON = ("loss", "correct", "images", "seconds", "skipped")
+_COMMON = ("loss", "correct", "images", "seconds", "skipped", "steps")
 _REASONS = (BadUpdateError, NoClustersError)  # column ``skipped``: position here, from 1; 0: the update counts
 
 
@@ -116,7 +116,7 @@ class RoundTable:
         for name, table in self._tensors.items():
             table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
         further = (numbers.get(name, math.nan) for name in self._columns.names)
-        self._filled[self._row_of[client]] = [*outcome[:4], 0.0, *further]
+        self._filled[self._row_of[client]] = [*outcome[:4], 0.0, outcome.steps, *further]
 
     def busy(self, rank: int, seconds: float) -> None:
         """Add the time that a rank has spent on a client."""
@@ -156,7 +156,7 @@ class RoundTable:
     def report(self, client: str, num_images: int, speed: float | None = None) -> Report:
         """Return the report of a client whose update counts; ``speed`` is that of its device, in images per second."""
         row = self._row_of[client]
-        loss, correct, images, seconds, _, *further = self._table[row].tolist()
+        loss, correct, images, seconds, _, _, *further = self._table[row].tolist()
         numbers = dict(zip(self._columns.names, further, strict=True))
         tensors = {name: table[row, : self._num_tensors[client]].tolist() for name, table in self._tensors.items()}
         return Report(
@@ -172,9 +172,10 @@ class RoundTable:
         ``shares``, the weights, and ``reports`` are those of the clients whose updates count; ``wall`` is the duration
         of the round in seconds.
         """
-        loss, correct, images, *_ = self._table[:, : len(_COMMON)].sum(0).tolist()
+        loss, correct, images, *_, steps = self._table[:, : len(_COMMON)].sum(0).tolist()
         skipped = float(self._skipped.count_nonzero())
         metrics = {"train/clients": float(len(shares)), "train/skipped": skipped, "time/round_seconds": wall}
+        metrics |= {"train/images": images, "train/steps": steps}
         metrics |= {f"time/busy_share_rank{rank}": seconds / wall for rank, seconds in enumerate(self._busy.tolist())}
         if images:
             metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}

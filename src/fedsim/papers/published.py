@@ -1,27 +1,14 @@
-"""Published numbers, and the settings of a run that can be compared with them."""
+"""Published numbers, and the runs that can be compared with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Status = Literal["ok", "impossible", "not comparable", "figure only"]
 Scores = Mapping[str, Mapping[str, float]]
 """Test set -> metric under the paper's name: mAP, rank1, rank5, rank10 -> percent."""
-
-_METHOD = "model.method.class_path"
-
-
-class ComparedRun(Protocol):
-    """The properties of a run that a row is compared with."""
-
-    @property
-    def seen(self) -> list[str]:
-        """Test sets of the clients."""
-
-    def setting(self, name: str) -> Any:
-        """Return a setting by its dotted name, a class without its module; None if it is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +19,19 @@ class TestSet:
     """the paper's"""
     status: Status = "ok"
     note: str = ""
+    metric: str = "rank1"
+    """fedsim's name of the metric that the paper's first column is: top1 for a classifier"""
     gallery: float = float("inf")
     """number of images"""
     one_match: bool = False
     """whether every query has exactly one match"""
     digits: int | None = None
     """decimals of its numbers; None: as in the rest of the paper"""
+
+    @property
+    def remark(self) -> str:
+        """The text of its footnote; empty without one."""
+        return self.note if self.status == "ok" else f"{self.status}: {self.note}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +40,8 @@ class TableRow:
 
     name: str
     scores: Scores
+    runs: tuple[str, ...] = ()
+    """the paper's rows, or those of others (PAPER/ROW), that are this experiment; empty: another's method"""
     model: str = "global"
     """scored model: global, local, personalised, or ensemble"""
     client: str = ""
@@ -54,44 +50,19 @@ class TableRow:
     """test set -> the spread printed next to its first number"""
     status: Status = "ok"
     note: str = ""
+    copied: Mapping[str, str] | None = None
+    """whose the numbers are if the paper copied them (``from``), and what is known of their settings (``known``)"""
     costs: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """test set -> percent of its client's weights that are finally pruned, optionally GiB that it received and sent"""
-    settings: Mapping[str, Any]
-    """dotted name -> value, from the paper or its authors' code"""
-    alternative: Mapping[str, Any] | None = None
-    """other settings that also reproduce this row"""
     clients: tuple[frozenset[str], ...]
     """alternative sets of data sets that have clients; empty: any"""
 
-    def distance(self, run: ComparedRun) -> tuple[bool, int]:
-        """Return how far a run's settings are from this row's: whether its method differs, and how many settings do."""
-        is_other_method, differences = self._nearest(run)
-        return is_other_method, len(differences)
-
-    def differences(self, run: ComparedRun) -> list[str]:
-        """Return a line for each difference between a run's settings and this row's."""
-        return self._nearest(run)[1]
-
-    def _nearest(self, run: ComparedRun) -> tuple[bool, list[str]]:
-        """Return whether the method differs, and the differences, for the alternative with the fewest differences."""
-        choices = [self.settings] if self.alternative is None else [self.settings, self.alternative]
-        methods = (None, run.setting(_METHOD))
-        candidates = [(settings.get(_METHOD) not in methods, self._differences(settings, run)) for settings in choices]
-        return min(candidates, key=lambda choice: (choice[0], len(choice[1])))
-
-    def _differences(self, settings: Mapping[str, Any], run: ComparedRun) -> list[str]:
-        wrong = [name for name, value in settings.items() if run.setting(name) != value]
-        differences = [
-            f"{name} {_text(run.setting(name))} (published: {_text(settings[name])})"
-            for name in wrong
-            if f"{name.partition('.init_args.')[0]}.class_path" not in wrong or name.endswith(".class_path")
-        ]
-        if self.clients and frozenset(run.seen) not in self.clients:
-            published = min(self.clients, key=lambda sets: len(sets ^ set(run.seen)))
-            missing, extra = sorted(published - set(run.seen)), sorted(set(run.seen) - published)
-            differences += [f"no client {', '.join(missing)}"] if missing else []
-            differences += [f"additional clients: {', '.join(extra)}"] if extra else []
-        return differences
+    @property
+    def remark(self) -> str:
+        """The text of its footnote; empty without one."""
+        origin = "copied from {from}; known of its settings: {known}".format_map(self.copied) if self.copied else ""
+        text = "; ".join(part for part in (origin, self.note) if part)
+        return text if self.status == "ok" else f"{self.status}: {text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,17 +96,17 @@ def table_of(name: str, content: Mapping[str, Any]) -> Table:
         added = content["tables"][table["add"]["table"]]
         row = next(row for row in added["rows"] if row["name"] == table["add"]["row"])
         base = _scores(row, added.get("columns", content["columns"]), {})
-    common = {**content["settings"], **table.get("settings", {})}
+    metrics = {test_set: entry.get("metric", "rank1") for test_set, entry in content["test_sets"].items()}
     rows = []
     for row in table["rows"]:
         clients = row.get("clients", table.get("clients", content["clients"]))
+        runs = row.get("run", [])
         read = {
-            "scores": _scores(row, columns, base),
-            "settings": {**common, **row.get("settings", {})},
-            "alternative": {**common, **row["alternative"]} if "alternative" in row else None,
+            "scores": _with_metrics(_scores(row, columns, base), metrics),
+            "runs": tuple([runs] if isinstance(runs, str) else runs),
             "clients": () if clients == "any" else tuple(frozenset(sets) for sets in clients),
         }
-        rows.append(TableRow(**row | read))
+        rows.append(TableRow(**{name: value for name, value in row.items() if name != "run"} | read))
     digits = table.get("digits", content["digits"])
     return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows), digits=digits)
 
@@ -151,5 +122,9 @@ def _scores(row: Mapping[str, Any], columns: list[str], base: Scores) -> Scores:
     }
 
 
-def _text(value: Any) -> str:
-    return "none" if value is None else str(value)
+def _with_metrics(scores: Scores, metrics: Mapping[str, str]) -> Scores:
+    """Return scores with the test sets' own names in place of rank1."""
+    return {
+        name: {metrics[name] if metric == "rank1" else metric: value for metric, value in of_set.items()}
+        for name, of_set in scores.items()
+    }

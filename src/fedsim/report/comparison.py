@@ -10,8 +10,11 @@ from typing import NamedTuple
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Table, TableRow, TestSet
+from fedsim.papers.resolved_rows import find_run
 from fedsim.report.bounds import one_match_bounds
-from fedsim.report.groups import RunGroup
+from fedsim.report.closest import Match, closest_row, closest_table
+from fedsim.report.differences import source_classes
+from fedsim.report.groups import RunGroup, work
 from fedsim.report.layout import Block, table_in_parts, table_of_lines
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run
@@ -22,7 +25,7 @@ _FEW = 2
 """Up to this number of groups, their runs are columns next to those of a paper."""
 
 _CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
-_LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
+_LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10", "top1": "top-1"}
 
 
 def compare_with(reference: str, groups: Sequence[RunGroup], metric: str, rule: Rule, is_given: bool) -> str:
@@ -84,20 +87,6 @@ def find_table(reference: str) -> tuple[Paper, Table | None]:
     return paper, named_table
 
 
-def closest_table(paper: Paper, run: Run) -> Table:
-    """Return the table with the row closest to a run's settings; among equals, the one with most shared test sets."""
-
-    def distance(table: Table) -> tuple[tuple[bool, int], int, int]:
-        nearest = _closest_row(table, run).distance(run)
-        return nearest, -len(set(table.test_sets) & set(run.test_sets)), -len(table.metrics)
-
-    return min((table for table in paper.tables if table.test_sets), key=distance)
-
-
-def _closest_row(table: Table, run: Run) -> TableRow:
-    return min((row for row in table.rows if row.scores), key=lambda row: row.distance(run))
-
-
 def doubts_about(paper: Paper, row: TableRow) -> Iterator[tuple[str, str, str]]:
     """Yield the impossible numbers of a row: test set, mark and reason.
 
@@ -130,7 +119,7 @@ def not_comparable(run: Run) -> Iterator[str]:
         yield "holds no config.yaml, so its data and settings are not known"
     if run.setting("data.dry_run"):
         yield "is a DRY RUN on small drawn stand-ins of the data sets (data.dry_run)"
-    if _DRAWN in _sources(run):
+    if _DRAWN in source_classes(run.config):
         yield f"has SYNTHETIC DATA, drawn people ({_DRAWN})"
     if not run.summary["finished"]:
         yield f"is NOT FINISHED: it ends with round {run.summary['rounds']}"
@@ -147,12 +136,6 @@ def _warnings(groups: Sequence[RunGroup]) -> Iterator[str]:
     for reason, concerned in members.items():
         each = f"each of {', '.join(group.label for group in concerned)}"
         yield f"NOT COMPARABLE: {concerned[0].runs[0].folder if len(concerned) == 1 else each} {reason}"
-
-
-def _sources(run: Run) -> set[str]:
-    setting = run.setting("data.source")
-    sources = setting if isinstance(setting, list) else [setting]
-    return {str(source.get("class_path")).rpartition(".")[2] for source in sources if isinstance(source, dict)}
 
 
 def _rules(paper: Paper, group: RunGroup, rule: Rule, is_given: bool) -> list[Rule]:
@@ -201,6 +184,11 @@ class _Comparison:
     """the rules of each group's columns"""
     footnotes: dict[str, int] = field(default_factory=dict)
     """text -> its number"""
+    matches: dict[RunGroup, Match | None] = field(init=False)
+    """the row that each group is closest to"""
+
+    def __post_init__(self) -> None:
+        self.matches = {group: closest_row(self.paper, self.table, group.runs[0]) for group in self.groups}
 
     def text(self) -> str:
         """Return the table and its notes."""
@@ -212,21 +200,20 @@ class _Comparison:
                 f"--compare: {self.groups[0].runs[0].folder} has none of the test sets of {self.paper.key}/"
                 f"{self.table.name}: {', '.join(self.table.test_sets)}"
             )
-        numbers, test_sets = self._numbers, self.paper.test_sets
+        test_sets = self.paper.test_sets
         names = [name + self._mark(test_sets[name]) for name in self.table.test_sets]
         if len(self.groups) <= _FEW:
-            table = self._side_by_side(names, numbers)
+            table = self._side_by_side(names)
         else:
-            table = table_of_lines(["method", "model", "scores", *names], self._one_below_another(numbers))
-        unit = f"{' / '.join(_LABELS.get(n, n) for n in numbers)} in percent"
-        return "\n".join([f"{title}; {unit}", "", table, "", *self._costs(), *self._legend()])
+            table = table_of_lines(["method", "model", "scores", *names], self._one_below_another())
+        return "\n".join([f"{title}; {self._unit}", "", table, "", *self._costs(), *self._legend()])
 
     def block(self) -> Block:
         """Return the paper's rows, each followed by the runs closest to it, and the notes."""
         names = [name + self._mark(self.paper.test_sets[name]) for name in self.table.test_sets]
-        lines = self._one_below_another(self._numbers)
-        unit = f"{' / '.join(_LABELS.get(n, n) for n in self._numbers)} in percent"
-        notes = [f"{self.paper.content['title']}; {self.paper.content['source']}", unit, *_warnings(self.groups)]
+        lines = self._one_below_another()
+        origin = f"{self.paper.content['title']}; {self.paper.content['source']}"
+        notes = [origin, self._unit, *_warnings(self.groups)]
         return Block(["method", "model", "scores", *names], lines, (*notes, *self._legend()), num_left=3)
 
     def _costs(self) -> Iterator[str]:
@@ -243,58 +230,84 @@ class _Comparison:
         title = "pruned, percent / received and sent, GiB per client, as model.accounting counts"
         yield from (f"{self.table.name}: {title}", "", table_in_parts(names, columns, "client", always=runs), "")
 
-    def _side_by_side(self, names: Sequence[str], numbers: Sequence[str]) -> str:
+    def _side_by_side(self, names: Sequence[str]) -> str:
         """Return a table with a column per row of the paper; each part of it has the runs' columns."""
-        published = [self._published(row, numbers).column for row in self.table.rows if row.scores]
-        runs = [line.column for group in self.groups for line in self._of_run(group, numbers)]
+        published = [self._published(row).column for row in self.table.rows if row.scores]
+        runs = [line.column for group in self.groups for line in self._of_run(group)]
         return table_in_parts(names, published, "data set", always=runs)
 
-    def _one_below_another(self, numbers: Sequence[str]) -> list[list[str]]:
-        """Return a line per row of the paper, each followed by the closest runs; runs of other methods come last."""
-        closest = {group: _closest_row(self.table, group.runs[0]) for group in self.groups}
-        unmatched = [group for group, row in closest.items() if row.distance(group.runs[0])[0]]
+    def _one_below_another(self) -> list[list[str]]:
+        """Return a line per row of the paper, each followed by runs' lines; runs of other methods come last."""
+        below: dict[int, list[_Line]] = {}
+        last: list[_Line] = []
+        for group in self.groups:
+            for line in self._of_run(group):
+                position = self._position(self.matches[group], line)
+                (last if position is None else below.setdefault(position, [])).append(line)
         lines: list[_Line] = []
-        for row in self.table.rows:
-            if row.scores:
-                lines.append(self._published(row, numbers))
-            matched = [group for group in self.groups if closest[group] is row and group not in unmatched]
-            lines += [line for group in matched for line in self._of_run(group, numbers)]
-        lines += [line for group in unmatched for line in self._of_run(group, numbers)]
-        return [line.line for line in lines if set(line.cells) != {"-"}]
+        for position, row in enumerate(self.table.rows):
+            lines += [self._published(row)] if row.scores else []
+            lines += below.get(position, [])
+        return [line.line for line in [*lines, *last] if set(line.cells) != {"-"}]
+
+    def _position(self, match: Match | None, line: _Line) -> int | None:
+        """Return the row below which a line stands: of the matched run's rows the one with the line's model."""
+        if match is None:
+            return None
+        rows = list(self.table.rows)
+        of_run = [row for row in rows if row.scores and match.name in self._names_of(row)]
+        of_model = [row for row in of_run if (row.client or row.model) == line.model]
+        return rows.index((of_model or [match.row])[0])
+
+    def _names_of(self, row: TableRow) -> list[str]:
+        return [f"{paper.key}/{name}" for paper, name in (find_run(self.paper, run) for run in row.runs)]
 
     @property
     def _numbers(self) -> list[str]:
-        """The metrics of a cell."""
+        """The metrics of the cells of most test sets."""
         if self.metric not in (*self.table.metrics, "mAP"):
             names = ", ".join(sorted(self.table.metrics))
             raise ConfigError(f"--metric: {self.paper.key}/{self.table.name} has no {self.metric}; choose from {names}")
-        return [m for m in dict.fromkeys((self.metric, "rank1")) if m in self.table.metrics]
+        special = {self.paper.test_sets[name].metric for name in self.table.test_sets} - {"rank1"}
+        return [m for m in dict.fromkeys((self.metric, "rank1")) if m in self.table.metrics - special]
+
+    @property
+    def _unit(self) -> str:
+        """The meaning of the cells."""
+        special = {name: self._metrics(name) for name in self.table.test_sets if self._metrics(name) != self._numbers}
+        texts = [" / ".join(_LABELS.get(m, m) for m in metrics) for metrics in (self._numbers, *special.values())]
+        return f"{texts[0]} in percent" + "".join(f"; {name}: {t}" for name, t in zip(special, texts[1:], strict=True))
+
+    def _metrics(self, name: str) -> list[str]:
+        """Return the metrics of a test set's cells."""
+        metric = self.paper.test_sets[name].metric
+        return self._numbers if metric == "rank1" else [metric]
 
     def _mark(self, entry: TableRow | TestSet) -> str:
-        """Return the mark of the footnote with an entry's note; empty without a note."""
-        text = entry.note if entry.status == "ok" else f"{entry.status}: {entry.note}"
-        return f" [{self.footnotes.setdefault(text, len(self.footnotes) + 1)}]" if entry.note else ""
+        """Return the mark of the footnote with an entry's remark; empty without one."""
+        number = self.footnotes.setdefault(entry.remark, len(self.footnotes) + 1) if entry.remark else 0
+        return f" [{number}]" if number else ""
 
-    def _published(self, row: TableRow, numbers: Sequence[str]) -> _Line:
+    def _published(self, row: TableRow) -> _Line:
         label = row.name + self._mark(row)
         marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
         cells = []
         for name in self.table.test_sets:
             scores, digits = row.scores.get(name, {}), self._digits(name)
-            texts = [f"{scores[m]:.{digits}f}" if m in scores else "-" for m in numbers]
+            texts = [f"{scores[m]:.{digits}f}" if m in scores else "-" for m in self._metrics(name)]
             if name in row.spread:
                 texts[0] += f" ± {row.spread[name]:.{digits}f}"
             cells.append(" / ".join(texts) + marks.get(name, "") if scores else "-")
         return _Line(label, row.model, "published", cells)
 
-    def _of_run(self, group: RunGroup, numbers: Sequence[str]) -> Iterator[_Line]:
+    def _of_run(self, group: RunGroup) -> Iterator[_Line]:
         is_loud = any(not_comparable(group.runs[0]))
         paper, names = self.paper.content, self.table.test_sets
-        metrics = [paper["mAP"] if metric == "mAP" else metric for metric in numbers]
+        metrics = {n: [paper["mAP"] if metric == "mAP" else metric for metric in self._metrics(n)] for n in names}
         for kind, client in self._models(group):
             for rule in self.rules[group]:
                 below = f"/{client}" if client else ""
-                cells = [group.cell(f"test/{kind}/{n}{below}", metrics, rule, self._digits(n)) for n in names]
+                cells = [group.cell(f"test/{kind}/{n}{below}", metrics[n], rule, self._digits(n)) for n in names]
                 yield _Line(group.label, client or kind, rule.name, cells, is_loud)
 
     def _digits(self, name: str) -> int:
@@ -310,7 +323,8 @@ class _Comparison:
         models = [model for model in dict.fromkeys([(group.runs[0].primary, ""), *rows]) if model[0] in kinds]
         columns: dict[str, tuple[str, str]] = {}
         for kind, client in sorted(models, key=lambda model: kinds.index(model[0])):
-            paths = [f"test/{kind}/{name}/{client}/rank1".replace("//", "/") for name in self.table.test_sets]
+            metrics = [(name, self.paper.test_sets[name].metric) for name in self.table.test_sets]
+            paths = [f"test/{kind}/{name}/{client}/{metric}".replace("//", "/") for name, metric in metrics]
             scores = [group.values(path, Rule()).tolist() for path in paths]
             if any(scores) or not client:
                 columns.setdefault(repr(scores), (kind, client))
@@ -336,16 +350,17 @@ class _Comparison:
                 yield from (f"- {run.folder}: {rules[-1].describe(run)}; chosen on test data" for run in group.runs)
             elif self.paper.content["rule"] == "best3":
                 yield f"- {group.label}: the paper's rule best3 is not shown; it needs three evaluations"
-            yield self._differences(group)
+            yield from self._differences(group)
+        yield from (f"- {line}" for line in work(self.groups))
         yield from self._figures_only()
 
-    def _differences(self, group: RunGroup) -> str:
-        run = group.runs[0]
-        row = _closest_row(self.table, run)
-        differences = row.differences(run)
-        if _FOLDERS in _sources(run):
-            differences.append("its data sets are folders whose names are not checked")
-        statement = (
-            f"differs in {'; '.join(differences)}" if differences else "has the published settings, as far as listed"
-        )
-        return f"- {group.label} is closest to '{row.name}' and {statement}"
+    def _differences(self, group: RunGroup) -> Iterator[str]:
+        run, match = group.runs[0], self.matches[group]
+        if not run.config:
+            yield f"- {group.label}: no row can be closest to it, because its settings are not known"
+        elif match is None:
+            yield f"- {group.label}: no row of this table is of this method"
+        else:
+            yield from match.lines(group.label)
+        if _FOLDERS in source_classes(run.config):
+            yield "    its data sets are folders whose names are not checked"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from fedsim.report.rules import Rule
 from fedsim.report.runs import KINDS, Run, read_run
 
 _WAYS = ("down", "up", "extra")
+EQUAL_WORK = 0.05
+"""Largest relative difference of images trained on for which no line is printed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,13 @@ class RunGroup:
         if not any(sent):
             return "-"
         return " / ".join(mean_and_spread(np.array(values), digits) for values, digits in ((pruned, 2), (sent, 2)))
+
+    def totals(self, metric: str) -> list[float]:
+        """Return each run's sum of a metric over its rounds; none if a round of a run has not logged it."""
+        logs = [[row for row in run.log.values() if "train/clients" in row] for run in self.runs if run.has_log]
+        if len(logs) < len(self.runs) or not all(rows and all(metric in row for row in rows) for rows in logs):
+            return []
+        return [sum(row[metric] for row in rows) for rows in logs]
 
     def kinds(self, rule: Rule) -> list[str]:
         """Return the kinds of models; local is left out if another kind has the same scores (Local, Centralised)."""
@@ -96,6 +105,29 @@ def traffic(groups: Sequence[RunGroup]) -> str:
         simulated = f" in {_range(seconds)} simulated seconds" if seconds else ""
         parts.append(f"{group.label} {gigabytes} GB{simulated}")
     return f"sent by server and clients: {', '.join(parts)}"
+
+
+def work(groups: Sequence[RunGroup]) -> Iterator[str]:
+    """Yield a line with the images and steps of the runs' training, and one if they have not trained on as many images.
+
+    A run whose log lacks them, of an earlier version, is left out; of several seeds the mean is compared.
+    """
+    images = {group: counts for group in groups if (counts := group.totals("train/images"))}
+    texts = []
+    for group, counts in images.items():
+        steps = group.totals("train/steps")
+        texts.append(f"{group.label} {_counts(counts)} images" + (f" in {_counts(steps)} steps" if steps else ""))
+    if texts:
+        yield f"trained on: {', '.join(texts)}"
+    means = {group.label: float(np.mean(counts)) for group, counts in images.items()}
+    if means and (most := max(means.values())) > (1 + EQUAL_WORK) * (least := min(means.values())):
+        names = {value: label for label, value in means.items()}
+        more = f"{most / least - 1:.0%} more" if least else "more"
+        yield f"NOT EQUAL WORK: {names[most]} trained on {more} images than {names[least]}; this may change scores"
+
+
+def _counts(values: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{value:,.0f}" for value in (min(values), max(values))))
 
 
 def _range(values: Sequence[float]) -> str:

@@ -45,7 +45,9 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """
     settings = [settings_of(run) for run in runs]
     names = dict.fromkeys(name for of_run in settings for name in of_run)
-    texts = {name: [_text(of_run[name]) if name in of_run else _MISSING for of_run in settings] for name in names}
+    texts = {
+        name: [text_of_value(of_run[name]) if name in of_run else _MISSING for of_run in settings] for name in names
+    }
     differing = {name: values for name, values in texts.items() if len(set(values)) > 1}
     paths = {name.removesuffix("class_path"): v for name, v in differing.items() if name.endswith(".class_path")}
 
@@ -100,13 +102,13 @@ def _unusual(runs: Sequence[Run]) -> list[str]:
     optimizers = {_arguments(model.get("server_optimizer"))[0] for model in models}
     (path, first), usual = chosen[0], _usual(chosen[0][0])
     texts = [
-        name if isinstance(value, Mapping) else f"{name} {_text(value)}"
+        name if isinstance(value, Mapping) else f"{name} {text_of_value(value)}"
         for name, value in first.items()
         if name in usual and value not in usual[name] and not _is_number(value)
         if all(class_path == path and arguments.get(name) == value for class_path, arguments in chosen)
     ]
     texts = texts if len(texts) <= _MOST else [*texts[:_MOST], "..."]
-    return texts + [f"server_optimizer {_text(path)}" for path in optimizers if path and len(optimizers) == 1]
+    return texts + [f"server_optimizer {text_of_value(path)}" for path in optimizers if path and len(optimizers) == 1]
 
 
 def _usual(path: str) -> dict[str, list[Any]]:
@@ -162,14 +164,14 @@ def _flat(content: Any, prefix: str) -> dict[str, Any]:
     return {k: v for name, value in content.items() for k, v in _flat(value, f"{prefix}.{name}").items()}
 
 
-def _text(value: Any) -> str:
+def text_of_value(value: Any) -> str:
     """Return a value as text for readers; a class by its last name."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(text_of_value, value))}]"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(inner)}" for name, inner in value.items()) or "{}"
+        return ", ".join(f"{name} {text_of_value(inner)}" for name, inner in value.items()) or "{}"
     return value.rpartition(".")[2] if isinstance(value, str) and value.replace(".", "").isidentifier() else str(value)

@@ -75,6 +75,11 @@ class Run:
         return {**evaluation, "metrics": self._spelled(evaluation["metrics"])}
 
     @property
+    def has_log(self) -> bool:
+        """Whether there is a log: a run may have had another logger only."""
+        return bool(metrics_files(self.folder))
+
+    @property
     def primary(self) -> str:
         """The kind of model that the method delivers."""
         return str(self.summary["primary"])
@@ -115,7 +120,7 @@ class Run:
 
     def check(self) -> None:
         """Read every file that a report may need; raise DataError for the first damaged one."""
-        if metrics_files(self.folder):
+        if self.has_log:
             _ = self.log
         _ = self.config, self.queries, self.tested
 

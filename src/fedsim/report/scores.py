@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from fedsim.core.errors import DataError
 from fedsim.core.names import metric_name
-from fedsim.report.groups import RunGroup, traffic
+from fedsim.report.groups import RunGroup, traffic, work
 from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
 
@@ -101,6 +101,7 @@ def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequenc
     yield "; ".join(text for kind, text in MEANING.items() if kind in kinds)
     yield "; ".join(f"{group.label}: {describe(group)}" for group in groups)
     yield traffic(groups)
+    yield from work(groups)
     if rule.name == "best3":
         yield "best3 chooses rounds by scores on test data: optimistic, comparable only with the numbers of paper 003"
         yield from (f"{run.folder}: {rule.describe(run)}" for group in groups for run in group.runs)

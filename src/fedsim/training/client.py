@@ -298,7 +298,9 @@ class Client(LightningModule):
             **self.session.source.facts,
             **dict(zip(self.objective.parts, self.session.metrics.parts, strict=False)),
         }
-        return Outcome(loss, correct, images, time.perf_counter() - self.session.started, facts, numbers)
+        seconds = time.perf_counter() - self.session.started
+        steps = sum(optimizer.num_steps for optimizer in self.session.optimizers.values())
+        return Outcome(loss, correct, images, seconds, facts, numbers, steps)
 
     def _on_device(self, signals: Signals) -> list[Tensor]:
         """Return the scalars, float64, of all measured signals."""

@@ -97,6 +97,8 @@ def run_batches(
     ``settings.flip``, outputs of mirror images are added. Returns float32 [n, D] on ``device``, that of the network.
     """
     features = torch.empty(len(images), width, device=device)
+    if not len(images):  # a rank's share may be empty, and torch would split it into one batch of no images
+        return features
     with autocast(device, passes.precision):
         order = torch.arange(len(images)).split(settings.batch_size)
         for batch, out in zip(images.batches(order), features.split(settings.batch_size), strict=False):

@@ -52,6 +52,8 @@ class Outcome(NamedTuple):
     """other numbers, by name"""
     signals: Mapping[str, float | Sequence[float]] = MappingProxyType({})
     """the numbers that the method measures, see :attr:`Upload.signals`"""
+    steps: int = 0
+    """of all optimizers"""
 
 
 class ClientSession:

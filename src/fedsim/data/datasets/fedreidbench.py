@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,11 +17,14 @@ from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
 from fedsim.data.leftovers import LeftOut, image_files, left_out_beside, sub_folders
 from fedsim.data.listing import label_images
 
+log = logging.getLogger(__name__)
+
 _NAMES = {
     "MSMT17": "msmt17", "DukeMTMC-reID": "dukemtmc", "Market": "market1501", "cuhk03-np-detected": "cuhk03np",
     "prid": "prid2011", "cuhk01": "cuhk01", "viper": "viper", "3dpes": "3dpes", "ilids": "ilids", "cuhk02": "cuhk02",
 }  # fmt: skip
 """the authors' folders, in the order of Table 1 -> the names of the same data elsewhere in fedsim"""
+_WITHDRAWN = "DukeMTMC-reID"
 _BIG, _SMALL = r"(?P<pid>-1|\d+)_c(?P<cam>\d+)", r"cam_(?P<view>\d+)_(?P<pid>\d+)_"
 _TEST_FROM = 100_000
 """first number of the test identities"""
@@ -35,23 +40,44 @@ class FedReIDBench(ReIDSource):
     Args:
         root: the folder that holds ``Market``, ``viper`` and so on.
         names: of these folders; null takes all clients of the paper that are there, but not DukeMTMC-reID, which its
-            owners withdrew.
+            owners withdrew: a line names the clients of the paper's tables that are left out. ``cuhk02`` is read if it
+            is ``data.public``.
     """
+
+    folder_names = MappingProxyType(_NAMES)
 
     def __init__(self, root: str, names: list[str] | None = None) -> None:
         self.root, self.names = Path(root).expanduser(), names
 
     def domains(self) -> list[Domain]:
         """Return one domain per folder; see :meth:`ReIDSource.domains`."""
-        clients = [name for name in _NAMES if name not in ("DukeMTMC-reID", "cuhk02")]
+        clients = [name for name in _NAMES if name not in (_WITHDRAWN, "cuhk02")]
         names = self.names or [name for name in clients if (self.root / name / "pytorch").is_dir()]
         if not names:
             raise DataError(
                 f"{self.root}: holds no folder like Market/pytorch; set data.source.root to the folder above it"
             )
+        if self.names is None:
+            self._log_left_out(names)
         if wrong := [name for name in names if name not in _NAMES]:
             raise DataError(f"data.source.names: there is no {wrong[0]}; choose from {', '.join(_NAMES)}")
         return [self._read(name) for name in names]
+
+    def public_domain(self, name: str) -> Domain | None:
+        """Return CUHK02, which is no client; see :meth:`ReIDSource.public_domain`."""
+        is_there = (self.root / name / "pytorch").is_dir()
+        return self._read(name) if name == "cuhk02" and is_there else None
+
+    def _log_left_out(self, names: Sequence[str]) -> None:
+        """Log the clients of the paper's tables that a run on all folders has not."""
+        missing = [name for name in _NAMES if name not in (*names, "cuhk02", _WITHDRAWN)]
+        reasons = [f"{', '.join(missing)} ({'is' if len(missing) == 1 else 'are'} not there)"] if missing else []
+        if (self.root / _WITHDRAWN / "pytorch").is_dir():
+            every = ", ".join(name for name in _NAMES if name in (*names, _WITHDRAWN))
+            reasons.append(f"{_WITHDRAWN} (withdrawn by its owners; data.source.names '[{every}]' takes it)")
+        else:
+            reasons.append(f"{_WITHDRAWN} (withdrawn by its owners, and not there)")
+        log.warning("%s: left out of the nine clients of paper 003: %s", self.root, "; ".join(reasons))
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
         """Return what is beside the images; see :meth:`ReIDSource.left_out`."""
