@@ -6,12 +6,11 @@ import logging
 import math
 from pathlib import Path
 
-import torch
-
 from fedsim.cli.commands import call
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import check_text, printable
+from fedsim.core.nvidia import visible_gpus
 from fedsim.data.images import Domain, Split
 from fedsim.data.market import MarketFolders
 from fedsim.parsing.documents import as_yaml
@@ -116,8 +115,8 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",
         batch=batch,
         batch_why="smaller clients have their own" if client_batches else _smallest(images),
-        gpu_trainer=_GPU_TRAINER if torch.cuda.is_available() else "",
-        gpu_client=_GPU_CLIENT if torch.cuda.is_available() else "",
+        gpu_trainer=_GPU_TRAINER if visible_gpus() else "",
+        gpu_client=_GPU_CLIENT if visible_gpus() else "",
         client_batches=_client_section(client_batches, images),
         val="identities" if holds_out else "none",
         why="a fifth of each client's identities chooses the checkpoint"
