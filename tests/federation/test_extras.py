@@ -5,10 +5,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.methods import FedAvg, FedPav
 from fedsim.methods.base import Payload, Weights
+from fedsim.models import SmallCNN
 from fedsim.training.messages import Report, Upload
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
@@ -199,7 +201,11 @@ def test_a_replica_is_another_model_of_the_same_layout():
 
 
 def test_counters_of_a_replica_go_back_to_the_beginning():
-    model = make_model(FedPav())
+    backbone = SmallCNN(width=8)
+    for layer in backbone.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None  # a cumulative average reads the counter
+    model = make_model(FedPav(), backbone=backbone)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     resident = model.parts.models["smallcnn"]
     resident.network.train()(torch.randn(4, 3, 32, 16))
@@ -207,6 +213,16 @@ def test_counters_of_a_replica_go_back_to_the_beginning():
     replica.reset_counters()
     assert {int(b) for n, b in replica.network.named_buffers() if "num_batches" in n} == {0}
     assert {int(b) for n, b in resident.network.named_buffers() if "num_batches" in n} == {1}
+
+
+def test_counters_that_no_layer_reads_are_there_only_while_they_count():
+    model = make_model(FedPav())
+    model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    resident = model.parts.models["smallcnn"]
+    with resident.counting():
+        resident.network.train()(torch.randn(4, 3, 32, 16))
+        assert {int(b) for n, b in resident.network.named_buffers() if "num_batches" in n} == {1}
+    assert not [n for n, _ in resident.network.named_buffers() if "num_batches" in n]
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

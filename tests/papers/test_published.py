@@ -325,7 +325,7 @@ def test_single_clients_stand_beside_the_papers(tmp_path, capsys):
     for client, value in clients.items():
         scores |= scores_of({f"viper/{client}": value}, "personalised")
     run = write_run(tmp_path / "run", {100: scores}, config=config, method="Local", primary="personalised",
-                    unseen=["viper"])  # fmt: skip
+                    unseen=["viper"], clients=list(clients))  # fmt: skip
     text = compare(capsys, run, "001/table3")
     line = line_of(text, "viper").split()
     assert line[2:4] == ["25.0", "26.1"]

@@ -124,6 +124,6 @@ def trains_alone(method: Method, federated: FederatedData) -> bool:
 
 def layout_of(backbone: nn.Module) -> tuple[str, ...]:
     """Return a description that is the same for all backbones of one architecture."""
-    # repr() contains strides and epsilons, which shapes do not
-    shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items())
+    # repr() contains strides and epsilons, which shapes do not; counters that no layer reads are gone in a rank's model
+    shapes = (f"{n}{list(t.shape)}" for n, t in backbone.state_dict().items() if t.is_floating_point())
     return (type(backbone).__name__, repr(backbone), *shapes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -184,6 +185,18 @@ class FlatModel:
         for counter, initial in self._counters:
             counter.copy_(initial)
 
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Give layers their counters of batches for a while: a cumulative average reads them."""
+        idle = [layer for layer in self.network.modules() if _is_idle(layer)]
+        for layer in idle:
+            layer.register_buffer("num_batches_tracked", torch.tensor(0, device=self.device))
+        try:
+            yield
+        finally:
+            for layer in idle:
+                layer.register_buffer("num_batches_tracked", None)
+
     def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
         """Return the optimizer of clients with these settings; it is made once and reset for each of them."""
         if id(settings) not in self._optimizers:
@@ -267,8 +280,13 @@ def _remove_idle_counters(network: nn.Module) -> None:
     Batch normalisation reads its counter only for a cumulative average, without a momentum.
     """
     for layer in network.modules():
-        if type(layer) in _BATCH_NORMS and layer.momentum is not None:
+        if _is_idle(layer):
             layer.register_buffer("num_batches_tracked", None)
+
+
+def _is_idle(layer: nn.Module) -> bool:
+    """Return whether a layer is a batch normalisation of torch that does not read its counter."""
+    return isinstance(layer, _BATCH_NORMS) and type(layer) in _BATCH_NORMS and layer.momentum is not None
 
 
 def _hash(tensors: Iterable[Tensor]) -> int:

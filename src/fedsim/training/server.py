@@ -75,7 +75,8 @@ class Server(nn.Module):
         assert self.public is not None
         for arch, model in self.models.items():
             model.shared.copy_(self.vector(arch))
-            torch.optim.swa_utils.update_bn(self.public.plain_batches(batch_size), model.network)
+            with model.counting():
+                torch.optim.swa_utils.update_bn(self.public.plain_batches(batch_size), model.network)
             self.vector(arch).copy_(model.shared)
 
     def step(
