@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # one thread per process: else the threads of one wait for cores that another process has
-test test-fast test-others coverage durations: export OMP_NUM_THREADS ?= 1
+test test-fast test-others test-oldest coverage durations: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-others test-cluster durations rows coverage acceptance check format docs release clean
+.PHONY: help setup quickstart test test-fast test-others test-cluster test-oldest durations rows coverage acceptance check format docs release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,16 @@ test-others: $(STAMP)  ## test each part of fedsim on the configs, rows and draw
 
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes
 	$(BIN)/python -m pytest tests/cluster
+
+# the tests that depend most on versions: training, ranks that fail, rank groups, simulated GPUs
+OLD_TESTS = tests/device tests/strategy tests/federation/test_failures.py tests/federation/test_spans.py
+test-oldest: OLDEST ?= $(VENV)-oldest
+test-oldest:  ## run fast tests, and those of ranks and devices, with the oldest torch, Lightning, numpy: several GB, 20 minutes
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
+	$(OLDEST)/bin/python -m pip install --quiet -c tests/oldest.txt -e '.[test,models,privacy,report,completion,cuhk03,onnx,tensorboard]'
+	$(OLDEST)/bin/python -m $(PYTEST) -m "not slow and not dist and not others"
+	$(OLDEST)/bin/python -m $(PYTEST) -m "(slow or dist) and not others and not cluster" $(OLD_TESTS)
 
 test-fast: JOBS = 2
 test-fast: $(STAMP)  ## run the tests that take less than a minute together, in two processes

@@ -13,12 +13,15 @@ from jsonargparse import ArgumentParser
 
 from failing import last, read_result
 from fedsim.cli.fit import FederatedDataModule, Federation
+from fedsim.federation.checks.requirements import TORCH_FOR_GRAPHS
 from fedsim.federation.components import robust
 from fedsim.federation.trainer import Trainer
 from fedsim.generation.quality import discriminator_accuracy
 from fedsim.parsing.config_files import with_clients
 from fedsim.training import server_optimizers
 
+HAS_GRAPHS = torch.__version__ >= TORCH_FOR_GRAPHS
+"""whether this torch can record steps; else that is refused"""
 CONFIGS = Path(__file__).parents[2] / "configs" / "methods"
 METHODS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 CONFIG = {

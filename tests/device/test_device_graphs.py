@@ -23,9 +23,10 @@ from fedsim.training.labels import ClusterOverride
 from fedsim.training.metric_loss import MetricLoss
 from fedsim.training.objective import Objective
 from fedsim.training.settings import ClientOverride, LocalTraining
-from runs import differences, fit, options
+from runs import HAS_GRAPHS, differences, fit, options
 from small import make_data, make_model, refuse
 
+pytestmark = pytest.mark.skipif(not HAS_GRAPHS, reason="graphs are refused")
 GRAPH = "--model.client.graph=true"
 LONG = ["--model.client.batch_size=4", "--data.limit_client_batches=5"]
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)

@@ -6,7 +6,7 @@ import torch
 import others
 import simulated
 from fedsim.core.transfer import ahead, send
-from runs import differences, fit
+from runs import HAS_GRAPHS, differences, fit
 
 MEMORY = {
     f"{store}, {cache}": [f"--model.client_store={store}", f"--data.cache={cache}", "--data.workers=1"]
@@ -46,7 +46,8 @@ AXES = {
     ],
     "skipped updates": ["scaffold", "--model.on_bad_update=skip_client", "--model.client.accumulate=2"],
     "recorded steps, copies ahead, channels last": [
-        "fedprox", "--model.client.graph=true", "--model.client.prefetch=true", "--model.client.channels_last=true",
+        "fedprox", f"--model.client.graph={HAS_GRAPHS}", "--model.client.prefetch=true",
+        "--model.client.channels_last=true",
         "--data.cache=host", "--data.limit_client_batches=6", "--model.objective.center={}",
     ],
     "triplets, centers": [

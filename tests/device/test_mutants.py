@@ -4,12 +4,13 @@ import pytest
 
 import others
 from mutants import MUTANTS, ON_RANKS, RUNS, play
+from runs import HAS_GRAPHS
 
 FOUND = (
     "SimulatedGPUError", "waits of sessions", "steps stay plain", "other bits", "captures of a step that fails",
-    "perform_nocolor_split",
+    "perform_nocolor_split", "device_id parameter must be",
 )  # fmt: skip
-"""Words of a refusal, of a budget that is broken, of a comparison, and of torch where gloo cannot split a group."""
+"""Words of a refusal, of a broken budget, of a comparison; of torch 2.15 and 2.10 where gloo splits no group."""
 
 
 def test_there_are_many_and_all_of_them_apply():
@@ -29,6 +30,8 @@ def case(value, run, is_chosen=True):
     marks = others.unless(is_chosen and run in CHOSEN)
     if run in ON_RANKS:
         marks.append(pytest.mark.dist)
+    if run.startswith("graph"):
+        marks.append(pytest.mark.skipif(not HAS_GRAPHS, reason="graphs are refused"))
     return pytest.param(value, marks=[pytest.mark.slow, *marks], id=str(value))
 
 

@@ -13,6 +13,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 import simulated
 from failing import run_on_ranks
 from fedsim.__main__ import main
+from fedsim.cli import app
 from fedsim.core.errors import ConfigError, PeerError
 from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
@@ -160,7 +161,7 @@ def a_gpu_for_two(folder):
 def a_gpu_too_few(folder):
     """What each of two ranks does, both of which are bound to one GPU, and nobody has said so."""
     as_torchrun(2)
-    with simulated.cuda(1, buses=[3]):
+    with simulated.cuda(1, buses=[3]), mock.patch.object(app, "_leave_other_ranks"):  # it would end this process
         assert main(options(folder / "run", "fedpav", "--trainer.devices=auto", gpus=1)) == 2
 
 

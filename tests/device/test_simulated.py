@@ -213,6 +213,8 @@ def test_nccl_cannot_reduce_everything(nccl):
         dist.all_reduce(torch.ones(3, dtype=torch.int16, device="cuda"), group=nccl)
     with pytest.raises(SimulatedGPUError, match="must be contiguous"):
         dist.all_reduce(on_gpu(2, 3).T, group=nccl)
+    if torch.__version__ < "2.12":
+        pytest.skip("torch 2.10 does not show the reduction")
     with pytest.raises(SimulatedGPUError, match="cannot reduce by BOR"):
         dist.all_reduce(torch.ones(3, dtype=torch.int64, device="cuda"), op=dist.ReduceOp.BOR, group=nccl)
 
@@ -281,7 +283,7 @@ def bound(folder):
         error = ""
         try:
             dist.new_group([0, 1], backend="gloo")
-        except AttributeError as refusal:
+        except (AttributeError, ValueError) as refusal:  # of torch 2.15, and of 2.10
             error = str(refusal)
         (folder / f"error-{rank}").write_text(error)
         while not all((folder / f"error-{other}").exists() for other in range(3)):  # the store ends with rank 0
@@ -292,7 +294,8 @@ def bound(folder):
 def test_a_group_of_some_ranks_cannot_be_split_from_a_bound_one(tmp_path):
     """In the real world the others hang, too; here they have nothing to wait for."""
     run_on_ranks(bound, tmp_path, ranks=3)
-    assert "perform_nocolor_split" in (tmp_path / "error-2").read_text()
+    error = (tmp_path / "error-2").read_text()
+    assert "perform_nocolor_split" in error or "device_id parameter must be an accelerator" in error
 
 
 def waited(folder):

@@ -289,7 +289,9 @@ def _optimizers(kernels: Kernels) -> Patches:
             refuse("Attempting CUDA graph capture of step() for an instance of an optimizer that is not capturable")
 
     yield torch._C, "_group_tensors_by_device_and_dtype", group
-    yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", check
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):  # before torch 2.12
+        if hasattr(torch.optim.Optimizer, name):
+            yield torch.optim.Optimizer, name, check
 
 
 def _groups(kernels: Kernels) -> Patches:
@@ -298,11 +300,11 @@ def _groups(kernels: Kernels) -> Patches:
     real_place = distributed_c10d._get_object_coll_device
 
     def init_process_group(backend: str | None = None, *args: Any, **options: Any) -> None:
-        if (bound := options.pop("device_id", None)) is not None:
-            options["device_id"] = torch.device("cpu", 0)  # smaller groups inherit it, or fail to
+        bound = options.pop("device_id", None)
         real_init("gloo", *args, **options)
         collectives.opened(dist.group.WORLD, "nccl" if backend is None else backend)
-        if bound is not None:  # NCCL connects at once
+        if bound is not None:  # NCCL connects at once, and smaller groups inherit the device, or fail to
+            dist.group.WORLD.bound_device_id = torch.device("cpu", 0)  # type: ignore[union-attr] # it was just made
             for problem in collectives.duplicates(dist.group.WORLD, bound.index):
                 refuse(problem)
 
