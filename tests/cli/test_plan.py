@@ -13,6 +13,8 @@ from fedsim.models import SmallCNN
 from fedsim.training.settings import ClientOverride, LocalTraining
 from small import make_data, make_model, sgd
 
+SPEED_UP = "predicted speed-up over one rank (assumed: all images take equally long)"
+
 
 def described(ranks, per_machine, share=1, precision="32-true", method=None, settings=None, cache="device", **options):
     """Three clients; town0 has four local epochs."""
@@ -31,7 +33,7 @@ def test_pieces_let_ranks_share_the_largest_client():
     expected = sum(parts.costs.values()) / make_plan(tasks, 2).seconds
     assert lines["clients that rank groups train"] == "town0 on ranks 0 to 1 (assumed gain: rounds will measure it)"
     share = 100 * parts.costs["town0"] / sum(parts.costs.values())
-    assert lines["predicted speed-up over one rank"] == (
+    assert lines[SPEED_UP] == (
         f"{expected:.2f}x ({50 * expected:.0f} % efficiency); "
         f"town0 has {share:.0f} % of the work, in batches of 2 micro-batches"
     )
@@ -45,7 +47,7 @@ def test_whole_batches_are_bounded_by_the_largest_client(per_machine, remedy):
     parts, lines = described(2, per_machine)
     assert "clients that rank groups train" not in lines
     bound = sum(parts.costs.values()) / parts.costs["town0"]
-    assert lines["predicted speed-up over one rank"].endswith(f"of the work, so at most {bound:.2f}x{remedy}")
+    assert lines[SPEED_UP].endswith(f"of the work, so at most {bound:.2f}x{remedy}")
 
 
 def test_spans_of_the_second_machine_have_the_numbers_of_its_ranks():

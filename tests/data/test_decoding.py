@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_every_part_is_progress(paths, threads):
 
 
 def decoders():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+    return [thread for thread in threading.enumerate() if "decode" in thread.name]
 
 
 class Interrupted(ImageFiles):
@@ -116,6 +117,34 @@ def test_a_signal_ends_the_reading_and_no_thread_is_left(paths, threads, monkeyp
     finally:
         signal.signal(signal.SIGINT, before)
     assert len(log) < len(paths * 4) / CHUNK
+    assert not decoders()
+
+
+class Slow(ImageFiles):
+    """Files whose decoding goes on for a moment after an interruption."""
+
+    def take(self, index):
+        return Slow([self.paths[i] for i in index])
+
+    def decode(self, size):
+        interrupted.wait(60)
+        time.sleep(0.2)
+        return super().decode(size)
+
+
+def test_a_signal_while_a_thread_starts_leaves_no_thread(paths, monkeypatch):
+    """The pool does not know a thread whose start it has not seen the end of."""
+    start = threading.Thread.start
+
+    def interrupted_start(thread):
+        start(thread)
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    interrupted.clear()
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    with pytest.raises(KeyboardInterrupt):
+        read(Slow(paths), 2)
     assert not decoders()
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sites import one_line, put, site
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
@@ -19,6 +18,7 @@ from fedsim.data.listing import label_images
 from fedsim.data.market import PARTS, MarketFolders, left_out_of, write_market_splits
 from fedsim.data.splits import read_splits
 from fedsim.data.standins import write_standin
+from sites import one_line, put, site
 
 TRAIN, QUERY, GALLERY = PARTS
 

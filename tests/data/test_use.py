@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sites import GALLERY, QUERY, TRAIN, one_line, put, site
 
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
@@ -13,6 +12,7 @@ from fedsim.data.manifest import read_manifest, write_manifest
 from fedsim.data.market import MarketFolders
 from fedsim.data.use import obstacle_of
 from fedsim.evaluation.trials import trials_of
+from sites import GALLERY, QUERY, TRAIN, one_line, put, site
 
 
 def split(pids, camids):

@@ -52,6 +52,7 @@ def test_before_any_measurement_images_decide_and_ties_keep_their_order():
 
 def test_measured_seconds_decide_and_others_count_as_usual():
     timed = schedule()
+    timed.orders(NAMES, ALL)
     timed.observe(RoundRecord(0, 0, NAMES, {"a": report(90.0, 10.0), "b": report(4.0, 40.0)}))
     # seconds per image: a 9, b 0.1, the others their mean 4.55
     expected = {"a": 10 * 9, "b": 40 * 0.1, "c": 20 * 4.55, "d": 40 * 4.55}
@@ -67,8 +68,11 @@ def test_seconds_of_a_client_that_could_be_shared_and_was_not_are_those_of_one_r
     assert timed.orders(NAMES, ALL).all == ["d", "b", "c", "a"]
 
 
-def played(costs, micro_batches, ranks, seconds, rounds):
-    """Return the plan of each round, if a client of ``costs`` takes ``seconds(client, ranks)`` on so many ranks."""
+def played(costs, micro_batches, ranks, seconds, rounds, beginning=0.0):
+    """Return the plan of each round, if a client of ``costs`` takes ``seconds(client, ranks)`` on so many ranks.
+
+    In the first round, and on ranks that train together for the first time, it takes ``beginning`` seconds more.
+    """
     machine = object.__new__(Machine)
     machine.ranks, machine.strategy = range(ranks), mock.Mock(world_size=ranks, global_rank=0)
     scheduler, plans = RoundScheduler(costs, micro_batches, [list(costs)], machine), []
@@ -77,27 +81,62 @@ def played(costs, micro_batches, ranks, seconds, rounds):
         mock.patch.object(Machine, "open_rank_groups"),
         mock.patch.object(Machine, "rank_group"),
     ):
+        connected = set()
         for round_ in range(rounds):
             scheduler.orders(list(costs), dict.fromkeys(costs, 1.0))
-            sizes = {name: len(group) for name, group in plans[-1].rank_groups}
-            reports = {name: report(seconds(name, sizes.get(name, 1)), images) for name, images in costs.items()}
+            groups = dict(plans[-1].rank_groups)
+            reports = {}
+            for name, images in costs.items():
+                is_new = round_ == 0 or (name in groups and groups[name] not in connected)
+                taken = seconds(name, len(groups.get(name, "1"))) + beginning * is_new
+                reports[name] = report(taken, images)
+            connected.update(groups.values())
             scheduler.observe(RoundRecord(round_, 0, list(costs), reports))
     return plans
 
 
-def test_a_client_that_several_ranks_train_no_faster_is_trained_by_one_rank():
+@pytest.mark.parametrize("beginning", [0.0, 60.0])
+def test_a_client_that_several_ranks_train_no_faster_is_trained_by_one_rank(beginning):
     costs = {"large": 100.0, "small": 1.0}
-    plans = played(costs, {"large": 8, "small": 1}, 4, lambda name, ranks: costs[name] / 10, 6)
-    assert [len(plan.rank_groups) for plan in plans] == [1, 0, 0, 0, 0, 0]  # assumed, tried on one rank, known
+    plans = played(costs, {"large": 8, "small": 1}, 4, lambda name, ranks: costs[name] / 10, 9, beginning)
+    counts = [len(plan.rank_groups) for plan in plans]  # assumed, measured, tried on one rank, known
+    assert counts == ([1, 1, 0] if beginning == 0 else [1, 1, 1]) + 6 * [0]
     assert plans[-1].seconds == 10
 
 
-def test_a_client_that_several_ranks_train_faster_is_on_one_rank_once():
+@pytest.mark.parametrize("beginning", [0.0, 60.0])
+def test_a_client_that_several_ranks_train_faster_is_on_one_rank_once(beginning):
+    """A network that is compiled for a minute in the first round hides no gain."""
     costs = {"large": 100.0, "small": 1.0}
-    plans = played(
-        costs, {"large": 8, "small": 1}, 4, lambda name, ranks: costs[name] / 10 / ranks + 0.5 * (ranks > 1), 6
-    )
-    assert [len(plan.rank_groups) for plan in plans] == [1, 0, 1, 1, 1, 1]
+
+    def seconds(name, ranks):
+        return costs[name] / 10 / ranks + 0.5 * (ranks > 1)
+
+    plans = played(costs, {"large": 8, "small": 1}, 4, seconds, 9, beginning)
+    counts = [len(plan.rank_groups) for plan in plans]
+    assert counts == ([1, 1, 0, 1] if beginning == 0 else [1, 1, 1, 0]) + 5 * [1]
+    assert plans[-1].rank_groups == [("large", range(4))]
+
+
+def test_ranks_that_train_together_for_the_first_time_measure_no_gain():
+    """The first round has other clients; the large one comes later, and its ranks must be connected first."""
+    costs, seen = {"large": 100.0, "small": 1.0}, []
+
+    def seconds(name, ranks):
+        seen.append(ranks)
+        return costs[name] / 10 / ranks + 20 * (name == "large" and ranks > 1 and seen.count(ranks) == 1)
+
+    machine = object.__new__(Machine)
+    machine.ranks, machine.strategy = range(4), mock.Mock(world_size=4, global_rank=0)
+    scheduler, sizes = RoundScheduler(costs, {"large": 8, "small": 1}, [list(costs)], machine), []
+    with mock.patch.object(Machine, "open_rank_groups"), mock.patch.object(Machine, "rank_group"):
+        for round_ in range(7):
+            called = list(costs) if round_ else ["small"]
+            orders = scheduler.orders(called, dict.fromkeys(costs, 1.0))
+            sizes.append(4 if orders.rank_groups else 1)
+            reports = {name: report(seconds(name, sizes[-1] if name == "large" else 1), costs[name]) for name in called}
+            scheduler.observe(RoundRecord(round_, 0, called, reports))
+    assert sizes == [1, 4, 4, 1, 4, 4, 4]
 
 
 def test_measured_plans_are_never_slower_than_one_rank_for_each_client():
@@ -117,7 +156,7 @@ def test_measured_plans_are_never_slower_than_one_rank_for_each_client():
             busiest = math.ceil(micro_batches[name] / group) / micro_batches[name]
             return costs[name] * speed[name] * (busiest + sums[name] * (group > 1))
 
-        plans = played(costs, micro_batches, ranks, seconds, 12)
+        plans = played(costs, micro_batches, ranks, seconds, 30, beginning=10 ** draw(-1, 4))
         whole = make_plan([Task(name, seconds(name, 1)) for name in costs], ranks).seconds
         assert plans[-1].seconds <= whole * (1 + 1e-9)
         assert plans[-1] == plans[-2], "it still tries"

@@ -213,7 +213,7 @@ def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
         count = parts.micro_batches[largest]
         prediction += f"; {largest} has {100 * share:.0f} % of the work, in batches of {count} micro-batches"
     return [
-        ["predicted speed-up over one rank", prediction],
+        ["predicted speed-up over one rank (assumed: all images take equally long)", prediction],
         *([["clients that rank groups train", f"{', '.join(rank_groups)} ({_ASSUMED})"]] if rank_groups else []),
     ]
 

@@ -6,6 +6,8 @@ progress do not depend on their number.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from fedsim.core.progress import note_progress
 from fedsim.data.images import CHUNK, Images
 from fedsim.data.reading import QUIET
 
+_THREAD = "fedsim decode"  # beginning of the threads' names
 _SHORTEST = 8  # images of a part: with fewer, threads wait for each other
 Step = Callable[[], None]
 
@@ -58,8 +61,11 @@ def _in_order(steps: Sequence[Step], threads: int) -> Iterator[Iterator[Step]]:
     if threads < 2:
         yield iter(steps)
         return
-    pool = ThreadPoolExecutor(threads, "decode")
+    pool = ThreadPoolExecutor(threads, _THREAD)
     try:
         yield iter([pool.submit(step).result for step in steps])
     finally:
         pool.shutdown(cancel_futures=True)
+        # a signal while the pool starts a thread leaves one that the pool does not know
+        while any(thread.name.startswith(_THREAD) for thread in threading.enumerate()):
+            time.sleep(1e-3)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from fedsim.federation.components.listener import RoundListener, RoundRecord
-from fedsim.federation.scheduling.plan import Task, make_plan
+from fedsim.federation.scheduling.plan import RoundPlan, Task, make_plan
 from fedsim.strategy.machine import Machine
 from fedsim.strategy.rank_group import RankGroup
 
@@ -29,7 +29,8 @@ class RoundScheduler(RoundListener):
 
     The gain of several ranks is assumed until it is measured, for each number of ranks by itself. So a client that
     several ranks have trained has its next session on one rank, once: from then on it gets several only if they are
-    faster.
+    faster. Sessions with the costs of a beginning measure no gain: the first round compiles networks and chooses
+    kernels, and the first session of a rank group connects its ranks.
 
     Ranks share a client for which the others would wait, if its batches are split into micro-batches; see
     :func:`~fedsim.federation.scheduling.plan.make_plan`. The other clients follow list scheduling, the longest first
@@ -54,8 +55,14 @@ class RoundScheduler(RoundListener):
         self._clients = [frozenset(names) for names in clients]
         self._measured: dict[str, dict[int, float]] = {}
         """client -> number of ranks -> seconds per training image, measured in its last session on so many"""
+        self._guessed: dict[str, float] = {}
+        """client -> seconds per training image on one rank, from a session with the costs of a beginning"""
         self._sizes: dict[str, int] = {}
         """client -> number of its ranks in this round, if there are several"""
+        self._begins: frozenset[str] = frozenset()
+        """clients whose sessions in this round have the costs of a beginning"""
+        self._connected: set[tuple[int, range]] | None = None
+        """machine and ranks of the rank groups that have trained a client; None: no round has begun"""
 
     def orders(self, called: Sequence[str], work: Mapping[str, float]) -> Orders:
         """Return this rank's orders for a round with the clients ``called``; all ranks of the run call it together.
@@ -73,14 +80,23 @@ class RoundScheduler(RoundListener):
         ]
         machine, plan = self._machine, plans[self._machine.number]
         machine.open_rank_groups([[ranks for _, ranks in of_machine.rank_groups] for of_machine in plans])
+        self._note_beginnings(called, plans)
         self._sizes = {name: len(ranks) for of_machine in plans for name, ranks in of_machine.rank_groups}
         rank_groups = [(name, machine.rank_group(ranks)) for name, ranks in plan.rank_groups if machine.place in ranks]
         local = [name for name in called if name in self._clients[machine.number]]
         return Orders(rank_groups, plan.rest, sorted(local, key=lambda name: -tasks[name].on(1)))
 
+    def _note_beginnings(self, called: Sequence[str], plans: Sequence[RoundPlan]) -> None:
+        """Note which sessions of a round cost more than later ones; ``plans``: of each machine."""
+        connected = self._connected or set()
+        groups = {name: (i, ranks) for i, of_machine in enumerate(plans) for name, ranks in of_machine.rank_groups}
+        new = {name for name, group in groups.items() if group not in connected}
+        self._begins = frozenset(called if self._connected is None else new)
+        self._connected = connected | set(groups.values())
+
     def _tasks(self, called: Sequence[str], work: Mapping[str, float]) -> dict[str, Task]:
         """Return the work of a round's clients, with the seconds that earlier rounds have taken."""
-        rates = {name: self._rate(name) for name in self._measured}  # seconds per image on one rank
+        rates = self._guessed | {name: self._rate(name) for name in self._measured}  # seconds per image on one rank
         usual = fmean(rates.values()) if rates else 1.0
         tasks = {}
         for name in called:
@@ -116,5 +132,10 @@ class RoundScheduler(RoundListener):
         if self._machine is None:
             return
         for name, report in record.reports.items():
-            if report.images:
-                self._measured.setdefault(name, {})[self._sizes.get(name, 1)] = report.seconds / report.images
+            if not report.images:
+                continue
+            size, seconds = self._sizes.get(name, 1), report.seconds / report.images
+            if name in self._begins:
+                self._guessed[name] = seconds / Task(name, 1.0, self._micro_batches[name]).shared_by(size)
+            else:
+                self._measured.setdefault(name, {})[size] = seconds
