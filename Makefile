@@ -70,7 +70,7 @@ coverage: $(STAMP)  ## run the tests of `make test`, and say which lines and bra
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
-acceptance: $(STAMP)  ## try what README and docs promise, on a machine with GPUs: about ten minutes
+acceptance: $(STAMP)  ## try what README and docs promise, on a machine with GPUs: about 15 minutes
 	$(BIN)/python benchmarks/acceptance.py
 
 check: $(STAMP)  ## lint, names, types, spelling

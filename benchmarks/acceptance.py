@@ -3,7 +3,7 @@
 Each row runs in a process of its own, with a time limit; a row that fails, crashes or hangs leaves the others alone. At
 the end comes a table in Markdown, for a record in benchmarks/results. Exit code 1: a row has failed.
 
-    python benchmarks/acceptance.py                       # everything; on one H100 about 8 minutes, on several 12
+    python benchmarks/acceptance.py                       # everything; on one H100 about 12 minutes, on several 16
     python benchmarks/acceptance.py --only market faiss
     python benchmarks/acceptance.py --reduced             # small sizes: tries the rows; a machine without a GPU does so
     python benchmarks/acceptance.py --list
@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
-from acceptance_rows import fits, ranking, training
+from acceptance_rows import fits, ranking, ranks, steps, training
 from acceptance_rows.terms import Bench, NotHereError, Outcome, Row
 from fedsim import __version__
 
@@ -46,6 +46,16 @@ ROWS = [
     Row("repeat", "a deterministic fit ends in the same bits again", "README.md", 120, fits.repeated, quick=False),
     Row("ranks", "1 and 2 ranks end in the same bits", "README.md", 120, fits.equal_bits, quick=False),
     Row("shared", "2 ranks on one GPU end in the bits of one rank", "docs/gpus.md", 120, fits.shared, quick=False),
+    Row("shared-2x2", "2 ranks on each of two GPUs end in the bits of one rank", "docs/gpus.md", 120,
+        ranks.two_on_each_of_two, quick=False),
+    Row("groups", "ranks that share a client end in the bits of one rank", "docs/cluster.md", 120, ranks.groups,
+        quick=False),
+    Row("killed-rank", "a killed rank ends all ranks with a line", "docs/failures.md", 180, ranks.killed, quick=False),
+    Row("frozen-rank", "a frozen rank ends all ranks with a line", "docs/failures.md", 180, ranks.frozen, quick=False),
+    Row("graph-bits", "graphs have the bits of plain steps", "docs/gpus.md", 120, steps.graph_bits, quick=False),
+    Row("graph-fails", "a recording that fails leaves the bits of plain steps", "docs/gpus.md", 120, steps.graph_fails,
+        quick=False),
+    Row("prefetch", "copies ahead change no bit", "docs/gpus.md", 120, steps.prefetch, quick=False),
     Row("resume", "a killed fit goes on to the same bits", "docs/failures.md", 120, fits.resumed, quick=False),
     Row("waits", "no wait for the device between batches", "training/client.py", 60, training.waits),
     Row("kernels", "launches per step of ResNet-50", "training/client.py", 60, training.kernels),
@@ -54,6 +64,11 @@ ROWS = [
     Row("train-64", "the same with batches of 64", "README.md", 90, partial(training.speed, batch_size=64)),
     Row("graph-32", "batches of 32 beside the loop as a CUDA graph", "README.md", 90,
         partial(training.speed, batch_size=32, faster="capture")),
+    Row("channels-32", "batches of 32 with channels last beside the usual loop", "docs/gpus.md", 90,
+        partial(training.speed, batch_size=32, faster="channels_last")),
+    Row("many", "50 clients of one batch each", "benchmarks/many_clients.py", 90, training.many),
+    Row("evaluation", "features of an evaluation beside the same passes by hand", "docs/evaluation.md", 60,
+        training.evaluation),
     Row("compile-32", "batches of 32 beside the loop with torch.compile", "README.md", 180,
         partial(training.speed, batch_size=32, faster="compile"), quick=False),
     Row("memory", "the peak is what describe says, and the activations", "fedsim describe", 60, training.memory),
@@ -152,7 +167,7 @@ def parse_arguments() -> argparse.Namespace:
     names = [row.name for row in ROWS]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW")
     parser.add_argument("--reduced", action="store_true", help="small sizes")
-    parser.add_argument("--minutes", type=float, default=12.0, help="for all rows together")
+    parser.add_argument("--minutes", type=float, default=20.0, help="for all rows together")
     parser.add_argument("--list", action="store_true", help="list the rows")
     parser.add_argument("--row", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

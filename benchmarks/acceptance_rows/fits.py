@@ -80,18 +80,24 @@ def resumed(bench: Bench) -> Outcome:
     ranks = 2 if bench.gpus > 1 else 1
     options = options_of(bench, "killed")
     process = start(options)
-    pointer = bench.folder / "killed" / "checkpoints" / "last.ckpt" / "current"
-    while process.poll() is None and not (pointer.exists() and pointer.stat().st_size):
-        time.sleep(0.01)
+    pointer = await_checkpoint(bench.folder / "killed", process)
     was_running = process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = rounds_of(bench.folder / "killed") if pointer.exists() else 0
-    finish(start([*options, "--ckpt_path", "last", f"--trainer.devices={ranks}"]))
+    run([*options, "--ckpt_path", "last", f"--trainer.devices={ranks}"])
     outcome = compare("with and without", finished(bench, "first"), bench.folder / "killed")
     if not was_running or done >= ROUNDS:
         return Outcome(f"the fit had ended before it was killed; {outcome.figure}", outcome.bar, holds=False)
     return Outcome(f"killed after round {done}, on with {ranks}; {outcome.figure}", outcome.bar, outcome.holds)
+
+
+def await_checkpoint(folder: Path, process: subprocess.Popen[str]) -> Path:
+    """Wait for the first checkpoint of a run, or the end of its process; return the file that names it."""
+    pointer = folder / "checkpoints" / "last.ckpt" / "current"
+    while process.poll() is None and not (pointer.exists() and pointer.stat().st_size):
+        time.sleep(0.01)
+    return pointer
 
 
 # -- fits --------------------------------------------------------------------------------------------------------------
@@ -115,31 +121,43 @@ def options_of(bench: Bench, name: str) -> list[str]:
 
 
 def finished(bench: Bench, name: str, ranks: int = 1, *more: str) -> Path:
-    """Return the directory of a run, which is made unless another row has made it."""
+    """Return the directory of a run, which is made unless another row has made it; see :func:`log_of`."""
     folder = bench.folder / name
     summary = folder / "summary.json"
     if not (summary.exists() and json.loads(summary.read_text())["finished"]):
-        finish(start([*options_of(bench, name), "--overwrite", "true", f"--trainer.devices={ranks}", *more]))
+        words = [*options_of(bench, name), "--overwrite", "true", f"--trainer.devices={ranks}", *more]
+        bench.folder.joinpath(f"{name}.log").write_text(run(words))
     return folder
 
 
-def start(words: list[str]) -> subprocess.Popen[str]:
-    """Start a command of fedsim."""
+def log_of(folder: Path) -> list[str]:
+    """Return the lines that a finished run has written."""
+    return folder.with_name(f"{folder.name}.log").read_text().splitlines()
+
+
+def run(words: list[str]) -> str:
+    """Run a command that must succeed; return its output."""
+    return finish(start(words))
+
+
+def start(words: list[str], own_session: bool = False) -> subprocess.Popen[str]:
+    """Start a command of fedsim; ``own_session``: its processes can be told apart from others."""
     if "--trainer.devices" not in " ".join(words):
         words = [*words, "--trainer.devices=1"]
     return subprocess.Popen(
         [sys.executable, "-m", "fedsim", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "WANDB_MODE": "disabled"},
+        env={**os.environ, "WANDB_MODE": "disabled"}, start_new_session=own_session,
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    """Wait for a command that must succeed."""
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for a command that must succeed; return its output."""
     output, _ = process.communicate()
     if process.returncode:
         lines = [line for line in output.splitlines() if line.strip()]
         said = next((line for line in lines if line.startswith("fedsim: error")), "".join(lines[-1:]))
         raise RuntimeError(f"a fit ended with code {process.returncode}: {said}")
+    return output
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from fedsim.evaluation.reranking import rerank_blocks
 from fedsim.functional.neighbours import Search, nearest
 
 SMALL = ranking.Shape("a small set", 60, 500, 20, 6, 100, 60, 0)
-MOST_MS = 30.0
-"""for Market-1501's queries and gallery, when all features are on the GPU"""
+MOST_MS = 90.0
+"""for Market-1501's queries and gallery, when all features are on the GPU: about 40 ms are the host's, which finds
+positives and junk"""
 RERANKED = (300, 2000)
 """queries and gallery images whose re-ranked distances are compared with the CPU's"""
 CLOSE = 1e-4

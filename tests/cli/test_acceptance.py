@@ -34,14 +34,21 @@ def row(acceptance, name):
     return next(row for row in acceptance.ROWS if row.name == name)
 
 
-QUICK = {"waits": "pass", "kernels": "not here", "train-32": "not here", "train-64": "not here", "graph-32": "not here",
-         "memory": "not here", "market": "not here", "reciprocal": "pass", "faiss": "pass"}  # fmt: skip
-SLOW = {"doctor": "pass", "repeat": "pass", "ranks": "pass", "shared": "not here", "resume": "pass"}
+QUICK = {
+    "waits": "pass", "kernels": "not here", "train-32": "not here", "train-64": "not here", "graph-32": "not here",
+    "channels-32": "not here", "many": "not here", "evaluation": "not here", "memory": "not here", "market": "not here",
+    "reciprocal": "pass", "faiss": "pass",
+}  # fmt: skip
+SLOW = {
+    "doctor": "pass", "repeat": "pass", "ranks": "pass", "shared": "not here", "shared-2x2": "not here",
+    "groups": "pass", "graph-bits": "not here", "graph-fails": "not here", "prefetch": "not here", "resume": "pass",
+}  # fmt: skip
+LOST = ("killed-rank", "frozen-rank")
 COMPILES = {"compile-32"}  # half a minute, and it needs a compiler of C++
 
 
 def test_all_rows_are_tried_here(acceptance):
-    assert {*QUICK, *SLOW, *COMPILES} == {row.name for row in acceptance.ROWS}
+    assert {*QUICK, *SLOW, *LOST, *COMPILES} == {row.name for row in acceptance.ROWS}
     assert {row.name for row in acceptance.ROWS if row.quick} == set(QUICK)
 
 
@@ -59,6 +66,33 @@ def test_rows_of_whole_commands_run_in_small_sizes(acceptance, bench, quick_pyth
     results = {name: acceptance.judge(row(acceptance, name), bench) for name in SLOW}
     assert {name: result.verdict for name, result in results.items()} == SLOW, results
     assert "killed after round" in results["resume"].figure
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.parametrize("name", LOST)
+def test_a_lost_rank_is_named_and_nothing_stays(acceptance, bench, name):
+    result = acceptance.judge(row(acceptance, name), bench)
+    assert result.verdict == "pass", result
+    assert "code 2, 0 processes left" in result.figure
+    assert "rank 1 " in result.figure
+
+
+@pytest.mark.parametrize("name", ["ranks", "groups", "shared-2x2", *LOST])
+def test_one_gpu_is_too_few_for_some_rows(acceptance, bench, name):
+    result = acceptance.judge(row(acceptance, name), replace(bench, device=torch.device("cuda"), gpus=1))
+    assert result.verdict == "not here"
+    assert "needs two GPUs" in result.figure
+
+
+def test_all_rows_have_a_bar(acceptance, bench, monkeypatch):
+    """Those of speed, with figures that no GPU reaches; the others are made to fail below."""
+    monkeypatch.setattr(acceptance.training.Turns, "medians", lambda turns: (100.0, 1.0))
+    of_a_gpu = replace(bench, device=torch.device("cuda"), reduced=False)
+    for name in ("train-32", "train-64", "channels-32", "many"):
+        outcome = row(acceptance, name).check(bench)
+        assert acceptance.judge(acceptance.Row("x", "", "", 1, lambda bench, o=outcome: o), of_a_gpu).verdict == "fail"
+        assert outcome.bar
 
 
 # -- each verdict can be fail ------------------------------------------------------------------------------------------

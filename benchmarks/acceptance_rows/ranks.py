@@ -1,0 +1,100 @@
+"""Rows about several ranks: groups that share a client, two on each of two GPUs, and one that is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from acceptance_rows.fits import await_checkpoint, compare, finished, options_of, start
+from acceptance_rows.terms import Bench, NotHereError, Outcome
+from fedsim.federation.scheduling.plan import Task, make_plan
+
+ONE_CLIENT = ("--data.source.init_args.clients=1", "--model.client.micro_batch=4")
+MICRO_BATCHES = 4  # of a batch of 16
+MOST_RANKS = 4
+SILENCE = 10
+"""seconds without a sign of life, after which a frozen rank is lost"""
+LIMIT = 60
+"""seconds for all ranks to end after one is lost; the silence counts"""
+
+
+def several(bench: Bench, most: int) -> int:
+    """Return a number of ranks, each with a GPU of its own; leave the row on a machine with a single one."""
+    if bench.is_gpu and bench.gpus < 2:
+        raise NotHereError("needs two GPUs: NCCL takes one rank of a GPU")
+    return min(bench.gpus, most) if bench.is_gpu else 3
+
+
+def groups(bench: Bench) -> Outcome:
+    """Run a fit of one client on one rank, and on several that share its batches."""
+    ranks = several(bench, MOST_RANKS)
+    if not make_plan([Task("town0", 1.0, MICRO_BATCHES)], ranks).rank_groups:
+        raise RuntimeError(f"{ranks} ranks would not share the client: the row tries nothing")
+    one, together = finished(bench, "alone", 1, *ONE_CLIENT), finished(bench, "together", ranks, *ONE_CLIENT)
+    return compare(f"1 rank and a group among {ranks}", one, together)
+
+
+def two_on_each_of_two(bench: Bench) -> Outcome:
+    """Run the same fit on four ranks of two GPUs."""
+    bench.need_gpu("ranks share GPUs, not CPUs")
+    if bench.gpus < 2:
+        raise NotHereError("needs two GPUs; the row shared has two ranks of one")
+    four = finished(bench, "two-on-two", 4, "--trainer.strategy.ranks_per_device=2")
+    return compare("1 rank, and 2 on each of 2 GPUs", finished(bench, "first"), four)
+
+
+def killed(bench: Bench) -> Outcome:
+    """Kill a rank in the midst of a fit."""
+    return lost(bench, signal.SIGKILL)
+
+
+def frozen(bench: Bench) -> Outcome:
+    """Freeze a rank in the midst of a fit."""
+    return lost(bench, signal.SIGSTOP)
+
+
+def lost(bench: Bench, how: signal.Signals) -> Outcome:
+    """Send a signal to rank 1: the others must name it in a line, and no process may stay."""
+    ranks = min(several(bench, 2), 2)
+    name = f"lost-{how.name}"
+    endless = ["--trainer.max_epochs=1000000", f"--trainer.strategy.silence_timeout=0:00:{SILENCE}"]
+    process = start([*options_of(bench, name), f"--trainer.devices={ranks}", *endless], own_session=True)
+    try:
+        await_checkpoint(bench.folder / name, process)
+        others = [pid for pid in members(process.pid) if pid != process.pid and is_rank(pid)]
+        if process.poll() is not None or len(others) != 1:
+            raise RuntimeError(f"the fit has ended, or has {len(others)} other ranks than rank 0 in place of one")
+        os.kill(others[0], how)
+        begin = time.monotonic()
+        output, _ = process.communicate(timeout=LIMIT)
+        while (left := members(process.pid)) and time.monotonic() < begin + LIMIT:
+            time.sleep(0.1)
+        seconds = time.monotonic() - begin
+    finally:
+        for pid in members(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    named = [line for line in output.splitlines() if line.startswith("fedsim: error: rank 1 ")]
+    figure = f"code {process.returncode}, {len(left)} processes left, {seconds:.0f} s" + f": {named[0]}" * bool(named)
+    holds = process.returncode == 2 and not left and bool(named) and "Traceback" not in output
+    return Outcome(figure, f"code 2, 0 left, a line that names rank 1, {LIMIT} s", holds)
+
+
+def members(session: int) -> list[int]:
+    """Return the processes of a session that live, the oldest first."""
+    alive = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has just ended
+            continue
+        if int(its_session) == session and state not in "ZX":
+            alive.append(int(entry.name))
+    return sorted(alive)
+
+
+def is_rank(pid: int) -> bool:
+    """Whether a process is a rank: one that waited to become it, or one of Lightning's launcher."""
+    line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return "become_rank" in line or "\0fit\0" in line

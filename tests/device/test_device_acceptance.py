@@ -1,0 +1,109 @@
+"""Rows of ``make acceptance`` about steps, in small sizes on a simulated GPU: they pass, and each of them can fail."""
+
+import importlib
+import logging
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+
+import simulated
+from fedsim.__main__ import main
+from fedsim.core.allocator import GraphMemory
+from fedsim.methods import FedAvg
+from fedsim.training.features import extract_features
+from runs import HAS_GRAPHS
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_GRAPHS, reason="graphs are refused")]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """A machine with a simulated GPU, whose rows run in this process."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fits = importlib.import_module("acceptance_rows.fits")
+    monkeypatch.setattr(fits, "run", in_this_process)
+    with simulated.cuda(1):
+        yield importlib.import_module("acceptance").make_bench(tmp_path, reduced=True)
+    sys.modules.pop("waiting", None)
+
+
+def in_this_process(words):
+    """Run a command; return its messages."""
+    log, written = logging.getLogger("fedsim"), StringIO()
+    handler = logging.StreamHandler(written)
+    log.addHandler(handler)
+    try:
+        assert main([*words, "--trainer.precision=32-true"]) == 0
+    finally:
+        log.removeHandler(handler)
+    return written.getvalue()
+
+
+def judged(bench, name):
+    acceptance = importlib.import_module("acceptance")
+    return acceptance.judge(next(row for row in acceptance.ROWS if row.name == name), bench)
+
+
+def test_graphs_are_compared_with_plain_steps(bench):
+    result = judged(bench, "graph-bits")
+    assert (result.verdict, result.figure.endswith("recorded")) == ("pass", True), result
+
+
+def test_steps_that_stay_plain_fail_the_row_though_the_bits_are_equal(bench, monkeypatch):
+    def refuse(memory, generators, work):
+        raise RuntimeError("no graphs today")
+
+    monkeypatch.setattr(GraphMemory, "record", refuse)
+    result = judged(bench, "graph-bits")
+    assert result.verdict == "fail"
+    assert ": 0 of " in result.figure
+    assert result.figure.endswith("stay plain: no graphs today")
+
+
+def test_a_recording_that_fails(bench):
+    result = judged(bench, "graph-fails")
+    assert result.verdict == "pass", result
+
+
+def test_a_recording_that_fails_without_a_line_fails_the_row(bench, monkeypatch):
+    monkeypatch.setattr("fedsim.training.graphs.log.warning", lambda *_: None)
+    assert judged(bench, "graph-fails").verdict == "fail"
+
+
+def test_copies_ahead(bench):
+    assert judged(bench, "prefetch").verdict == "pass"
+
+
+def test_speed_with_graphs_is_not_that_of_plain_steps(bench, monkeypatch):
+    assert judged(bench, "graph-32").verdict == "not here"
+    take_step = FedAvg.take_step
+
+    def waiting(method, client, loss):
+        loss.item()
+        take_step(method, client, loss)
+
+    monkeypatch.setattr(FedAvg, "take_step", waiting)
+    result = judged(bench, "graph-32")
+    assert (result.verdict, result.figure) == ("fail", "RuntimeError: recording failed, and steps stayed plain")
+
+
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_an_evaluation_s_features_are_those_by_hand(bench, monkeypatch, off):
+    training = importlib.import_module("acceptance_rows.training")
+    monkeypatch.setattr(training, "extract_features", lambda *args: extract_features(*args) + off)
+    monkeypatch.setattr(type(bench), "median_ms", lambda self, function, repeats: 1.0)
+    assert training.evaluation(bench).holds == (off == 0.0)
+
+
+def test_more_launches_than_by_hand_fail_the_row(bench, monkeypatch):
+    training = importlib.import_module("acceptance_rows.training")
+    monkeypatch.setattr(training, "per_step", lambda bench: {training.LAUNCHES[0]: 10.0})
+    bench_on_cpu = training.Bench(torch.device("cpu"), 0, bench.folder, reduced=True)
+    assert training.kernels(bench_on_cpu).holds, "none are counted by these names"
+    monkeypatch.setattr(training, "per_step", lambda bench: {"aten::convolution": 1e6})
+    assert not training.kernels(bench_on_cpu).holds
