@@ -7,6 +7,7 @@ permutation. One process, one thread, nothing else; the versions take turns, and
     python benchmarks/data_path.py                  # the table
     python benchmarks/data_path.py --workers 1      # ImageFolder with worker processes, and cache: none
     python benchmarks/data_path.py --device cuda    # images per second on a GPU
+    python benchmarks/data_path.py --start          # decoding at the start: one thread and one on each core, by turns
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fedsim.core.allocator import keep_freed_memory
+from fedsim.core.cores import usable_cores
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.decoded import Wanted
+from fedsim.data.decoding import read_all
 from fedsim.data.images import ImageFiles, Split
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
 from fedsim.data.synthetic import SyntheticReID
@@ -41,6 +44,8 @@ SIZE, BATCH = (256, 128), 32
 AUGMENTATION = Augmentation(pad=10, flip=0.5, erase=0.5)
 TARGET = 4.0
 """smallest ratio of the cached path to ImageFolder"""
+START_TARGET = 1.8
+"""smallest ratio of two threads to one at the start, on two cores"""
 ON_DEVICE_TARGET = 20_000
 """images per second on a GPU"""
 
@@ -102,6 +107,38 @@ def epoch(batches: Iterator[Tensor], device: torch.device) -> float:
     return clock() - started
 
 
+def write_large(paths: list[Path]) -> list[Path]:
+    """The same JPEGs in 440x180, a size of MSMT17's larger images."""
+    large = []
+    for path in paths:
+        large.append(path.with_suffix(".large.jpg"))
+        Image.open(path).resize((180, 440)).save(large[-1], quality=90)
+    return large
+
+
+def start(root: Path, count: int, repeats: int) -> None:
+    """Print the rates of decoding at the start for one thread and for all cores, which take turns."""
+    cores = max(1, int(usable_cores()))
+    small = write_images(root, count)
+    rows = []
+    for kind, paths in (("128x64", small), ("440x180", write_large(small))):
+        files, pixels = ImageFiles(paths), torch.empty((count, 3, *SIZE), dtype=torch.uint8)
+        spent: dict[int, list[tuple[float, float]]] = {1: [], cores: []}
+        for turn in range(repeats + 1):
+            for threads in spent:
+                wall, cpu = time.perf_counter(), time.process_time()
+                read_all(files, "", pixels, threads)
+                if turn:  # the first one warms the file cache
+                    spent[threads].append((time.perf_counter() - wall, time.process_time() - cpu))
+        for threads, times in spent.items():
+            ratio = statistics.median(one[0] / this[0] for one, this in zip(spent[1], times, strict=True))
+            wall, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+            rows.append([kind, threads, f"{count / wall:,.0f}", f"{count / cpu:,.0f}", f"{ratio:.2f}"])
+    header = ["JPEGs", "threads", "images/s", "images per CPU-second", "ratio"]
+    print(tabulate(rows, headers=header, disable_numparse=True, stralign="right"))
+    print(f"{cores} cores, load {os.getloadavg()[0]:.1f}; the ratio is to hold {START_TARGET} on two quiet cores")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -109,10 +146,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--start", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as every run does; ImageFolder profits, too
     device = torch.device(args.device)
+    if args.start:
+        with tempfile.TemporaryDirectory() as folder:
+            start(Path(folder), args.images, args.repeats)
+        return
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         paths = write_images(root / "jpeg", args.images)

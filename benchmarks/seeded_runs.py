@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ SEEDS = (0, 1, 2)
 
 
 def fedsim(command: str, *options: str) -> str:
-    """Run a command of fedsim, and return what it prints."""
+    """Run a command of fedsim, and return what it prints; configs can name classes of this folder."""
     line = [sys.executable, "-m", "fedsim", command, *options]
-    done = subprocess.run(line, check=False, capture_output=True, text=True)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(f"{' '.join(line)}\n{done.stderr}")
     return done.stdout

@@ -27,3 +27,8 @@ fi
 # export MASTER_ADDR=...
 # The network between nodes, if the default route is another one:
 # export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
+
+# Out of memory although gigabytes are reserved: memory is fragmented. This lets torch grow its blocks instead.
+# export PYTORCH_ALLOC_CONF=expandable_segments:True
+# NCCL 2.30 and later: several ranks of one GPU, such as MIG slices bound to tasks, without ranks_per_device.
+# export NCCL_MULTI_RANK_GPU_ENABLE=1

@@ -5,6 +5,7 @@ five. ``FAIL`` in its environment says where it fails: ``POINT@ROUND/RANK`` or `
 ``FAIL_WITH`` says how: by a signal to itself (SIGKILL unless another is named).
 """
 
+import atexit
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -21,6 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -428,6 +430,15 @@ class Reading(Callback):
             while True:
                 pl_module.strategy.poll()
                 time.sleep(0.05)
+
+
+class StuckEnd(Callback):
+    """Lets the process wait for ever when Python ends, as NCCL may if another rank is lost."""
+
+    def on_fit_start(self, *_):
+        """Register what never ends: for a process of its own, and for a fork of the fork server."""
+        atexit.register(time.sleep, 3600)
+        Finalize(None, time.sleep, (3600,), exitpriority=0)
 
 
 class Scoring(Callback):

@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -87,6 +88,14 @@ def quick_python(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     yield server
     server.close()
+
+
+@pytest.fixture
+def hangup_ends():
+    """Let SIGHUP end processes as in a terminal: those that nohup has started, and their children, ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -40,9 +40,12 @@ def make_model(method, **options):
 
 
 def fit(model, data=None, rounds=ROUNDS, devices=1, ckpt_path=None, **options):
-    defaults = {"check_val_every_n_epoch": rounds, "limit_val_batches": 0, "callbacks": [], "logger": False}
+    defaults = {
+        "accelerator": "cpu", "check_val_every_n_epoch": rounds, "limit_val_batches": 0, "callbacks": [],
+        "logger": False,
+    }  # fmt: skip
     trainer = FederatedTrainer(
-        accelerator="cpu", devices=devices, strategy=FederatedStrategy(), max_epochs=rounds,
+        devices=devices, strategy=FederatedStrategy(), max_epochs=rounds,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
         use_distributed_sampler=False, **defaults | options,
     )  # fmt: skip
@@ -63,6 +66,7 @@ def new_evaluator(model, **changed):
         "clients": parts.clients, "models": parts.models, "archs": parts.archs, "federated": parts.federated,
         "placement": share.placement, "machine": share.machine, "snapshots": share.snapshots,
         "strategy": extractor.strategy, "open_images": extractor.open_images, "progress": extractor.progress,
+        "precision": "32-true",
     }  # fmt: skip
     return make_evaluator(**arguments | changed)
 

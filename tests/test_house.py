@@ -253,6 +253,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "groups": {"_NormBase"},
         "lora": {"_BatchNorm"},
         "memory": {"_cdata"},
+        "micro_batches": {"_foreach_add_"},
         "optimizer": {"_foreach_add_"},
         "requirements": {"_BatchNorm"},
     },

@@ -26,14 +26,14 @@ from fedsim.cli.doctor.facts import (
     Wandb,
     Wish,
     memory_room,
-    nvidia_driver,
     nvidia_on_bus,
     room_of,
     slurm_of,
-    usable_cores,
     wandb_of,
 )
 from fedsim.cli.doctor.probe import disagreement
+from fedsim.core.cores import usable_cores
+from fedsim.core.nvidia import nvidia_driver
 from fedsim.functional.neighbours import Neighbours
 from small import refuse
 
@@ -86,6 +86,15 @@ def test_ranks_can_share_a_gpu_and_the_page_says_how():
     assert lines["ranks that share"] == "cuda:0: ranks 0, 2; cuda:1: ranks 1, 3"
     assert lines["sums over ranks"] == "gloo within a GPU, NCCL among GPUs, a sum was right"
     assert "ranks can share" not in lines
+
+
+@pytest.mark.parametrize(("error", "says"), [("", "works with NCCL_MULTI_RANK_GPU_ENABLE=1, which"), ("no", "no")])
+def test_whether_nccl_takes_several_ranks_of_a_gpu_is_said_and_does_not_matter(error, says):
+    shared = replace(WELL, plan=FitDevices(("cuda:0", "cuda:0"), 2), sums_on_one=error)
+    checkup = examine(shared, Wish(ranks_per_device=2))
+    assert checkup.findings == []
+    assert {line.about: line.says for line in checkup.uses}["NCCL within a GPU"].startswith(says)
+    assert "NCCL within a GPU" not in command.as_page(examine(WELL, Wish()))
 
 
 def test_ranks_of_one_gpu_need_no_nccl():
@@ -283,6 +292,7 @@ def test_two_cpus_can_sum(quick_python):
     assert trials.try_sums(("cpu",), 60.0) is None
     assert trials.try_sums(("cpu", "cpu", "cpu"), 60.0) == ""
     assert trials.try_sums(("cuda:0", "cuda:0"), 60.0) == ""  # ranks of one GPU sum as CPUs do
+    assert trials.try_sums_on_one(("cpu", "cpu", "cuda:0", "cuda:1"), 60.0) is None
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -28,6 +28,28 @@ def test_the_config_for_a_folder_can_be_described_and_trained(market_tree, tmp_p
     assert "west (unseen)" in capsys.readouterr().out
 
 
+def test_lines_for_a_gpu_are_commented(market_tree, tmp_path, monkeypatch):
+    """Without their # they are those of the shipped recipe."""
+    config, plain = tmp_path / "mine.yaml", tmp_path / "plain.yaml"
+    for output, count in ((config, 1), (plain, 0)):
+        monkeypatch.setattr("fedsim.cli.init.visible_gpus", lambda count=count: count)
+        assert main(["init", str(market_tree), "--output", str(output)]) == 0
+    given, without = yaml.safe_load(config.read_text()), yaml.safe_load(plain.read_text())
+    assert given == without
+    assert "GPU" not in plain.read_text()
+    lines = ("precision:", "benchmark:", "channels_last:", "graph:")
+    content = "\n".join(
+        line.replace("# ", "", 1) if line.lstrip(" #").startswith(lines) else line
+        for line in config.read_text().splitlines()
+    )
+    used = yaml.safe_load(content)
+    recipe = yaml.safe_load((Path(__file__).parents[2] / "configs" / "recipes" / "h100.yaml").read_text())
+    for section in ("precision", "benchmark"):
+        assert used["trainer"][section] == recipe["trainer"][section]
+    for section in ("channels_last", "graph"):
+        assert used["model"]["client"][section] == recipe["model"]["client"][section]
+
+
 def keep(folder, start, number):
     """Remove all but some training images of those whose names begin so; return the data set's folder."""
     kept = sorted((folder / "bounding_box_train").glob(f"{start}*"))[:number]

@@ -1,9 +1,14 @@
 """Names from users as names of files."""
 
 import random
+import unicodedata
 from pathlib import Path
 
-from fedsim.core.names import file_name
+import pytest
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.names import check_name, file_name, file_names, problem_of_name
+from hostile_names import UNFIT, draws, unfit_draws
 
 PIECES = [
     "..",
@@ -45,3 +50,28 @@ def test_hostile_names_stay_in_their_folder_and_never_collide(tmp_path: Path) ->
 def test_usual_names_stay_as_they_are() -> None:
     for name in ("market1501", "Köln", "cuhk03-np", "camera 1", "v1.2_x", "数据", "2021"):
         assert file_name(name) == name
+
+
+def test_no_disk_takes_two_names_of_a_folder_for_one() -> None:
+    for seed in range(20):
+        names = draws(seed, 200)
+        files = file_names(names)
+        assert [*files] == names
+        for spelling in (str.casefold, str.lower, str.upper):
+            for form in ("NFC", "NFD", "NFKC"):
+                seen = {unicodedata.normalize(form, spelling(unicodedata.normalize(form, f))) for f in files.values()}
+                assert len(seen) == len(names)
+        assert files == file_names([*reversed(names)])
+    assert file_names(["Köln", "köln", "town"])["town"] == "town"
+    assert file_names(["Köln", "town"]) == {"Köln": "Köln", "town": "town"}
+
+
+def test_what_cannot_be_a_name_is_refused() -> None:
+    for name in unfit_draws(2, 2000):
+        assert any(sign in name for sign in UNFIT)
+        with pytest.raises(ConfigError, match=r"^data\.unseen: .*; rename it$") as error:
+            check_name(name, "data.unseen")
+        assert str(error.value).isprintable()
+    assert all(problem_of_name(name) is None for name in draws(3, 2000))
+    for nothing in ("", " ", ".", "..", "x" * 501, 7, None, False):
+        assert problem_of_name(nothing)

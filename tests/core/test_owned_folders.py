@@ -40,6 +40,7 @@ def owner_of():
         process.wait()
 
 
+@pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_ends_the_owner_removes_its_folders(owner_of, tmp_path, number):
     folders = [tmp_path / "fedsim-a-0", tmp_path / "fedsim-b-0"]

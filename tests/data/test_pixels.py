@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from failing import PATIENCE, await_true
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import pixels as pixels_room
 from fedsim.data.images import ImageFiles
 from fedsim.data.pixels import HeldPixels, read_batches
@@ -26,13 +26,23 @@ ORDER = [[0, 1, 2], [3, 4], [5, 6, 7]]
 def test_images_that_ranks_share_move_to_the_device_with_the_first_batch():
     pixels = torch.arange(3 * 3 * 2 * 2, dtype=torch.uint8).view(3, 3, 2, 2)
     elsewhere = torch.device("meta")  # a device without memory
-    moved, held = HeldPixels(pixels, elsewhere, moved=True), HeldPixels(pixels, elsewhere)
+    moved, held = HeldPixels(pixels, elsewhere, moved_as="north"), HeldPixels(pixels, elsewhere)
     for images in (moved, held):
         assert images.pixels is pixels
         [batch] = images.batches([torch.tensor([2, 0])])
         assert (batch.device, batch.shape) == (elsewhere, (2, 3, 2, 2))
     assert moved.pixels.device == elsewhere
     assert held.pixels is pixels
+
+
+def test_images_that_do_not_fit_on_the_device_have_a_remedy(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+    images = HeldPixels(torch.zeros(5, 3, 2, 2, dtype=torch.uint8), torch.device("meta"), moved_as="north")
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    with pytest.raises(ConfigError, match=r"data.cache: the 5 images of north .* do not fit on the device; set"):
+        next(images.batches([torch.tensor([0])]))
 
 
 @pytest.fixture

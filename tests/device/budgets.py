@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 
 from fedsim.federation.rank_worker import RankWorker
-from small import make_data, make_model
+from small import fit, make_data, make_model
 
 
 @dataclass
@@ -79,3 +79,19 @@ def kernels_until(gpu, method, batches, precision="32-true", **options):
     method.download(client)
     method.train(client)
     return marks
+
+
+def kernels_of_a_session(gpu, method, precision, **options):
+    """Return the launches of a whole session of one batch of images of 32 x 16 pixels, in a second round."""
+    sessions, train = [], RankWorker._train_client
+
+    def counted(self, *args):
+        before = gpu.reading().kernels
+        result = train(self, *args)
+        sessions.append(gpu.reading().kernels - before)
+        return result
+
+    data = make_data(size=(32, 16), limit_client_batches=1)
+    with mock.patch.object(RankWorker, "_train_client", counted):
+        fit(make_model(method, **options), data, rounds=2, accelerator="gpu", precision=precision)
+    return sessions[-1]

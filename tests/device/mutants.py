@@ -4,10 +4,12 @@ import ast
 import functools
 import importlib
 import inspect
+import logging
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
+from unittest import mock
 
 import numpy as np
 
@@ -16,6 +18,9 @@ import simulated
 from budgets import counted_waits
 from failing import run_on_ranks
 from fedsim.__main__ import main
+from fedsim.federation.scheduling import scheduler
+from fedsim.federation.scheduling.plan import RoundPlan
+from fedsim.methods import FedPav
 from fedsim.strategy import FederatedStrategy
 from runs import differences, fit, judged_in_two_steps, options
 from small_generators import STEPS, WIDTHS
@@ -170,6 +175,14 @@ MUTANTS = [
     Mutant("core/allocator.py", "        caller_stream.wait_stream(self._stream)\n", "", "graph, last batches"),
     Mutant("training/optimizer.py", 'group["capturable"] = True', 'group["capturable"] = False', "graph Adam"),
     Mutant("training/client.py", "self.session.report(loss.detach())", "self.session.report(loss.item())", "graph"),
+    # -- steps that cannot be recorded
+    Mutant("training/graphs.py", "self._memory.gave_up = True", "self._memory.gave_up = False", "graph that fails"),
+    Mutant("training/graphs.py", "while error.__context__ is not None:", "while False:", "graph that fails"),
+    Mutant("training/graphs.py", "                optimizer.forget_gradients()", "                pass",
+           "graph that fails"),
+    Mutant("core/allocator.py", "            work()\n        self.last = graph",
+           "            try:\n                work()\n            except RuntimeError:\n                pass\n"
+           "        self.last = graph", "graph that fails"),
     # -- copies on a stream of their own
     Mutant("core/transfer.py", "        work.wait_event(arrived)\n", "", "prefetch"),
     Mutant("core/transfer.py", "tensor.record_stream(work)", "tensor", "prefetch"),
@@ -190,8 +203,11 @@ MUTANTS = [
            "two GPUs"),
     Mutant("strategy/strategy.py", 'return "gloo" if self.ranks_per_device > 1 else str(', "return str(",
            "shared GPUs"),
-    Mutant("strategy/sharing.py", "dist.all_reduce(tensor, group=self._among",
-           "dist.all_reduce(host, group=self._among", "shared GPUs"),
+    Mutant("strategy/sharing.py", "dist.all_reduce(tensor, group=self.among",
+           "dist.all_reduce(host, group=self.among", "shared GPUs"),
+    Mutant("strategy/sharing.py", "dist.group.WORLD.bound_device_id = None", "pass", "shared GPUs"),
+    Mutant("strategy/sharing.py", "dist.group.WORLD.bound_device_id = None", "pass", "rank groups"),
+    Mutant("strategy/strategy.py", "            work.wait()  #", "            self._wait(work)  #", "rank groups"),
 ]  # fmt: skip
 
 # -- runs that find them -----------------------------------------------------------------------------------------------
@@ -217,6 +233,31 @@ def _graph(folder, name, *options):
         clients = 2
         assert graph == "false" or replays >= 3 * clients, f"steps stay plain: only {replays} were replayed"
     assert not (different := differences(*found)), f"other bits: {different}"
+
+
+def _graph_that_fails(folder):
+    """Fit with a loss that waits: one capture is tried, the reason is named, and the bits are those of plain steps."""
+    left, said, loss = [], [], FedPav.loss
+    log, handler = logging.getLogger("fedsim.training.graphs"), logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+
+    def waiting(self, client, batch):
+        value = loss(self, client, batch)
+        value.item()
+        return value
+
+    log.addHandler(handler)
+    try:
+        for graph in ("true", "false"):
+            with mock.patch.object(FedPav, "loss", waiting), simulated.cuda(1) as gpu:
+                words = [f"--model.client.graph={graph}", "--data.limit_client_batches=6"]
+                left.append(fit(folder / graph, "fedpav", *words, gpus=1, rounds=1, scored=False))
+            assert graph == "false" or gpu.captures == [False], f"captures of a step that fails: {gpu.captures}"
+    finally:
+        log.removeHandler(handler)
+    [line] = said
+    assert "not permitted when stream is capturing" in line, f"captures of a step that fails: {line}"
+    assert not (different := differences(*left)), f"other bits: {different}"
 
 
 def _prefetch(folder):
@@ -286,6 +327,7 @@ RUNS = {
     "graph rates": lambda folder: _graph(
         folder, "fedavg", "--model.client.long_round={round: 1, local_epochs: 3, schedule: {kind: step, step: 1}}"
     ),
+    "graph that fails": _graph_that_fails,
     "head accuracy": lambda folder: _fit(folder, "lotteryfl", rounds=1),
     "host cache": lambda folder: _fit(folder, "fedpav", "--data.cache=host", rounds=1),
     "host store": lambda folder: _fit(folder, "scaffold", "--model.client_store=host"),
@@ -311,20 +353,38 @@ RUNS = {
     ),
 }  # fmt: skip
 """Run -> what it does in a folder"""
-ON_RANKS = {"shared GPUs": ("fedpav", 4, 2), "two GPUs": ("fedpav_cdw", 2, 1)}
-"""Run of several ranks -> config, number of ranks, ranks on each GPU"""
+PIECES = ("--model.client.micro_batch=4", "--data.source.init_args.clients=3")
+ON_RANKS = {
+    "rank groups": ("fedavg", PIECES, 3, 1),
+    "shared GPUs": ("fedpav", (), 4, 2),
+    "two GPUs": ("fedpav_cdw", (), 2, 1),
+}
+"""Run of several ranks -> config, options, number of ranks, ranks on each GPU"""
 
 
 def play(folder, run, mutant=None):
     """Let a run take place, with a mistake or without."""
     if run in ON_RANKS:
-        run_on_ranks(functools.partial(_on_a_rank, mutant, *ON_RANKS[run]), folder, ranks=ON_RANKS[run][1], timeout=60)
+        run_on_ranks(functools.partial(_on_a_rank, mutant, run), folder, ranks=ON_RANKS[run][2], timeout=60)
     else:
         with nullcontext() if mutant is None else mutant.made():
             RUNS[run](folder)
 
 
-def _on_a_rank(mutant, name, ranks, share, folder):
-    with simulated.cuda(2, board=folder / "board"), nullcontext() if mutant is None else mutant.made():
+def _first_two_together(tasks, num_ranks):
+    """A plan in which two ranks of three share the first client."""
+    first, *others = [task.client for task in tasks]
+    return RoundPlan([(first, range(2))], others, 0.0)
+
+
+def _on_a_rank(mutant, run, folder):
+    name, more, ranks, share = ON_RANKS[run]
+    board = folder / "board"
+    with (
+        simulated.cuda(ranks // share, board=board) as gpu, counted_waits(gpu) as waits,
+        nullcontext() if mutant is None else mutant.made(),
+        mock.patch.object(scheduler, "make_plan", _first_two_together) if more else nullcontext(),
+    ):  # fmt: skip
         strategy = FederatedStrategy(ranks_per_device=share)
-        fit(folder / "run", name, gpus=ranks, rounds=1, scored=False, strategy=strategy)
+        fit(folder / "run", name, *more, gpus=ranks, rounds=1, scored=False, strategy=strategy)
+    assert not waits.between_batches, f"waits of sessions: {waits}"

@@ -36,6 +36,8 @@ CONFIG = {
         "augmentation": {"pad": 2, "flip": 0.5, "erase": 0.5},
     },
 }
+OF_MACHINES = ("time/", "memory/")
+"""beginnings of names of numbers that depend on the machine"""
 _CLUSTERS = ["--model.client.cluster.k1=6", "--model.client.cluster.k2=2", "--model.client.cluster.min_samples=2"]
 _MASKS = ["--model.method.target=0.7", "--model.method.step=0.3"]
 SETTINGS = {
@@ -124,9 +126,9 @@ def judged_in_two_steps():
 
 
 def left_by(folder):
-    """Return what a fit has left, without times."""
+    """Return what a fit has left, without the numbers that depend on the machine."""
     with (folder / "metrics.csv").open() as file:
-        rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+        rows = [{k: v for k, v in row.items() if not k.startswith(OF_MACHINES)} for row in csv.DictReader(file)]
     trained = last(folder).exists()  # Random-Guess trains nothing
     return (read_result(last(folder)) if trained else {}), rows
 

@@ -4,17 +4,24 @@ What a recording refuses is in test_simulated_graphs.py, mistakes in our own cod
 config with recorded steps in test_device_methods.py.
 """
 
+import inspect
+from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
+from pytorch_metric_learning import losses
+from torch.torch_version import TorchVersion
 
 import simulated
 from budgets import kernels_until
+from fedsim.core.errors import ConfigError
 from fedsim.methods import FedAvg, FedPav, FedProx
 from fedsim.models import Neck, ResNet
 from fedsim.training.graphs import WARM_UP
 from fedsim.training.labels import ClusterOverride
+from fedsim.training.metric_loss import MetricLoss
+from fedsim.training.objective import Objective
 from fedsim.training.settings import ClientOverride, LocalTraining
 from runs import differences, fit, options
 from small import make_data, make_model, refuse
@@ -170,6 +177,73 @@ def test_a_method_that_waits_in_its_step_is_refused(name, who, tmp_path, capsys)
         f"model.client.graph: {who}, as it is configured, needs plain steps, in which the host "
         "waits for the device or decides; set it to false"
     )
+
+
+METRIC = {"objective": Objective(metric=MetricLoss(name="TripletMarginLoss"))}
+NORMALIZED = MetricLoss(name="NormalizedSoftmaxLoss")
+
+
+def assembled(**options):
+    """Assemble a federation with graphs for a simulated GPU."""
+    model = make_model(FedPav(), client=LocalTraining(batch_size=8, graph=True), **options)
+    model.assemble(make_data(), 0, 1, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.13.1+cu126"])
+def test_a_torch_that_cannot_give_up_a_capture_is_refused(version, gpu, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    with pytest.raises(ConfigError) as refused:
+        assembled()
+    assert str(refused.value) == (
+        f"model.client.graph: needs torch 2.14, and this is {version}, which cannot go on after a capture that fails; "
+        "set it to false, or update torch"
+    )
+
+
+@pytest.mark.parametrize("version", ["2.14.0", "2.15.0+cu132", "3.0"])
+def test_a_newer_torch_is_not_refused(version, gpu, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    assembled()
+    assert not warned(caplog)
+
+
+def test_a_metric_loss_that_waits_is_refused(gpu):
+    with pytest.raises(
+        ConfigError, match=r"graph: TripletMarginLoss of model\.objective\.metric needs plain steps: the host"
+    ):
+        assembled(**METRIC)
+    assembled(objective=Objective(cross_entropy=0.0, metric=NORMALIZED))
+
+
+def losses_of_the_library():
+    """Yield name, loss of features and labels, and whether it is said to wait, of those that need no more options."""
+    for name in sorted(dir(losses)):
+        kind = getattr(losses, name)
+        if not name.endswith("Loss"):
+            continue
+        sized = "num_classes" in inspect.signature(kind.__init__).parameters
+        try:
+            made = kind(num_classes=4, embedding_size=8) if sized else kind()
+            loss = MetricLoss(name=name)
+        except (KeyError, TypeError, ConfigError):
+            continue
+        yield name, made, loss.waits
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__", "ignore:Using a non-tuple sequence")
+def test_all_losses_of_the_library_wait_but_those_that_are_named(gpu):
+    features = torch.randn(16, 8).to("cuda").requires_grad_()
+    labels, counted, declared = (torch.arange(16) // 4).to("cuda"), {}, {}
+    for name, loss, waits in losses_of_the_library():
+        moved = loss.to("cuda")
+        for _ in range(2):  # the first batch may be another
+            before = gpu.reading().waits
+            with suppress(ValueError):  # it takes no labels
+                moved(features, labels)
+                counted[name], declared[name] = gpu.reading().waits > before, waits
+    assert declared == counted
+    assert sum(not waits for waits in declared.values()) == 1
+    assert len(declared) > 15
 
 
 def test_on_cpus_steps_stay_plain_with_one_line(tmp_path, caplog):

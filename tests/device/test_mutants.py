@@ -5,8 +5,11 @@ import pytest
 import others
 from mutants import MUTANTS, ON_RANKS, RUNS, play
 
-FOUND = ("SimulatedGPUError", "waits of sessions", "steps stay plain", "other bits")
-"""Words of a refusal, of a budget that is broken, and of a comparison."""
+FOUND = (
+    "SimulatedGPUError", "waits of sessions", "steps stay plain", "other bits", "captures of a step that fails",
+    "perform_nocolor_split",
+)  # fmt: skip
+"""Words of a refusal, of a budget that is broken, of a comparison, and of torch where gloo cannot split a group."""
 
 
 def test_there_are_many_and_all_of_them_apply():

@@ -6,14 +6,19 @@ from contextlib import nullcontext
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 import simulated
 from failing import run_on_ranks
 from fedsim.__main__ import main
+from fedsim.core.errors import ConfigError, PeerError
 from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
-from fedsim.strategy import FederatedStrategy
+from fedsim.methods import FedPav
+from fedsim.strategy import FederatedStrategy, watched
+from fedsim.strategy.trial import try_sum
 from runs import differences, fit, left_by, options
 from small import refuse
 
@@ -178,6 +183,44 @@ def test_ranks_that_are_bound_to_one_gpu_and_do_not_know_it(tmp_path):
     assert "Traceback" not in said
 
 
+def try_on_three(folder):
+    """What each of three ranks does: the doctor's trial, bound to its GPU as in a fit."""
+    with simulated.cuda(3, board=folder / "board") as gpu:
+        gpus = [torch.device("cuda", index) for index in range(3)]
+        try_sum(int(os.environ["RANK"]), gpus, folder / "store", seconds=60)
+    groups = [text.rpartition(" in ")[2] for text in gpu.collectives if "allreduce" in text]
+    assert len(groups) == (1 if os.environ["RANK"] == "2" else 3), gpu.collectives
+
+
+@pytest.mark.dist
+def test_the_doctor_s_trial_sums_in_smaller_groups(tmp_path):
+    run_on_ranks(try_on_three, tmp_path, ranks=3)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def fail(self, client):
+    raise ConfigError("something is wrong")
+
+
+def fail_on_two(folder):
+    """What each of two ranks does, on a GPU each: the error of a client ends both."""
+    given_up = []
+    with (
+        simulated.cuda(2, board=folder / "board"), mock.patch.object(FedPav, "train", fail),
+        mock.patch.object(watched, "abort_groups", given_up.extend), pytest.raises((ConfigError, PeerError)),
+    ):  # fmt: skip
+        fit(folder / "run", "fedpav", gpus=2, rounds=1, scored=False)
+    assert given_up == [dist.group.WORLD]
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_after_an_error_ranks_give_up_nccl(tmp_path):
+    run_on_ranks(fail_on_two, tmp_path)
+
+
 # -- settings that cannot be -------------------------------------------------------------------------------------------
 
 
@@ -207,6 +250,14 @@ def test_more_memory_than_there_is(capsys, tmp_path):
     said = refused(capsys, tmp_path, f"--{FIELD}=4", ranks=4, gpus=1, memory=2)
     assert f"{FIELD}: 4 ranks need about 2.0 GiB on cuda:0, which has 2.0 GiB; set it to 3, or" in said
     assert "model.client.micro_batch to a part of 8 images" in said
+
+
+@pytest.mark.parametrize(("devices", "share"), [("3", 1), ("6", 2), ("[0,2]", 1)])
+def test_more_gpus_than_there_are(devices, share, capsys, tmp_path):
+    more = [f"--trainer.devices={devices}", f"--{FIELD}={share}"]
+    said = refused(capsys, tmp_path, *more, ranks=2, gpus=2)
+    assert f"trainer.devices: {devices.replace(',', ', ')} cannot be used" in said
+    assert "here: cpu, cuda:0 (Simulated H100), cuda:1 (Simulated H100)" in said
 
 
 def test_cpus_are_not_shared(capsys, tmp_path):

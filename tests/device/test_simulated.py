@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import simulated
 from failing import run_on_ranks
 from simulated import SimulatedGPUError, rules
+from simulated.collectives import DUPLICATE
 
 
 @pytest.fixture
@@ -267,7 +269,52 @@ def test_nccl_refuses_two_ranks_of_one_gpu(tmp_path):
     run_on_ranks(on_one_gpu, tmp_path)
     for rank in range(2):
         [message, _] = (tmp_path / f"messages-{rank}").read_text().splitlines()
-        assert message == f"Duplicate GPU detected : rank {rank} and rank {1 - rank} both on CUDA device 7"
+        assert message == DUPLICATE
+
+
+def bound(folder):
+    """What each of three ranks does: it is bound to its GPU, and opens groups of two ranks."""
+    with simulated.cuda(3):
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        error = ""
+        try:
+            dist.new_group([0, 1], backend="gloo")
+        except AttributeError as refusal:
+            error = str(refusal)
+        (folder / f"error-{rank}").write_text(error)
+        while not all((folder / f"error-{other}").exists() for other in range(3)):  # the store ends with rank 0
+            time.sleep(0.01)
+
+
+@pytest.mark.dist
+def test_a_group_of_some_ranks_cannot_be_split_from_a_bound_one(tmp_path):
+    """In the real world the others hang, too; here they have nothing to wait for."""
+    run_on_ranks(bound, tmp_path, ranks=3)
+    assert "perform_nocolor_split" in (tmp_path / "error-2").read_text()
+
+
+def waited(folder):
+    """What each of two ranks does: it lets the GPU wait for a sum, then waits itself, then the same by gloo."""
+    with simulated.cuda(2) as gpu:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        number, counts = torch.ones(2, device="cuda"), []
+        for group, ends in ((None, False), (None, True), (dist.new_group(backend="gloo"), True)):
+            work = dist.all_reduce(number if group is None else torch.ones(2), group=group, async_op=True)
+            work.wait()
+            while ends and not work.is_completed():
+                time.sleep(1e-3)
+            counts.append(gpu.reading().waits)
+        torch.save(counts, folder / f"{dist.get_rank()}.pt")
+
+
+@pytest.mark.dist
+def test_a_host_that_asks_until_a_sum_is_done_has_waited(tmp_path):
+    run_on_ranks(waited, tmp_path)
+    for rank in range(2):
+        assert torch.load(tmp_path / f"{rank}.pt", weights_only=True) == [0, 1, 1]
 
 
 # -- FAISS -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from torch import nn
 
 import simulated
 from simulated import SimulatedGPUError
+from simulated.kernels import FAILED
 
 
 @pytest.fixture
@@ -125,6 +126,30 @@ def test_what_a_graph_cannot_hold_is_refused(what, gpu):
         recorded((lambda: step()) if step else (lambda: REFUSED[what](x, host)))
     assert (x.tolist(), host.tolist()) == ([1.0] * 3, [1.0] * 3)
     (x + 1).tolist()  # nothing is recorded any more
+
+
+def test_a_recording_that_has_failed_stays_failed(gpu):
+    """Whoever catches the error gets others: from the next work on the GPU, and at the end, where the first is kept."""
+    x, said = on_gpu(3), []
+
+    def work():
+        for call in (lambda: float(x.sum()), lambda: x.add_(1)):
+            try:
+                call()
+            except SimulatedGPUError as error:
+                said.append(str(error).splitlines()[0])
+
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(SimulatedGPUError, match=FAILED), torch.cuda.graph(graph):
+        work()
+    assert said == ["operation not permitted when stream is capturing: _local_scalar_dense", FAILED]
+    with pytest.raises(AssertionError, match="nothing was recorded"):
+        graph.replay()
+    with pytest.raises(SimulatedGPUError, match=FAILED) as raised, torch.cuda.graph(graph):
+        float(x.sum())
+    assert "not permitted" in str(raised.value.__context__)
+    assert gpu.captures == [False, False]
+    assert x.tolist() == [1.0] * 3
 
 
 def test_what_a_graph_can_hold_is_not_refused(gpu):

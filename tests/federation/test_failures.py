@@ -222,6 +222,26 @@ def test_a_run_that_is_killed_in_spans_has_the_same_bits_in_each_round(tmp_path)
     assert_equal(read_result(last(folder)), pieces[-1])
 
 
+def test_ranks_that_fail_end_though_the_end_of_python_would_wait(tmp_path):
+    """NCCL's end may wait for a lost rank for ever; so does that of these ranks. All runs at once."""
+    stuck = ["--trainer.strategy.silence_timeout=0:00:04", "--trainer.callbacks+=failing.StuckEnd"]
+    defect = ["--model.method=failing.Raising", "--model.method.kind=defect"]
+    runs = {
+        how: fit(tmp_path / how, *stuck, ranks=2, fail="mid-client@2/1", how=how) for how in ("SIGKILL", "SIGSTOP")
+    } | {"defect": fit(tmp_path / "defect", *stuck, *defect, ranks=2)}
+    codes = {"SIGKILL": [-9, 2], "SIGSTOP": [2, 2], "defect": [1, 2]}
+    try:
+        for how, run in runs.items():
+            assert sorted(run.wait(timeout=PATIENCE), key=str) == codes[how], f"{how}\n{run.output}"
+            lines = [line for line in run.output.splitlines() if line.startswith("fedsim: error: ")]
+            assert lines == [*dict.fromkeys(lines)], f"{how}\n{run.output}"
+            assert lines, f"{how}\n{run.output}"
+        assert runs["defect"].output.count("Traceback (most recent call last)") == 1
+    finally:
+        for run in runs.values():
+            run.kill()
+
+
 HANGS = [("sleep", "town0"), ("loop", "town1"), ("lock", "town2"), ("pipe", "town1")]
 
 

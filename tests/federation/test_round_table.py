@@ -45,6 +45,8 @@ def test_reports_are_those_of_the_rank_that_trained_the_client():
     found[0].skip("d", NoClustersError("x"))
     found[0].busy(0, 2.5)
     found[1].busy(1, 0.75)
+    found[0].enter_peak(0, 2**30)
+    found[1].enter_peak(1, 3 * 2**30)
     meet(found)
     for table in found:
         assert table.returned(CLIENTS) == ["b", "c"]
@@ -57,6 +59,8 @@ def test_reports_are_those_of_the_rank_that_trained_the_client():
         assert (metrics["time/busy_share_rank0"], metrics["time/busy_share_rank1"]) == (0.5, 0.15)
         assert (metrics["train/loss"], metrics["train/accuracy"]) == (7 / 6, 5 / 6)
         assert metrics["train/skipped"] == 2
+        assert metrics["time/images_per_second"] == 6 / 5
+        assert metrics["memory/peak_gib"] == 3.0
         assert (metrics["train/images"], metrics["train/steps"]) == (6, 3)
 
 

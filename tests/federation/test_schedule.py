@@ -16,6 +16,8 @@ from fedsim.data import SyntheticReID
 from fedsim.federation.callbacks import Preemption
 from fedsim.federation.components.listener import RoundRecord
 from fedsim.federation.events import RoundCallback
+from fedsim.federation.scheduling import scheduler as scheduler_module
+from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.federation.scheduling.scheduler import RoundScheduler
 from fedsim.methods import Ditto, FedBN, FedPav
 from fedsim.strategy.machine import Machine
@@ -30,8 +32,8 @@ ALL = dict.fromkeys(NAMES, 1.0)
 def schedule(clients=NAMES, shared=True, micro_batches=None):
     machine = object.__new__(Machine) if shared else None  # its order is asked for, nothing is dealt
     if machine is not None:
-        machine.ranks = range(2)
-    return RoundScheduler(COSTS, dict.fromkeys(NAMES, 1) | (micro_batches or {}), clients, machine)
+        machine.ranks, machine.strategy = range(2), mock.Mock(world_size=2, global_rank=0)
+    return RoundScheduler(COSTS, dict.fromkeys(NAMES, 1) | (micro_batches or {}), [clients], machine)
 
 
 def ordered(of, called, work):
@@ -63,6 +65,66 @@ def test_seconds_of_a_client_that_could_be_shared_and_was_not_are_those_of_one_r
     timed.observe(RoundRecord(0, 0, NAMES, {"a": report(90.0, 10.0), "b": report(200.0, 40.0)}))
     # seconds per image: a 9, b 5, the others 7; were those of a for two ranks, c would come before b
     assert timed.orders(NAMES, ALL).all == ["d", "b", "c", "a"]
+
+
+def played(costs, micro_batches, ranks, seconds, rounds):
+    """Return the plan of each round, if a client of ``costs`` takes ``seconds(client, ranks)`` on so many ranks."""
+    machine = object.__new__(Machine)
+    machine.ranks, machine.strategy = range(ranks), mock.Mock(world_size=ranks, global_rank=0)
+    scheduler, plans = RoundScheduler(costs, micro_batches, [list(costs)], machine), []
+    with (
+        mock.patch.object(scheduler_module, "make_plan", lambda *args: plans.append(make_plan(*args)) or plans[-1]),
+        mock.patch.object(Machine, "open_rank_groups"),
+        mock.patch.object(Machine, "rank_group"),
+    ):
+        for round_ in range(rounds):
+            scheduler.orders(list(costs), dict.fromkeys(costs, 1.0))
+            sizes = {name: len(group) for name, group in plans[-1].rank_groups}
+            reports = {name: report(seconds(name, sizes.get(name, 1)), images) for name, images in costs.items()}
+            scheduler.observe(RoundRecord(round_, 0, list(costs), reports))
+    return plans
+
+
+def test_a_client_that_several_ranks_train_no_faster_is_trained_by_one_rank():
+    costs = {"large": 100.0, "small": 1.0}
+    plans = played(costs, {"large": 8, "small": 1}, 4, lambda name, ranks: costs[name] / 10, 6)
+    assert [len(plan.rank_groups) for plan in plans] == [1, 0, 0, 0, 0, 0]  # assumed, tried on one rank, known
+    assert plans[-1].seconds == 10
+
+
+def test_a_client_that_several_ranks_train_faster_is_on_one_rank_once():
+    costs = {"large": 100.0, "small": 1.0}
+    plans = played(
+        costs, {"large": 8, "small": 1}, 4, lambda name, ranks: costs[name] / 10 / ranks + 0.5 * (ranks > 1), 6
+    )
+    assert [len(plan.rank_groups) for plan in plans] == [1, 0, 1, 1, 1, 1]
+
+
+def test_measured_plans_are_never_slower_than_one_rank_for_each_client():
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(low, high):
+        return low + (high - low) * float(torch.rand((), generator=generator))
+
+    chosen = 0
+    for _ in range(200):
+        count, ranks = int(draw(1, 7)), int(draw(2, 9))
+        costs = {f"c{i}": 10 ** draw(0, 3) for i in range(count)}
+        micro_batches = {name: int(draw(1, 9)) for name in costs}
+        speed, sums = {name: draw(0.5, 2) for name in costs}, {name: 10 ** draw(-2, 1) for name in costs}
+
+        def seconds(name, group, costs=costs, micro_batches=micro_batches, speed=speed, sums=sums):
+            busiest = math.ceil(micro_batches[name] / group) / micro_batches[name]
+            return costs[name] * speed[name] * (busiest + sums[name] * (group > 1))
+
+        plans = played(costs, micro_batches, ranks, seconds, 12)
+        whole = make_plan([Task(name, seconds(name, 1)) for name in costs], ranks).seconds
+        assert plans[-1].seconds <= whole * (1 + 1e-9)
+        assert plans[-1] == plans[-2], "it still tries"
+        for name, group in plans[-1].rank_groups:
+            assert seconds(name, len(group)) <= seconds(name, 1)
+        chosen += len(plans[-1].rank_groups)
+    assert chosen > 20  # several ranks do pay, in many draws
 
 
 def test_a_rank_without_neighbours_keeps_the_order_and_its_own_clients():

@@ -228,6 +228,21 @@ def test_rewards_may_compare_within_an_architecture():
     assert alone.rewards == {"a": 0.0, "b": 0.0, "c": 1.0}
 
 
+@pytest.mark.parametrize(("count", "clients", "warns"), [(1, 2, True), (1, 1, False), (2, 9, False)])
+def test_a_selection_of_one_client_is_warned_of(count, clients, warns, caplog):
+    UCB(count).prepare(dict.fromkeys(CLIENTS[:clients], 10))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == warns
+    assert all("model.selection.count: 1" in line and "\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("reward", ["argmax", "argmin", "soft"])
+def test_with_one_client_per_round_clients_take_turns_whatever_they_weigh(reward):
+    rounds = simulate(UCB(1, 1.0, reward), drift(0), 90)
+    times = [sum(client in selected for selected in rounds) for client in CLIENTS]
+    assert times == [10] * len(CLIENTS)
+
+
 def test_rewards_across_architectures_are_warned_of_once(caplog):
     selection, own = UCB(4), UCB(4, among="architecture")
     for _ in range(3):

@@ -194,6 +194,47 @@ def test_spans_change_no_bit(with_spans, name):
             assert torch.equal(found[key], tensor), f"rank {rank}: {key}"
 
 
+def small_clients(devices, **options):
+    """Train four clients in micro-batches for two rounds."""
+    client = LocalTraining(batch_size=8, micro_batch=4, optimizer=sgd)
+    data = make_data(SyntheticReID(clients=4, unseen=1, scale=0.1))
+    return fit(make_model(FedPav(), client=client), data, rounds=2, devices=devices, **options)
+
+
+def on_two_machines(folder):
+    """What each of four ranks does: in each round, only one of two machines has a rank group."""
+    plans = itertools.count()
+
+    def in_turn(tasks, num_ranks):
+        round_, machine = divmod(next(plans), 2)
+        first, *others = [task.client for task in tasks]
+        return RoundPlan(
+            [(first, range(num_ranks))] if round_ == machine else [], others + [first][round_ == machine :], 0
+        )
+
+    opened, new_group = [], torch.distributed.new_group
+
+    def noted(ranks=None, **options):
+        opened.append((ranks, options["timeout"].days))
+        return new_group(ranks, **options)
+
+    with mock.patch.object(scheduler, "make_plan", in_turn), mock.patch.object(torch.distributed, "new_group", noted):
+        model = small_clients(2, num_nodes=2)
+    assert [group for group in opened if group[0]] == [([0, 1], 1), ([2, 3], 1)], opened
+    torch.save(state_of(model), folder / f"{model.strategy.global_rank}.pt")
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_rank_group_is_opened_by_all_ranks_when_it_is_needed(tmp_path):
+    run_on_ranks(on_two_machines, tmp_path, ranks=4, machines=2)
+    expected = state_of(small_clients(1))
+    for rank in range(4):
+        left = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        different = [key for key, tensor in left.items() if not torch.equal(tensor, expected[key])]
+        assert not different, f"rank {rank}: {different}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FailsOnOne(FedPav):
     """Fails on rank 1 in the midst of a client."""

@@ -35,7 +35,8 @@ def test_the_contrastive_loss(tau):
     )
 
 
-def test_local_training_with_a_global_and_a_previous_model():
+@pytest.mark.parametrize("layer", ["pool", "neck"])
+def test_local_training_with_a_global_and_a_previous_model(layer):
     mu, tau = 2.0, 0.5
     federation = Federation()
     previous = {}
@@ -49,7 +50,8 @@ def test_local_training_with_a_global_and_a_previous_model():
                 if prev is None:
                     return 0.0
                 near, far = (
-                    torch.nn.functional.cosine_similarity(features.pool, m(x).pool.detach()) / tau for m in (glob, prev)
+                    torch.nn.functional.cosine_similarity(getattr(features, layer), getattr(m(x), layer).detach()) / tau
+                    for m in (glob, prev)
                 )
                 return -mu * (near.exp() / (near.exp() + far.exp())).log().mean()
 
@@ -57,8 +59,10 @@ def test_local_training_with_a_global_and_a_previous_model():
             previous[client.name] = copy.deepcopy(model).eval()
             states.append(model.state_dict())
         federation.move_to(states, shares(federation.clients))
-    found = play(MOON(mu=mu, tau=tau), 3)
+    found = play(MOON(mu=mu, tau=tau, layer=layer), 3)
     assert_close(found, federation)
+    other = play(MOON(mu=mu, tau=tau, layer="neck" if layer == "pool" else "pool"), 3)
+    assert not torch.allclose(found.server.vector("smooth"), other.server.vector("smooth"), atol=1e-4)
     without = play(MOON(mu=0.0), 3)
     assert not torch.allclose(found.server.vector("smooth"), without.server.vector("smooth"), atol=1e-4)
 

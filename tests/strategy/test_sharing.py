@@ -7,7 +7,7 @@ from torch import nn
 from fedsim.core.errors import ConfigError
 from fedsim.federation.memory import kept_by
 from fedsim.federation.trainer import Trainer
-from fedsim.strategy.sharing import gpus_for, neighbours_by, spread
+from fedsim.strategy.sharing import gpus_for, is_refused_by_nccl, neighbours_by, spread
 from fedsim.strategy.strategy import FederatedStrategy
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"}
@@ -56,6 +56,15 @@ def test_gpus_of_several_machines_are_not_taken_for_one():
 def test_more_ranks_on_a_gpu_than_were_announced():
     with pytest.raises(ConfigError, match="2, but ranks 0, 1, 3 have one GPU; set it to 3, or bind fewer tasks to a"):
         neighbours_by([5, 5, 6, 5], 4, 2)
+
+
+@pytest.mark.parametrize(("text", "refuses"), [
+    ("NCCL error: invalid usage\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000", True),
+    ("Last error:\nMultiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable", True),
+    ("Last error:\nCall to connect returned Connection refused", False),
+])  # fmt: skip
+def test_a_refusal_of_nccl_is_known_by_the_texts_of_its_versions(text, refuses):
+    assert is_refused_by_nccl(text) == refuses
 
 
 def test_python_counts_ranks_too(monkeypatch):

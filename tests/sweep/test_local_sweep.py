@@ -357,6 +357,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize(("number", "values"), [
     (signal.SIGKILL, ["1", "2"]), (signal.SIGHUP, ["1", "2"]), (signal.SIGHUP, ["1", "stopped"]),
     (signal.SIGTERM, ["stopped"]),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 
-from jsonargparse import set_parsing_settings
+import yaml
+from jsonargparse import get_loader, set_loader, set_parsing_settings
 
 from fedsim.cli.commands import plain_command
 from fedsim.core.collector import imports_without_collection
@@ -16,8 +18,11 @@ from fedsim.parsing.config_files import check_words
 from fedsim.parsing.environment import check_environment
 from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
 from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
-from fedsim.parsing.output import print_text, rank_of_this_process
+from fedsim.parsing.output import end_output, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
+from fedsim.parsing.typed_names import with_quotes, words_with_quotes
+
+_load_yaml = get_loader("yaml")  # the parser's own
 
 
 def run_command(args: list[str]) -> int:
@@ -27,19 +32,33 @@ def run_command(args: list[str]) -> int:
         0; 1 if runs of a sweep failed, or doctor found a problem that prevents a fit; 2 for wrong settings, folders or
         files, and for lost ranks; 128 + its number if a signal ended the command.
     """
-    code = 1  # of a defect
+    code, has_failed = 1, True  # of a defect
     try:
-        code = _code_of(args)
+        code, has_failed = _code_of(args)
     finally:
         if "wandb" in sys.modules:  # a command with a run of W&B has imported it
             from fedsim.federation.callbacks.tracking import end_run
 
             end_run(code)
+        if has_failed and "torch" in sys.modules:
+            _leave_other_ranks(code)
     return code
 
 
-def _code_of(args: list[str]) -> int:
-    """Run a command, write an error as one line, and return the exit code."""
+def _leave_other_ranks(code: int) -> None:
+    """End this process now if it is one of several ranks: NCCL's end would wait for a rank that is lost."""
+    from fedsim.strategy.channel import end_process
+    from fedsim.strategy.sharing import has_other_ranks
+
+    if has_other_ranks():
+        if sys.exc_info()[0] is not None:  # a defect
+            traceback.print_exc()
+        end_output()
+        end_process("", code)
+
+
+def _code_of(args: list[str]) -> tuple[int, bool]:
+    """Run a command, write an error as one line, and return the exit code, and whether there was an error."""
     try:
         _run(args[0], args[1:])
     except BaseException as error:
@@ -50,14 +69,16 @@ def _code_of(args: list[str]) -> int:
         # if a signal has ended the run, only rank 0 returns the signal's code; under torchrun all ranks do, because an
         # agent whose ranks succeed waits minutes for the other agents
         returns_code = rank_of_this_process() == 0 or "TORCHELASTIC_RUN_ID" in os.environ
-        return failure.code if returns_code or not isinstance(error, RunStoppedError) else 0
-    return 0
+        return failure.code if returns_code or not isinstance(error, RunStoppedError) else 0, True
+    return 0, False
 
 
 def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
     check_environment()  # Lightning would read these variables in its import
-    check_words(words)
+    check_words(words, is_kept=command in WITH_TRAINER)
+    words = words_with_quotes(words)
+    set_loader("yaml", lambda text: _load_yaml(with_quotes(text)), exceptions=(yaml.YAMLError,))
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]

@@ -10,7 +10,7 @@ import torch
 from lightning import Trainer
 from tabulate import tabulate
 
-from fedsim.core.placement import Placement, by_device, place
+from fedsim.core.placement import Placement, by_device
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
 from fedsim.evaluation.summary import MAX_NAMES
@@ -18,13 +18,16 @@ from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.ledger import Traffic
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation
-from fedsim.federation.memory import DeviceMemory, device_memory
+from fedsim.federation.memory import DeviceMemory, device_memory, placement_of, training_pixels
 from fedsim.federation.parts import Parts
 from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.models.groups import Group
 from fedsim.models.weights import without_downloads
 from fedsim.parsing.output import print_text
 from fedsim.training.flat_model import FlatModel
+
+_ASSUMED = "assumed gain: rounds will measure it"
+_NAMES = [0]  # columns of tables with names, which may look like numbers
 
 
 def describe_federation(
@@ -39,7 +42,7 @@ def describe_federation(
 ) -> str:
     """Return a report on a federation that is configured, but not set up; its data files are listed, not read."""
     model.assemble(data, 0, world_size, torch.device("cpu"))
-    placement = place(model.parts.costs, world_size, 1 if model.settings.reduction == "fp32" else per_machine)
+    placement = placement_of(model.settings, model.parts, world_size, per_machine)
     method, layer = model.settings.method, model.settings.evaluation.layer
     parts = [f"{type(model.settings.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
     for arch, flat in model.parts.models.items():
@@ -58,9 +61,12 @@ def describe_federation(
         )
     if len(model.parts.archs) <= MAX_NAMES:
         parts += ["\nBytes that clients receive and send", _traffic_table(model, traffic)]
-    memory = device_memory(model.settings, model.parts, data, precision)
+    memory = device_memory(model.settings, model.parts, data, placement, precision)
     devices = _device_rows(memory, per_machine, ranks_per_device)
-    parts += ["\nCost of a run", _cost_table(model, data, placement, traffic, devices)]
+    parts += [
+        "\nCost of a run",
+        _cost_table(model, data, placement, traffic, [*devices, *_state_rows(memory, placement)]),
+    ]
     return "\n".join(parts)
 
 
@@ -93,7 +99,7 @@ def _client_table(model: Federation, placement: Placement) -> str:
     place = "rank" if placement.per_machine == 1 else "machine"
     headers = ["client", place, "architecture", "images", "identities", "cameras", "val queries"]
     headers += ["generated"] if has_generated else []
-    return f"{tabulate(rows, headers, intfmt=',')}\n\n{_test_table(federated)}"
+    return f"{tabulate(rows, headers, intfmt=',', disable_numparse=_NAMES)}\n\n{_test_table(federated)}"
 
 
 def _test_table(federated: FederatedData) -> str:
@@ -104,7 +110,7 @@ def _test_table(federated: FederatedData) -> str:
         notes = [f"{len(sets.splits)} splits of the gallery"] if sets.splits else []
         notes += ["unseen"] if name in federated.unseen else []
         rows.append([name, queries, len(sets.gallery), ", ".join(notes)])
-    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",")
+    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",", disable_numparse=_NAMES)
 
 
 def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:
@@ -115,7 +121,7 @@ def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) 
         most = [max(down, default=0), max(up, default=0)]
         rows.append([name, len(transfers), *most, sum(down), sum(up), sum(down) + sum(up)])
     headers = ["client", "rounds", "down/round", "up/round", "down", "up", "both"]
-    return tabulate(rows, headers, intfmt=",")
+    return tabulate(rows, headers, intfmt=",", disable_numparse=_NAMES)
 
 
 def _cost_table(
@@ -129,8 +135,10 @@ def _cost_table(
     per_client = {c.name: model.parts.models[model.parts.archs[c.name]].shared_bytes for c in clients}
     hosted = [placement.shared_by(ranks) for ranks in placement.groups]
     place = "rank" if placement.per_machine == 1 else "machine"
-    num_images = {c.name: c.num_images for c in clients}
-    pixels = 3 * data.size[0] * data.size[1] * max(sum(num_images[name] for name in names) for names in hosted)
+    pixels = training_pixels(data)
+    # ranks that share clients share the memory of their images, too
+    is_held = data.cache == "host" or (data.cache == "device" and placement.per_machine > 1)
+    images = max(sum(pixels[name] for name in names) for names in hosted) if is_held else 0
     settings = model.settings
     waits = settings.method.measures or settings.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     if clients_prune(settings.method):  # the mask waits, too: a byte per parameter
@@ -142,8 +150,8 @@ def _cost_table(
         *_traffic_rows(model, traffic),
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
         *_plan_rows(model.parts, placement),
-        [f"host memory: training images of the busiest {place}", _mib(pixels)],
         *devices,
+        *([[f"host memory: training images of the busiest {place}", _mib(images)]] if is_held else []),
         [f"host memory: uploads waiting on the busiest {place}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
@@ -151,19 +159,39 @@ def _cost_table(
 
 def _device_rows(memory: DeviceMemory, per_machine: int, ranks_per_device: int) -> list[list[str]]:
     """Return a rank's memory on its device; of ranks that share devices, also that of all on one, and the devices."""
-    models = "model, gradient, two optimizer moments"
+    moments = round(memory.moments / max(memory.trained * memory.gradients, 1))
+    models = "model, gradient" + f", {moments} optimizer moment{'s' * (moments > 1)}" * (moments > 0)
     models += f", of {memory.trained} models" * (memory.trained > 1)
     models += f", and {memory.frozen} frozen" * (memory.frozen > 0)
-    size = "unknown for this backbone" if memory.activations is None else _mib(memory.activations)
+    sizes: dict[str, int | None] = {
+        models: memory.models + memory.gradients + memory.moments,
+        "global model, sums of uploads": memory.server + memory.sums,
+        "private states of the busiest rank": memory.states if memory.states_place == "device" else 0,
+        "tensors that a client keeps, and copies in its session": memory.kept,
+        "training images of the busiest rank": memory.pixels,
+        f"activations of {memory.images} images": memory.activations,
+        "a recorded step": memory.graphs,
+        "together, with CUDA": memory.total,
+    }
     rows = [
-        [f"device memory: {models}", _mib(memory.models)],
-        [f"device memory: activations of {memory.images} images", size],
+        [f"device memory: {name}", "unknown for this backbone" if size is None else _mib(size)]
+        for name, size in sizes.items()
+        if size != 0
     ]
     if ranks_per_device > 1:
         gpus = [f"cuda:{index}" for index in range(per_machine // ranks_per_device)] * ranks_per_device
         rows.append([f"device memory: {ranks_per_device} ranks, with CUDA", _mib(ranks_per_device * memory.total)])
         rows.append(["ranks that share a device", by_device(gpus)])
     return rows
+
+
+def _state_rows(memory: DeviceMemory, placement: Placement) -> list[list[str]]:
+    """Return the private states that are not on the device, if there are any."""
+    if memory.states_place == "device" or not memory.states:
+        return []
+    place = "host memory" if memory.states_place == "host" else "disk"
+    busiest = "rank" if placement.per_machine == 1 else "machine"
+    return [[f"{place}: private states of the busiest {busiest}", _mib(memory.states)]]
 
 
 def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
@@ -186,7 +214,7 @@ def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
         prediction += f"; {largest} has {100 * share:.0f} % of the work, in batches of {count} micro-batches"
     return [
         ["predicted speed-up over one rank", prediction],
-        *([["clients that rank groups train", ", ".join(rank_groups)]] if rank_groups else []),
+        *([["clients that rank groups train", f"{', '.join(rank_groups)} ({_ASSUMED})"]] if rank_groups else []),
     ]
 
 

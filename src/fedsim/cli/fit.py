@@ -36,8 +36,10 @@ from fedsim.cli.run_directory import (
     settle_checkpoint,
     with_own_config,
 )
+from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded
+from fedsim.core.names import check_name, check_text
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.callbacks import (
@@ -194,6 +196,8 @@ class FedSimCLI(LightningCLI):
             if self.subcommand == "fit" and folder_of_sweep_run() and config["ckpt_path"] is None:
                 config["ckpt_path"] = "last"  # W&B's agent starts a preempted run again with the same command
         self.run_dir = Path(config["run_dir"])
+        check_text(str(self.run_dir), "run_dir")
+        check_name(os.path.basename(os.path.abspath(self.run_dir)) or "root", "run_dir", "choose another folder")
         if self.subcommand == "fit":
             look_for_fit(self.run_dir)
         else:
@@ -280,6 +284,7 @@ class FedSimCLI(LightningCLI):
         kwargs["logger"] = self._loggers(config["logger"])
         # without Lightning's bar, and without its error about fedsim's bar
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
+        check_accelerator(config["accelerator"], warns=self.subcommand != "describe")
         with naming_the_field(vars(config)):
             return super().instantiate_trainer(**kwargs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -10,8 +9,11 @@ from pathlib import Path
 from fedsim.cli.commands import call
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
+from fedsim.core.names import check_text, printable
+from fedsim.core.nvidia import visible_gpus
 from fedsim.data.images import Domain, Split
 from fedsim.data.market import MarketFolders
+from fedsim.parsing.documents import as_yaml
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ trainer:
   check_val_every_n_epoch: {every}    # rounds between two evaluations
   accelerator: auto
   devices: 1                   # ranks; any number gives the same bits
-model:
+{gpu_trainer}model:
   method: FedPav               # fedsim list methods: all of them
   backbone: {backbone}
   neck: {{kind: linear, dim: 512}}
@@ -37,7 +39,7 @@ model:
     optimizer:
       class_path: torch.optim.SGD
       init_args: {{lr: 0.005, momentum: 0.9, nesterov: true, weight_decay: 5.0e-4}}
-{client_batches}data:
+{gpu_client}{client_batches}data:
   source:
     class_path: MarketFolders  # every folder with bounding_box_train is a client, the others are only tested on
     init_args: {{root: {quoted}}}
@@ -46,6 +48,17 @@ model:
   val: {val}                    # {why}
   size: [{height}, {width}]
   augmentation: {{pad: 10, flip: 0.5}}
+"""
+# as in configs/recipes/h100.yaml, whose other lines are defaults; a user removes the first # of a line
+_GPU_TRAINER = """\
+  # for the GPU of this machine (what each line changes in bits: docs/gpus.md):
+  # precision: bf16-mixed
+  # benchmark: true
+"""
+_GPU_CLIENT = """\
+    # for the GPU of this machine:
+    # channels_last: true
+    # graph: true                # PFedMe, SKA and FedReID refuse it
 """
 
 
@@ -66,13 +79,15 @@ def init(folder: str, output: str = "fedsim.yaml") -> str:
     root, path = Path(folder).expanduser(), Path(output)
     if path.exists():
         raise ConfigError(f"--output: {path} exists already; give another name, or remove it")
+    check_text(str(root.absolute()), "--folder")
+    check_text(output, "--output")
     domains = MarketFolders(str(root)).domains()
     trained = [domain for domain in domains if domain.train is not None]
     if not trained:
         raise DataError(f"{root}: no data set has a folder bounding_box_train, so there is no client to train")
     text = _config(root, path, trained, [domain.name for domain in domains if domain.train is None])
     with replacing(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
     clients = "\n".join(f"{domain.name}: {_size(domain.train)}" for domain in trained if domain.train is not None)
     return f"{clients}\nwrote {path}; try fedsim describe --config {path}, then fedsim fit --config {path}"
 
@@ -91,15 +106,17 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
     _warn_of_few(images, identities, client_batches)
     return _CONFIG.format(
         clients=f"{len(images)} client{'s' * (len(images) > 1)}, {names},",
-        root=root,
-        quoted=json.dumps(str(root.absolute())),
+        root=printable(str(root)),
+        quoted=as_yaml(str(root.absolute())),
         unseen=f"only tested on: {', '.join(unseen)}" if unseen else "no data set is only tested on",
-        output=output,
+        output=printable(str(output)),
         rounds=100 if large else 20,
         every=10 if large else 5,
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",
         batch=batch,
         batch_why="smaller clients have their own" if client_batches else _smallest(images),
+        gpu_trainer=_GPU_TRAINER if visible_gpus() else "",
+        gpu_client=_GPU_CLIENT if visible_gpus() else "",
         client_batches=_client_section(client_batches, images),
         val="identities" if holds_out else "none",
         why="a fifth of each client's identities chooses the checkpoint"
@@ -136,7 +153,7 @@ def _client_section(client_batches: dict[str, int], images: dict[str, int]) -> s
     if not client_batches:
         return ""
     lines = [
-        f"    {json.dumps(name)}: {{batch_size: {size}}}    # of {images[name]:,} images"
+        f"    {as_yaml(name)}: {{batch_size: {size}}}    # of {images[name]:,} images"
         for name, size in client_batches.items()
     ]
     return "\n".join(["  clients:", *lines, ""])
@@ -145,7 +162,7 @@ def _client_section(client_batches: dict[str, int], images: dict[str, int]) -> s
 def _warn_of_few(images: dict[str, int], identities: dict[str, int], client_batches: dict[str, int]) -> None:
     """Warn of each client that cannot train or learn; those in ``client_batches`` have a batch size of their own."""
     for name, count in images.items():
-        remedy = f"add more, or keep it out of training: data.unseen: {json.dumps([name])}"
+        remedy = f"add more, or keep it out of training: data.unseen: {as_yaml([name])}"
         remedy += ", without its line in model.clients" if name in client_batches else ""
         if count < 2:
             log.warning("%s: only one training image, and a fit needs two; %s", name, remedy)

@@ -47,10 +47,14 @@ def _say_run(run_dir: Path) -> None:
     """Print a fit's scores, or its traffic if there are none, and the names of its files."""
     summary = run_dir / "summary.json"
     final = (json.loads(summary.read_text())["final"] if summary.exists() else None) or {}
-    if any(name.startswith("test/") for name in final.get("metrics", {})):
+    kinds = {name.partition("/")[0] for name in final.get("metrics", {})}
+    if "test" in kinds:
         print_text(report([str(run_dir)]))
     else:
-        print_text("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
+        if "val" in kinds:
+            print_text("no test scores: see model.evaluation.test_during_fit; fedsim test scores the best checkpoint")
+        else:
+            print_text("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
         if summary.exists():
             print_text(traffic(group_runs([run_dir])))
     if summary.exists():

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded, make_folder, replacing
+from fedsim.core.names import file_name
 from fedsim.core.run_lock import RunLock
 from fedsim.core.versions import current_version
 from fedsim.evaluation.query_file import write_queries
@@ -43,7 +44,7 @@ def default_run_dir(method: str, seed: int) -> str:
 def folder_of_sweep_run() -> str | None:
     """Return the folder of a run of W&B's agent, the same one if the server repeats the run; None for other runs."""
     sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
-    return f"runs/sweep-{sweep}/{run}" if sweep and run else None
+    return f"runs/sweep-{file_name(sweep)}/{file_name(run)}" if sweep and run else None
 
 
 def find_checkpoint(checkpoint: str, run_dir: Path, fitting: bool) -> Path | None:

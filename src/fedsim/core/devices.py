@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from pathlib import Path
+
 import torch
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.nvidia import GPUS, Unseen, gpus_of_driver, nvidia_driver, why_unseen
+
+log = logging.getLogger(__name__)
 
 
 def devices_here() -> str:
@@ -22,6 +29,40 @@ def _model(index: int) -> str:
         return f" ({torch.cuda.get_device_name(index)})"
     except (RuntimeError, AssertionError):  # a GPU that is counted, but does not start
         return ""
+
+
+def check_accelerator(accelerator: object, warns: bool = True, gpus: Path = GPUS) -> None:
+    """Warn of NVIDIA GPUs that a run on ``auto`` cannot use, as it would take the CPU without a word.
+
+    Args:
+        accelerator: the setting ``trainer.accelerator``.
+        warns: whether to warn.
+        gpus: the folder with one folder per GPU.
+
+    Raises:
+        ConfigError: if the setting requires them.
+    """
+    requires = accelerator in ("gpu", "cuda")
+    if not (requires or (warns and accelerator in ("auto", None))) or torch.cuda.is_available():
+        return
+    if (number := gpus_of_driver(gpus)) == 0 or (unseen := _unseen(number)).is_hidden:
+        return
+    many = f"{number} NVIDIA GPU{'s' * (number > 1)} here cannot be used: {unseen.cause}"
+    remedy = f"{unseen.remedy}; fedsim doctor shows more"
+    if requires:
+        raise ConfigError(f"trainer.accelerator: {accelerator}, but {many}; {remedy}")
+    log.warning("THIS RUN IS ON THE CPU. %s; %s. If that is intended, set trainer.accelerator to cpu", many, remedy)
+
+
+def _unseen(number: int) -> Unseen:
+    """Return the reason why torch sees none of this many GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return why_unseen(torch.__version__, torch.version.cuda, nvidia_driver(), number, visible)
+
+
+def allow_tf32(is_allowed: bool) -> None:
+    """Let cuDNN compute convolutions of float32 tensors in TF32, or not."""
+    torch.backends.cudnn.allow_tf32 = is_allowed  # not by the newer fp32_precision: torch.compile could not read that
 
 
 def cpu_computes_bf16() -> bool:

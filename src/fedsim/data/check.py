@@ -10,12 +10,13 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError, NotReadyError
+from fedsim.core.names import printable, problem_of_name
 from fedsim.data import datasets
 from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.datasets.base import files_of
 from fedsim.data.datasets.small import SmallDataSet
 from fedsim.data.images import Domain
-from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, printable, summary
+from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, summary
 from fedsim.data.market import PARTS, SPLITS, is_market_folder, left_out_of, market_folders, read_market_domain
 from fedsim.data.reading import problem_of
 from fedsim.data.use import is_readable_file, notes_of, obstacle_of
@@ -91,7 +92,7 @@ def table_of(root: Path, findings: Sequence[Finding]) -> str:
             "true lists the papers' data sets and how to get them"
         )
     headers = ["data set", "found", "official", "read as", ""]
-    table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60])
+    table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60], disable_numparse=True)
     return f"{table}\n\ntraining identities / training images / queries / gallery images; nothing is ever downloaded"
 
 
@@ -110,6 +111,9 @@ def find_market_folders(root: Path, recognised: Collection[str]) -> list[Finding
 def _look_at(folder: Path) -> Finding:
     """Read a data set of the user."""
     layout = f"{folder.name}: Market-1501 layout"
+    if problem := problem_of_name(folder.name):
+        problem = f"{problem.removeprefix(f'{folder.name!a} ')}; rename it"  # the table has the name
+        return Finding(folder.name, None, None, problem, layout, is_usable=False)
     try:
         domain = read_market_domain(folder)
     except DataError as error:

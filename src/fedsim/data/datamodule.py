@@ -13,16 +13,16 @@ from typing import Any, Literal
 import torch
 from lightning import LightningDataModule
 from torch import Tensor
-from tqdm import tqdm
 
 from fedsim.core.checks import at_least, positive
+from fedsim.core.cores import usable_cores
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.progress import note_progress
 from fedsim.core.shared import shared_array
 from fedsim.data import decoded
 from fedsim.data.augmentation import MAX_PIXELS, Augmentation
 from fedsim.data.datasets.small import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
+from fedsim.data.decoding import read_all
 from fedsim.data.federated import FederatedData, map_splits
 from fedsim.data.federations import LabelScope, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
@@ -30,7 +30,7 @@ from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
 from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, summary
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
-from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
+from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device
 from fedsim.data.standins import standin_of
 
 log = logging.getLogger(__name__)
@@ -149,6 +149,8 @@ class FederatedDataModule(LightningDataModule):
         self._federated: FederatedData | None = None
         self.shared_folder: Path | None = None
         """set while the ranks of a machine read images: one rank writes arrays into it, and the others map them"""
+        self.threads: int | None = None
+        """that decode images in this process; None: as many as it may use cores"""
 
     @property
     def federated(self) -> FederatedData:
@@ -257,14 +259,8 @@ class FederatedDataModule(LightningDataModule):
             return reader
         pixels = self.decode(images, name)
         if self.cache == "host" or self.shared_folder is not None:
-            return HeldPixels(pixels, device, moved=self.cache == "device")
-        try:
-            return HeldPixels(pixels.to(device), device)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"data.cache: the {len(pixels)} images of {name} ({pixels.nbytes / 2**30:.1f} GiB) do not fit on the "
-                "device; set it to host"
-            ) from error
+            return HeldPixels(pixels, device, moved_as=name if self.cache == "device" else None)
+        return HeldPixels(on_device(pixels, name, device), device)
 
     def open_test(self, images: Images, name: str, device: torch.device) -> Pixels:
         """Return validation or test images, in their size, as batches for ``device``. ``name``: see :meth:`decode`."""
@@ -294,9 +290,12 @@ class FederatedDataModule(LightningDataModule):
             return images.decode(size)
         shape = (len(images), 3, *size)
         if self.shared_folder is None or not len(images):
-            return _read(images, name, size, torch.empty(shape, dtype=torch.uint8))
+            return self._read_all(images, name, torch.empty(shape, dtype=torch.uint8))
         with shared_array(self.shared_folder, f"{name} {size}", shape) as (pixels, is_new):
-            return _read(images, name, size, pixels) if is_new else pixels
+            return self._read_all(images, name, pixels) if is_new else pixels
+
+    def _read_all(self, images: Images, name: str, pixels: Tensor) -> Tensor:
+        return read_all(images, name, pixels, self.threads or max(1, int(usable_cores())))
 
     def train_dataloader(self) -> OncePerRound:
         """Return a loader of one step, for each round, evaluation or prediction."""
@@ -314,16 +313,6 @@ def _domains_of(source: ReIDSource) -> list[Domain]:
         if unread:
             log.log(level, "%s: files that are not read: %s", name, summary(unread))
     return domains
-
-
-def _read(images: Images, name: str, size: Size, pixels: Tensor) -> Tensor:
-    """Read images into ``pixels`` uint8 [n, 3, H, W], part by part."""
-    done = 0
-    for part in tqdm(list(images.chunks()), desc=f"reading {name}", delay=2.0, disable=None, leave=False):
-        pixels[done : done + len(part)] = part.decode(size)
-        note_progress()  # a slow disk is no hang
-        done += len(part)
-    return pixels
 
 
 def _readable(files: Sequence[DecodedFile], remedy: str) -> list[DecodedFile]:

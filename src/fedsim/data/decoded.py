@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import flush_directory, flush_file, replacing
+from fedsim.core.names import file_name, is_caseless
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Size, Split
 from fedsim.data.pixels import read_batches
 
@@ -87,6 +88,11 @@ class DecodedImages(Images):
         """Whether a decoded file of this size exists."""
         return any(file.size == size for file, _ in self.decoded_files)
 
+    @property
+    def in_threads(self) -> bool:
+        """As of files: in another size they are read."""
+        return self.files.in_threads
+
     def decode(self, size: Size) -> Tensor:
         """Return the pixels, without a copy if the rows are consecutive; see :meth:`Images.decode`."""
         for file, rows in self.decoded_files:
@@ -103,8 +109,10 @@ def find(folder: Path, wanted: Wanted) -> Path:
         with suppress(OSError, ValueError):  # reading the file will raise the error
             sizes[path] = path.stat().st_size
     content = [_DECODING, _names(wanted.files), list(sizes.values())]
+    # disks that take some names for one must not take their files for one; a key of old files stays
+    content += [] if is_caseless(wanted.name) else [wanted.name]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
-    return folder / f"{wanted.name}-{wanted.size[0]}x{wanted.size[1]}-{key}.npy"
+    return folder / f"{file_name(wanted.name)}-{wanted.size[0]}x{wanted.size[1]}-{key}.npy"
 
 
 def is_built(folder: Path, wanted: Wanted) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.errors import DataError
+from fedsim.core.names import problem_of_name
 from fedsim.data.images import GallerySplit, Images, Index, Split
 
 
@@ -41,6 +43,11 @@ class ClientData:
     identities are unknown, and all labels are 0"""
     generated: GeneratedImages | None = None
     """generated images for its local training; they count in none of the numbers below"""
+
+    def __post_init__(self) -> None:
+        """Raise DataError if the name is none: files, metrics and tables are named after it."""
+        if problem := problem_of_name(self.name):
+            raise DataError(f"data.source: of a client, {problem}; rename it")
 
     @property
     def knows_identities(self) -> bool:

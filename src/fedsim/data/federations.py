@@ -18,7 +18,7 @@ from fedsim.data.partitions import Partition, cap_training, divide
 Validation = Literal["identities", "first_image", "images", "none"]
 LabelScope = Literal["own", "common"]  # numbering of the identities: by each client, or common to all
 
-RESERVED = ("seen", "unseen")  # names of means over data sets; no data set can have these names
+RESERVED = ("seen", "unseen", "mean seen", "mean unseen")  # names of means over data sets, in files and in tables
 
 
 def build_federation(

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import new_folder
+from fedsim.core.names import file_names
 from fedsim.data.federated import ClientData, FederatedData, GeneratedImages
 from fedsim.data.images import ImageFiles
 from fedsim.data.pixels import Pixels
@@ -87,6 +88,15 @@ def write_generated(folder: Path, images: Tensor, labels: Sequence[Mapping[int, 
             csv.writer(file, lineterminator="\n").writerows([_COLUMNS, *rows])
 
 
+def folders_of_clients(root: Path, federated: FederatedData) -> dict[str, Path]:
+    """Return client -> its folder in ``root``, of generators or of generated images, which may not exist yet.
+
+    The folder has the client's name, as far as a folder can; see :func:`fedsim.core.names.file_names`.
+    """
+    files = file_names([client.name for client in federated.clients])
+    return {client: root / file for client, file in files.items()}
+
+
 def check_is_free(folder: Path) -> None:
     """Raise DataError unless a client's folder is empty or missing."""
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
@@ -102,13 +112,14 @@ def add_generated(federated: FederatedData, settings: Generated) -> FederatedDat
     root = Path(settings.root).expanduser()
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; set data.generated.root, or data.generated to null")
-    missing = [client.name for client in federated.clients if not (root / client.name).is_dir()]
+    folders = folders_of_clients(root, federated)
+    missing = [client for client, folder in folders.items() if not folder.is_dir()]
     if len(missing) == len(federated.clients):
         raise DataError(f"{root}: holds no folder of a client; expected {', '.join(missing)}")
     if missing:
         log.warning("%s: without generated images: %s", root, ", ".join(missing))
     clients = (
-        client if client.name in missing else replace(client, generated=_read(root / client.name, client, settings))
+        client if client.name in missing else replace(client, generated=_read(folders[client.name], client, settings))
         for client in federated.clients
     )
     return replace(federated, clients=tuple(clients))

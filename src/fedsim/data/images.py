@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedsim.core.errors import DataError
+from fedsim.core.names import problem_of_name
 from fedsim.data.leftovers import LeftOut
 from fedsim.data.reading import read_rgb, upright_size
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 Size = tuple[int, int]  # (height, width) in pixels
 Index = NDArray[np.int64]
 
-_CHUNK = 64  # images decoded between two reports of progress
+CHUNK = 64
+"""images decoded between two reports of progress"""
 
 
 class Images(ABC):
@@ -54,10 +57,15 @@ class Images(ABC):
         """Whether :meth:`decode` only copies."""
         return False
 
-    def chunks(self) -> Iterator[Images]:
+    @property
+    def in_threads(self) -> bool:
+        """Whether several threads may call :meth:`decode` of parts of the list at once, and gain from it."""
+        return False
+
+    def chunks(self, length: int = CHUNK) -> Iterator[Images]:
         """Yield short parts of the list, so that a caller can show its progress."""
-        for start in range(0, len(self), _CHUNK):
-            yield self.take(np.arange(start, min(start + _CHUNK, len(self)), dtype=np.int64))
+        for start in range(0, len(self), length):
+            yield self.take(np.arange(start, min(start + length, len(self)), dtype=np.int64))
 
 
 class ImageFiles(Images):
@@ -80,6 +88,11 @@ class ImageFiles(Images):
     def sizes(self) -> list[Size | None]:
         """Read the size of each file from its beginning, as it is when the image is upright."""
         return [upright_size(path) for path in self.paths]
+
+    @property
+    def in_threads(self) -> bool:
+        """Pillow frees the interpreter while it decodes and resizes."""
+        return True
 
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
@@ -155,6 +168,11 @@ class ImagesInParts(Images):
     def is_decoded(self, size: Size) -> bool:
         """Whether all parts are decoded."""
         return all(part.is_decoded(size) for part in self.parts)
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether all parts allow it."""
+        return all(part.in_threads for part in self.parts)
 
     def decode(self, size: Size) -> Tensor:
         """Decode part after part; see :meth:`Images.decode`."""
@@ -238,6 +256,11 @@ class Domain:
     """if not empty, scores are means over these splits: ``gallery`` is their pool of images, ``query`` is empty"""
     unlabelled: bool | None = None
     """whether the identities of training images are unknown; None: they are if all of them are 0"""
+
+    def __post_init__(self) -> None:
+        """Raise DataError if the name is none: files, metrics and tables are named after it."""
+        if problem := problem_of_name(self.name):
+            raise DataError(f"data.source: of a data set, {problem}; rename its folder")
 
     @property
     def parts(self) -> list[Split]:

@@ -28,6 +28,7 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
+from fedsim.core.names import problem_of_name
 from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
 from fedsim.data.federations import RESERVED
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ImagesInParts, Index, Split
@@ -199,13 +200,16 @@ def _problem_of(fields: list[str]) -> str | None:
         return f"has {len(fields)} fields instead of {len(ManifestRow._fields)}"
     file, pid, cam, dataset, client, part = fields
     is_train = part in _CLIENT_PARTS
+    of_dataset, of_client = problem_of_name(dataset), problem_of_name(client) if client else None
     checks = (
         (not file, "path is empty"),
         (not _PID.fullmatch(pid), f"pid {pid!r} is not an integer from -1 on"),
         (not _CAM.fullmatch(cam), f"cam {cam!r} is not an integer from 0 on"),
         (dataset in ("", *RESERVED), f"a data set cannot be called {dataset!r}"),
+        (bool(of_dataset), f"of a data set, {of_dataset}; rename it"),
         (not _PART.fullmatch(part), f"part {part!r} is not one of {', '.join(_CLIENT_PARTS)}, query, gallery, public"),
         (is_train and not client, f"part {part} needs a client"),
+        (bool(of_client), f"of a client, {of_client}; rename it"),
         (not is_train and client != "", f"part {part} belongs to no client; leave client empty"),
         (is_train and pid == "-1", f"part {part} has no junk images (pid -1)"),
     )

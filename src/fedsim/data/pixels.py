@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.parents import follow_parent
 from fedsim.core.progress import note_progress
 from fedsim.core.transfer import send
@@ -53,24 +53,40 @@ class Pixels(ABC):
         """Return some of the images."""
 
 
+def on_device(pixels: Tensor, name: str, device: torch.device) -> Tensor:
+    """Return the decoded training images of ``name`` on a device.
+
+    Raises:
+        ConfigError: if they do not fit there.
+    """
+    try:
+        return pixels.to(device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"data.cache: the {len(pixels)} images of {name} ({pixels.nbytes / 2**30:.1f} GiB) do not fit on the "
+            "device; set it to host"
+        ) from error
+
+
 class HeldPixels(Pixels):
     """Decoded images uint8 [n, 3, H, W], on the device or in host memory; ``device`` is that of the batches.
 
-    If they are ``moved``, they go to the device with the first batch, as another rank may train the client instead.
+    Images that are ``moved_as`` those of a name go to the device with the first batch, as another rank may train the
+    client instead.
     """
 
-    def __init__(self, pixels: Tensor, device: torch.device, moved: bool = False) -> None:
-        self.pixels, self.device, self._is_moved = pixels, device, moved
+    def __init__(self, pixels: Tensor, device: torch.device, moved_as: str | None = None) -> None:
+        self.pixels, self.device, self._moved_as = pixels, device, moved_as
         self.num_values = pixels[0].numel() if len(pixels) else 0
-        self.is_far = not moved and pixels.device != device
+        self.is_far = moved_as is None and pixels.device != device
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def batches(self, order: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Gather each batch; see :meth:`Pixels.batches`."""
-        if self._is_moved:
-            self.pixels = self.pixels.to(self.device)
+        """Gather each batch; see :meth:`Pixels.batches`. Raise ConfigError if the device has no room for them."""
+        if self._moved_as is not None:
+            self.pixels = on_device(self.pixels, self._moved_as, self.device)
         for index in order:
             note_progress()
             rows = send(index, self.pixels.device)

@@ -37,7 +37,9 @@ def prepare_data(data: FederatedDataModule, folder: Path | None, workers: int, v
     if not rows:
         return "nothing to decode: the images of this config are not files"
     problems = list(dict.fromkeys(problems))
-    table = tabulate(rows, headers=["data set", "size", "images", "unreadable", "MB", ""], floatfmt=".1f")
+    table = tabulate(
+        rows, headers=["data set", "size", "images", "unreadable", "MB", ""], floatfmt=".1f", disable_numparse=[0]
+    )
     if not problems:
         return f"{table}\n\nin {folder}"
     if data.on_corrupt == "stop":

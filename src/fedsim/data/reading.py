@@ -12,6 +12,7 @@ Other images are converted by Pillow: palettes, CMYK, and alpha, which is droppe
 from __future__ import annotations
 
 import stat
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,36 @@ class _Depth(NamedTuple):
     white: float
 
 
+class _Quiet:
+    """Silences Pillow's warnings, of several lines, on notes and palettes that do not change the pixels.
+
+    The filters of warnings belong to the process. So the first of the threads and blocks that are inside sets one, and
+    the last one restores the others; each by itself would restore what it saw, also the filter of another thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._saved = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._saved = warnings.catch_warnings()
+                self._saved.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL\.")
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._saved.__exit__(None, None, None)
+
+
+QUIET = _Quiet()
+"""a block in which Pillow does not warn; around many files, it saves the change of the filters for each of them"""
+
+
 @contextmanager
 def opened(path: Path, remedy: str = "replace or remove it") -> Iterator[Image.Image]:
     """Open a file, whose pixels are read later; errors, also in the block, become a DataError that names the file."""
@@ -57,7 +88,7 @@ def opened(path: Path, remedy: str = "replace or remove it") -> Iterator[Image.I
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError("it is a folder, a pipe or a device, not a file")
         # of a path, Pillow maps the pixels of some TIFF into memory, and mixes up the rows of those that lie
-        with _quiet(), path.open("rb") as file, Image.open(file) as image:
+        with QUIET, path.open("rb") as file, Image.open(file) as image:
             yield image
     except DataError:
         raise
@@ -66,14 +97,6 @@ def opened(path: Path, remedy: str = "replace or remove it") -> Iterator[Image.I
     except Exception as error:  # damaged files raise nearly every type, also RuntimeError and IndexError
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: cannot read this image ({reason}); {remedy}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Pillow's warnings, of several lines, on notes and palettes that do not change the pixels."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield
 
 
 def read_rgb(path: Path) -> Image.Image:

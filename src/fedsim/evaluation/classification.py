@@ -20,7 +20,7 @@ from fedsim.data.pixels import Pixels
 from fedsim.evaluation.query_file import QueryResults
 from fedsim.evaluation.ranking import Floats
 from fedsim.evaluation.scored_set import ScoredSet
-from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer
+from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer, passes_of
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import ACCURACIES
 from fedsim.training.features import run_batches
@@ -44,10 +44,11 @@ def hits_of(logits: Tensor, labels: Tensor) -> Tensor:
 class Classification(Scorer):
     """Scores logits [n, Z] by the share of images whose class has the largest one; images are queries, in one trial.
 
-    Raises ConfigError if each client has class numbers of its own.
+    ``precision`` is that of the run: 32-true or bf16-mixed. Raises ConfigError if each client has class numbers of its
+    own.
     """
 
-    def __init__(self, settings: Evaluation, federated: FederatedData) -> None:
+    def __init__(self, settings: Evaluation, federated: FederatedData, precision: str = "32-true") -> None:
         if federated.classes is None:
             raise ConfigError(
                 "data.labels: own numbers each client's classes from 0, so a test image has no label; set it to common"
@@ -57,7 +58,7 @@ class Classification(Scorer):
                 "model.evaluation.task: classification needs heads, which clients that cluster their images have not; "
                 "leave model.client.cluster out"
             )
-        self.settings, self.classes = settings, federated.classes
+        self.settings, self.classes, self.precision = settings, federated.classes, precision
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -88,7 +89,9 @@ class Classification(Scorer):
     def outputs(self, model: FlatModel, images: Pixels) -> Tensor:
         """Return logits, float32 [n, Z]."""
         head, network = model.head, model.network.eval()
-        return run_batches(lambda x: head(network(x).neck), images, self.width(model), self.settings, model.device)
+        passes = passes_of(self.settings, self.precision, model)
+        width, device = self.width(model), model.device
+        return run_batches(lambda x: head(network(x).neck), images, width, self.settings, device, passes)
 
     def blank(self, data: ScoredSet) -> list[Tensor]:
         """Return one table: per image 1 if it is classified right."""

@@ -185,6 +185,7 @@ def make_evaluator(
     strategy: FederatedStrategy,
     open_images: Callable[[Images, str, torch.device], Pixels],
     progress: Callable[[str], None],
+    precision: str,
 ) -> Evaluator:
     """Return the evaluator of a federation; no images are opened yet.
 
@@ -202,13 +203,14 @@ def make_evaluator(
         strategy: has the collectives.
         open_images: images, name, device -> their pixels.
         progress: receives the name of each model and set before they are scored.
+        precision: that of the run, 32-true or bf16-mixed.
 
     Raises:
         ConfigError: if the task does not go together with the data, or the backend is not installed.
     """
     plan = EvaluationPlan(method, server, models, archs, federated, placement, settings.needs, settings.ensemble)
     is_classification = settings.task == "classification"
-    scorer = Classification(settings, federated) if is_classification else Retrieval(settings)
+    scorer = Classification(settings, federated, precision) if is_classification else Retrieval(settings, precision)
     extractor = Extractor(
         plan, scorer, clients, snapshots, machine, strategy, settings.batch_size, open_images, progress
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, final
 
-from fedsim.core.names import file_name
+from fedsim.core.names import file_names
 from fedsim.core.placement import Placement
 from fedsim.data.federated import FederatedData
 from fedsim.evaluation.scored_set import ScoredSet
@@ -129,12 +129,21 @@ class EvaluationPlan:
 
     def file_name(self, job: ScoringJob) -> str:
         """Return the domain, with the model's client or architecture if the method delivers several models for it."""
-        name = file_name(job.data.domain)
+        name = self._files_of_tests[job.data.domain]
         if job.is_ensemble:
             return name
         row, domain = job.row, job.data.domain
         several = len(self.models) > 1 if row.client is None else domain in self.federated.unseen
-        return f"{name}@{file_name(row.client or row.arch)}" if several else name
+        of_model = self._files_of_models[row.client or row.arch] if several else ""
+        return f"{name}@{of_model}" if several else name
+
+    @cached_property
+    def _files_of_tests(self) -> dict[str, str]:
+        return file_names(self.federated.tests)
+
+    @cached_property
+    def _files_of_models(self) -> dict[str, str]:
+        return file_names([*self.archs, *self.models])
 
     def weights_of(self, row: ScoreRow) -> tuple[str, str]:
         """Name the weights behind a row: rows with equal weights are computed once.

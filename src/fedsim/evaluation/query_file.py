@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.files import replacing
+from fedsim.core.names import metric_name
 from fedsim.evaluation.ranking import Floats, Ints
 from fedsim.evaluation.summary import MAX_NAMES, Curve
 
@@ -43,7 +44,7 @@ def write_queries(path: Path, results: Mapping[Curve, QueryResults], round_: int
 
     Arrays of the npz file, K a kind of model and S a test set: ``round`` (int); ``K/S/mAP``, ``K/S/mAP_trapezoid``,
     ``K/S/rank1`` or ``K/S/top1`` (float32 [Q]), ``K/S/cmc`` (float64 [ranks]); ``S/pids`` (int64 [Q]) and ``S/splits``
-    (int64 [number of splits]).
+    (int64 [number of splits]). A slash in a name is ``%2F``.
     """
     of_tests = {(kind, name): of_set for (split, kind, name), of_set in results.items() if split == "test"}
     if not of_tests or len({name for _, name in of_tests}) > MAX_NAMES:
@@ -51,8 +52,11 @@ def write_queries(path: Path, results: Mapping[Curve, QueryResults], round_: int
         return
     arrays: dict[str, np.ndarray] = {"round": np.array(round_)}
     for (kind, name), of_set in of_tests.items():
-        arrays |= {f"{kind}/{name}/{metric}": values.astype(np.float32) for metric, values in of_set.scores.items()}
-        arrays[f"{kind}/{name}/cmc"] = np.array(of_set.cmc)
-        arrays |= {f"{name}/pids": of_set.pids, f"{name}/splits": np.array(of_set.splits, dtype=np.int64)}
+        arrays |= {
+            metric_name(kind, name, metric): values.astype(np.float32) for metric, values in of_set.scores.items()
+        }
+        arrays[metric_name(kind, name, "cmc")] = np.array(of_set.cmc)
+        splits = np.array(of_set.splits, dtype=np.int64)
+        arrays |= {metric_name(name, "pids"): of_set.pids, metric_name(name, "splits"): splits}
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)

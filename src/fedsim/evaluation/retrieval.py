@@ -20,7 +20,7 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import Floats, QueryScores, average_scores
 from fedsim.evaluation.result_files import write_lists
 from fedsim.evaluation.scored_set import ScoredSet
-from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer
+from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer, passes_of
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import METRICS
 from fedsim.evaluation.trials import Trial, check_matches, score_trials, trials_of
@@ -31,10 +31,13 @@ from fedsim.training.flat_model import FlatModel
 
 @final
 class Retrieval(Scorer):
-    """Scores features by CMC, mAP and mINP; a set with random splits has a trial per split, else one."""
+    """Scores features by CMC, mAP and mINP; a set with random splits has a trial per split, else one.
 
-    def __init__(self, settings: Evaluation) -> None:
-        self.settings = settings
+    ``precision`` is that of the run: 32-true or bf16-mixed.
+    """
+
+    def __init__(self, settings: Evaluation, precision: str = "32-true") -> None:
+        self.settings, self.precision = settings, precision
         rules = settings.single_gallery_shot, settings.invalid_as_zero
         self.ranker = Ranker(settings.distance, make_backend(settings.backend), *rules)
         self._trials: dict[ScoredSet, list[Trial]] = {}
@@ -59,7 +62,8 @@ class Retrieval(Scorer):
 
     def outputs(self, model: FlatModel, images: Pixels) -> Tensor:
         """Return features, float32 [n, D], not normalised."""
-        return extract_features(model.network, images, self.settings, model.device)
+        passes = passes_of(self.settings, self.precision, model)
+        return extract_features(model.network, images, self.settings, model.device, passes)
 
     def blank(self, data: ScoredSet) -> list[Tensor]:
         """Return zero tables of :class:`QueryScores`."""

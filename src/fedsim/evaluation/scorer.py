@@ -14,6 +14,8 @@ from fedsim.data.pixels import Pixels
 from fedsim.evaluation.query_file import QueryResults
 from fedsim.evaluation.ranking import Floats
 from fedsim.evaluation.scored_set import ScoredSet
+from fedsim.evaluation.settings import Evaluation
+from fedsim.training.features import FLOAT32, Passes
 from fedsim.training.flat_model import FlatModel
 
 
@@ -84,3 +86,8 @@ class Scorer(ABC):
     @abstractmethod
     def list_writer(self, folder: Path) -> Writer:
         """Return a function that writes ranked lists to ``folder``; raises ConfigError if the task ranks nothing."""
+
+
+def passes_of(settings: Evaluation, precision: str, model: FlatModel) -> Passes:
+    """Return how a model is run: in float32, or as in training in a run of this ``precision``."""
+    return Passes(precision, model.channels_last) if settings.precision == "run" else FLOAT32

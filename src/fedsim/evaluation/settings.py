@@ -15,7 +15,7 @@ class Evaluation:
 
     task: Literal["retrieval", "classification"] = "retrieval"
     """retrieval, or classification: top-1 accuracy on the classes of training; it needs ``data.labels: common``. Of
-    the settings below it uses flip (logits are added), share_from, batch_size and test_during_fit"""
+    the settings below it uses flip (logits are added), share_from, batch_size, precision and test_during_fit"""
     layer: Literal["neck", "pool"] = "neck"
     """the retrieval feature: the embedding (neck), or the pooled map (pool)"""
     flip: bool = False
@@ -36,6 +36,9 @@ class Evaluation:
     """library that ranks: torch, faiss, or auto, which is torch"""
     batch_size: int = 64
     """images per forward pass; the same on any number of ranks"""
+    precision: Literal["32-true", "run"] = "32-true"
+    """precision of the forward passes: 32-true, or run: that of the run (``trainer.precision``), with
+    ``channels_last`` where training has it. Features are float32, and similarities are computed in it"""
     ensemble: bool = False
     """on unseen data sets, also score all clients' personalised models together, with their features side by side
     (Feat-Concatenation of paper 001, Table 3, with ``Local``; FeatConcat of paper 000, Table 6)"""

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.names import metric_name, metric_parts
+
 SplitName = Literal["val", "test"]
 Kind = Literal["global", "local", "personalised", "ensemble"]
 
@@ -50,14 +52,14 @@ def summarise(
     random splits of one data set. ``domain`` is also ``seen`` and ``unseen``, the means over those; ``unseen`` domains
     have no client. ``split/metric`` is the ``primary`` (delivered) model's mean over seen domains. If several
     clients' models are scored on an unseen domain, ``split/kind/domain`` is their mean, and
-    ``split/kind/domain/client`` has each, as long as these are at most ``MAX_NAMES``. The federation has
-    ``num_clients``; ``names`` are those of the metrics.
+    ``split/kind/domain/client`` has each, as long as these are at most ``MAX_NAMES``. A slash in a name becomes
+    ``%2F``. The federation has ``num_clients``; ``names`` are those of the metrics.
     """
     metrics: dict[str, float] = {}
     single = [i for i, row in enumerate(rows) if row.client is not None and row.domain in unseen]
     for i in single if len(single) <= MAX_NAMES else ():
         row = rows[i]
-        metrics |= _named(f"{split}/{row.kind}/{row.domain}/{row.client}", values[i].mean(axis=0), names)
+        metrics |= _named(metric_name(split, row.kind, row.domain, row.client or ""), values[i].mean(axis=0), names)
     for kind in get_args(Kind):
         clients = {row.client for row in rows if row.kind == kind}
         means: dict[str, NDArray[np.float64]] = {}
@@ -66,12 +68,12 @@ def summarise(
             trials = np.mean(members, axis=0)  # over clients
             means[domain] = trials.mean(axis=0)
             if len(trials) > 1:
-                metrics |= _named(f"{split}/{kind}/{domain}", trials.std(axis=0, ddof=1), names, "_std")
+                metrics |= _named(metric_name(split, kind, domain), trials.std(axis=0, ddof=1), names, "_std")
         # no mean over the local models of a sample of clients: means of other kinds are over all clients
         if not (kind == "local" and len(clients) < num_clients):
             means |= _means_over_domains(means, unseen)
         for domain, mean in means.items():
-            metrics |= _named(f"{split}/{kind}/{domain}", mean, names)
+            metrics |= _named(metric_name(split, kind, domain), mean, names)
     seen = f"{split}/{primary}/seen"
     return metrics | {f"{split}/{m}": metrics[f"{seen}/{m}"] for m in names if f"{seen}/{m}" in metrics}
 
@@ -85,7 +87,7 @@ def score_rows(scores: Mapping[str, float]) -> list[dict[str, str | float]]:
     rows: dict[tuple[str, ...], dict[str, str | float]] = {}
     for key, value in scores.items():
         if key.count("/") == 3 and key.startswith(("val/", "test/")):
-            *titles, metric = key.split("/")
+            *titles, metric = metric_parts(key)
             row = rows.setdefault(tuple(titles), dict(zip(("split", "model", "data set"), titles, strict=True)))
             row[metric] = value
     return list(rows.values())

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedsim.core.checks import at_least, known, within
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import metric_name
 from fedsim.core.seeding import torch_generator
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.components.selection import Selection
@@ -159,7 +160,9 @@ class BackboneLadder(RoundListener):
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""
-        return {f"backbone/{client}": float(rung) for client, rung in self.rungs.items() if client in clients}
+        return {
+            metric_name("backbone", client): float(rung) for client, rung in self.rungs.items() if client in clients
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return client -> architecture."""

@@ -21,7 +21,7 @@ from fedsim.federation.checks.requirements import (
     settings_of,
 )
 from fedsim.federation.components.ledger import Ledger
-from fedsim.federation.parts import Parts, layout_of
+from fedsim.federation.parts import Parts, layout_of, trains_alone
 from fedsim.federation.scheduling.rank_share import make_rank_share
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
@@ -57,14 +57,13 @@ def assemble(
     models, archs = _build_models(settings, federated.clients, device)
     costs = {c.name: float(c.num_images * client_settings[c.name].passes) for c in federated.clients}
     check_micro_batches(client_settings, models, settings.method, settings.objective, settings.reduction)
-    check_graphs(federated.clients, client_settings, settings.method, device, logs=rank == 0)
+    check_graphs(federated.clients, client_settings, settings.method, settings.objective, device, logs=rank == 0)
     check_compiler(client_settings, device)
     check_image_sizes(models, data)
     for model in models.values():
         model.prepare(client_settings.values())
     server = Server(models, archs, data.augmentation, settings.seed, len(federated.public or ()))
     server.load_kept({arch: settings.method.initial_state(model).server for arch, model in models.items()})
-    trains_alone = len(federated.clients) == 1 or not settings.method.shared_groups
     largest = max(model.flat.buffer.nbytes for model in models.values())
     micro_batches = {c.name: client_settings[c.name].micro_batches_of(c.num_images) for c in federated.clients}
     rank_share = make_rank_share(
@@ -75,7 +74,7 @@ def assemble(
         client.name: Client(
             data=client, training=client_settings[client.name], objective=settings.objective,
             augmentation=data.augmentation, model=models[archs[client.name]], store=rank_share.states,
-            seed=settings.seed, trains_alone=trains_alone,
+            seed=settings.seed, trains_alone=trains_alone(settings.method, federated),
         ).to(device)
         for client in federated.clients if client.name in trainable
     }  # fmt: skip

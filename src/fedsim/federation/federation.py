@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from fedsim.core.allocator import prepare_memory
 from fedsim.core.arguments import takes_fields
+from fedsim.core.devices import allow_tf32
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator, make_evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
@@ -29,9 +31,12 @@ from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
-from fedsim.strategy.machine import Machine, machine_of
+from fedsim.federation.start_line import start_line
+from fedsim.strategy.machine import Machine, machine_of, share_of_cores
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
+
+log = logging.getLogger(__name__)
 
 
 class Federation(LightningModule):
@@ -103,7 +108,12 @@ class Federation(LightningModule):
         check_trainer(self.trainer)
         torch.set_num_threads(self.settings.threads)
         strategy, is_new = self.strategy, not hasattr(self, "parts")
+        if stage == "fit" and self.trainer.is_global_zero:
+            log.info(start_line(self.trainer))
         prepare_memory(strategy.root_device)
+        if not self.settings.tf32:
+            allow_tf32(False)
+        threads = share_of_cores(strategy)
         with strategy.together():
             data = data_of(self.trainer)
             if is_new:
@@ -115,9 +125,15 @@ class Federation(LightningModule):
             self.parts.limit_batches(limit if isinstance(limit, int) else data.limit_client_batches)
             self.round = round_of(self.settings, self.parts, self.listeners, self.trainer)
             self.evaluator = evaluator_of(self.settings, self.parts, data, self.trainer)
+            data.threads = threads
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
         if is_new:
             check_equal_start(strategy, self.parts.models)
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
+        """Give torch its default back."""
+        if not self.settings.tf32:
+            allow_tf32(True)
 
     def assemble(
         self, data: FederatedDataModule, rank: int, num_ranks: int, device: torch.device, machine: Machine | None = None
@@ -180,7 +196,7 @@ def evaluator_of(settings: Settings, parts: Parts, data: FederatedDataModule, tr
         settings=settings.evaluation, method=settings.method, server=parts.server, clients=parts.clients,
         models=parts.models, archs=parts.archs, federated=parts.federated, placement=rank_share.placement,
         machine=rank_share.machine, snapshots=rank_share.snapshots, strategy=strategy,
-        open_images=data.open_test, progress=report,
+        open_images=data.open_test, progress=report, precision=str(trainer.precision),
     )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
-"""A rank's memory on a device: models with their gradients and moments, and activations of a batch."""
+"""A rank's memory on a device: models, gradients, moments, sums, private states, images, activations of a batch."""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,16 +12,23 @@ from lightning import Trainer
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
+from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.placement import Placement, place
+from fedsim.core.store import StorePlace
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.federated import ClientData
+from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
+from fedsim.federation.aggregation.sums import PlainSum
 from fedsim.federation.checks.requirements import settings_of
 from fedsim.federation.events import strategy_of
-from fedsim.federation.parts import Parts
+from fedsim.federation.parts import Parts, trains_alone
 from fedsim.federation.settings import Settings
-from fedsim.methods.base import HoldsModels
+from fedsim.methods.base import HoldsModels, KeepsModels
 from fedsim.models.reid import KeyedDropout
 from fedsim.strategy.sharing import FIELD
+from fedsim.training.flat_model import FlatModel
 
 CUDA_BYTES = 2**29
 """memory that CUDA and its libraries take for each process, about"""
@@ -27,44 +36,214 @@ CUDA_BYTES = 2**29
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """An estimate for one rank, in bytes, without images that wait on the device and workspaces of kernels."""
+    """An estimate of the most that a rank has on its device in a fit, in bytes, without workspaces of kernels."""
 
     models: int
-    """of all the rank's models: trained ones with their gradients and two moments, and frozen ones"""
+    """of all the rank's models, with their initial private tensors"""
+    gradients: int
+    """of a client's model; models that train together for a client step in turn"""
+    moments: int
+    """of the optimizers of all models that train for a client"""
     trained: int
     """number of models of each architecture that train"""
     frozen: int
     """number of models of each architecture that do not train"""
+    server: int
+    """of the global models, of the server optimizer, and of tensors that the server keeps or has received"""
+    sums: int
+    """of uploads, and of micro-batches"""
+    states: int
+    """of the clients' private tensors between rounds"""
+    states_place: StorePlace
+    """where these are"""
+    kept: int
+    """of the tensors that a client keeps between rounds, while it trains, and of the method's copies of its model"""
+    pixels: int
+    """of decoded training images; 0: they are not on the device"""
+    graphs: int
+    """of a recorded step, which has memory of its own; 0: steps are plain"""
     activations: int | None
     """of the largest batch or micro-batch; None: they cannot be estimated for the backbone"""
     images: int
     """number of images in that batch or micro-batch"""
 
     @property
+    def tensors(self) -> int:
+        """All of it that torch allocates."""
+        models = self.models + self.gradients + self.moments + self.server + self.sums + self.kept
+        states = self.states if self.states_place == "device" else 0
+        return models + states + self.pixels + self.graphs + (self.activations or 0)
+
+    @property
     def total(self) -> int:
         """All of it, including CUDA's own memory."""
-        return self.models + (self.activations or 0) + CUDA_BYTES
+        return self.tensors + CUDA_BYTES
 
 
-def device_memory(settings: Settings, parts: Parts, data: FederatedDataModule, precision: str) -> DeviceMemory:
-    """Return the memory of a rank; nothing is computed on the device for it."""
-    replicas = list(settings.method.replicas.values()) if isinstance(settings.method, HoldsModels) else []
-    trained, frozen = 1 + replicas.count("trained"), replicas.count("frozen")
-    model_bytes = 4 * sum(flat.flat.buffer.numel() for flat in parts.models.values())
-    fixed_bytes = sum(flat.fixed_bytes for flat in parts.models.values())
-    sizes = dict.fromkeys(parts.models, 0)
-    for client in parts.federated.clients:
-        arch, training = parts.archs[client.name], settings_of(client, settings.client, settings.overrides)
-        images = training.micro_batch_of(client.num_images) or training.batch_of(client.num_images)
-        sizes[arch] = max(sizes[arch], images)
-    pixels = data.augmentation.crop or data.size
-    kept = {a: kept_by(parts.models[a].network, (images, 3, *pixels)) for a, images in sizes.items() if images}
-    estimates = {arch: size for arch, size in kept.items() if size is not None}
-    largest = max(estimates or kept, key=lambda arch: estimates.get(arch, 0))
-    half = 2 if precision == "bf16-mixed" else 1
-    activations = estimates[largest] // half if estimates else None
-    models = (4 * trained + frozen) * model_bytes + (trained + frozen) * fixed_bytes
-    return DeviceMemory(models, trained, frozen, activations, sizes[largest])
+def device_memory(
+    settings: Settings, parts: Parts, data: FederatedDataModule, placement: Placement, precision: str
+) -> DeviceMemory:
+    """Return the memory of the rank that has most; nothing is computed on the device for it."""
+    return _Estimate(settings, parts, data, placement, precision).memory
+
+
+class _Estimate:
+    """An estimate in parts; the arguments are those of :func:`device_memory`."""
+
+    def __init__(
+        self, settings: Settings, parts: Parts, data: FederatedDataModule, placement: Placement, precision: str
+    ) -> None:
+        self._settings, self._parts, self._data = settings, parts, data
+        self._placement, self._precision = placement, precision
+        replicas = list(settings.method.replicas.values()) if isinstance(settings.method, HoldsModels) else []
+        self._trained, self._frozen = 1 + replicas.count("trained"), replicas.count("frozen")
+        self._training = {c.name: settings_of(c, settings.client, settings.overrides) for c in parts.federated.clients}
+        self._moments_of = {id(t): _state_of(t.optimizer) for t in self._training.values()}
+        models = parts.models.items()
+        self._trainable = {a: sum(p.nbytes for p in m.network.parameters() if p.requires_grad) for a, m in models}
+        start = {arch: settings.method.initial_state(model).client.values() for arch, model in models}
+        self._start = {arch: sum(tensor.nbytes for tensor in tensors) for arch, tensors in start.items()}
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """The estimate."""
+        flats, per_arch = self._parts.models.values(), self._trained + self._frozen
+        models = sum(f.flat.buffer.nbytes + f.initial_private.nbytes + f.fixed_bytes for f in flats)
+        names = self._parts.names
+        activations, images = self._activations()
+        gradients = max(self._gradients(name) for name in names)
+        records = any(training.graph for training in self._training.values())
+        return DeviceMemory(
+            models=per_arch * models,
+            gradients=gradients,
+            moments=self._trained * max(self._moments(name) for name in names),
+            trained=self._trained,
+            frozen=self._frozen,
+            server=self._server(),
+            sums=self._sums() + max(self._sums_of_micro_batches(name) for name in names),
+            states=self._most_of_a_rank({name: self._state(name) + self._kept(name) for name in names}),
+            states_place="host" if self._in_shared_files else self._settings.client_store,
+            kept=max(self._kept(name) + self._copies_in_session(name) for name in names),
+            pixels=self._most_of_a_rank(training_pixels(self._data)) if self._data.cache == "device" else 0,
+            graphs=gradients + (activations or 0) if records else 0,
+            activations=activations,
+            images=images,
+        )
+
+    @property
+    def _in_shared_files(self) -> bool:
+        """Whether private states are in files in the host's memory, as ranks share their clients."""
+        return self._settings.client_store == "device" and self._placement.per_machine > 1
+
+    def _most_of_a_rank(self, bytes_of: Mapping[str, int]) -> int:
+        """Return the most that a rank has of something of its clients: in the course of a run, of all it may train."""
+        clients_of = map(self._placement.shared_by, self._placement.groups)
+        return max(sum(bytes_of[name] for name in names) for names in clients_of)
+
+    def _model(self, client: str) -> FlatModel:
+        return self._parts.models[self._parts.archs[client]]
+
+    def _head(self, client: str) -> int:
+        """Return the bytes of a client's own head."""
+        return 4 * self._model(client).head_room(self._parts.num_classes[client])
+
+    def _gradients(self, client: str) -> int:
+        return self._trainable[self._parts.archs[client]] + self._head(client)
+
+    def _moments(self, client: str) -> int:
+        return round(_copies(self._moments_of[id(self._training[client])]) * self._gradients(client))
+
+    def _server(self) -> int:
+        make, server = self._settings.server_optimizer, self._parts.server
+        vectors = sum(model.shared.nbytes for model in self._parts.models.values())
+        kept = sum(tensor.nbytes for tensors in server.kept.values() for tensor in tensors.values())
+        answers = 4 * sum(map(self._extras, self._parts.models))  # the means of the last round
+        return vectors + (round(_copies(_state_of(make)) * vectors) if make else 0) + kept + answers
+
+    def _extras(self, arch: str) -> int:
+        """Return the elements of the extra tensors of an upload."""
+        shapes = self._settings.method.payload(self._parts.server, arch, 0).up.values()
+        return sum(math.prod(shape) for shape in shapes)
+
+    def _sums(self) -> int:
+        """Return the bytes of the sums over clients: of models, and of the method's extra tensors."""
+        form = MaskedSum() if clients_prune(self._settings.method) else PlainSum()
+        elements = sum(form.length(policy) + self._extras(arch) for arch, policy in self._parts.statistics.items())
+        return elements * (8 if self._settings.reduction == "exact" else 4)
+
+    def _sums_of_micro_batches(self, client: str) -> int:
+        """Return the bytes of the sums of a batch that is cut: float64."""
+        return 2 * self._trained * self._gradients(client) if self._parts.micro_batches[client] > 1 else 0
+
+    def _state(self, client: str) -> int:
+        """Return the bytes of a client's private part of the model."""
+        return self._model(client).initial_private.nbytes + self._head(client)
+
+    def _kept(self, client: str) -> int:
+        """Return the bytes of the tensors that the method and the optimizers of a client keep between rounds."""
+        model, method = self._model(client), self._settings.method
+        whole = 4 * model.flat.num_model + self._head(client)
+        sizes = {"model": whole, "shared": model.shared.nbytes, "private": self._state(client)}
+        kept = self._start[self._parts.archs[client]]
+        if isinstance(method, KeepsModels):
+            kept += sum(sizes[part] for part in method.keeps.values())
+        if self._training[client].keeps_state(trains_alone(method, self._parts.federated)):
+            kept += self._trained * len(self._moments_of[id(self._training[client])]) * whole
+        return kept
+
+    def _copies_in_session(self, client: str) -> int:
+        method = self._settings.method
+        return method.session_copies * 4 * self._model(client).flat.num_model if isinstance(method, KeepsModels) else 0
+
+    def _activations(self) -> tuple[int | None, int]:
+        """Return the bytes that the largest batch or micro-batch keeps for the backward pass, and its images."""
+        sizes, archs = dict.fromkeys(self._parts.models, 0), self._parts.archs
+        for client in self._parts.federated.clients:
+            training = self._training[client.name]
+            images = training.micro_batch_of(client.num_images) or training.batch_of(client.num_images)
+            sizes[archs[client.name]] = max(sizes[archs[client.name]], images)
+        pixels = self._data.augmentation.crop or self._data.size
+        estimates = {arch: self._kept_by(arch, (n, 3, *pixels)) for arch, n in sizes.items() if n}
+        counted = {arch: size for arch, size in estimates.items() if size is not None}
+        largest = max(counted or estimates, key=lambda arch: counted.get(arch, 0))
+        return counted.get(largest), sizes[largest]
+
+    def _kept_by(self, arch: str, shape: tuple[int, ...]) -> int | None:
+        """Return the activations of an architecture in the run's precision: bf16 halves them, and casts weights."""
+        network = self._parts.models[arch].network
+        size = kept_by(network, shape)
+        if size is None or self._precision != "bf16-mixed":
+            return size
+        return (size + sum(p.nbytes for p in network.parameters() if p.dim() > 1)) // 2
+
+
+def placement_of(settings: Settings, parts: Parts, num_ranks: int, per_machine: int) -> Placement:
+    """Return the placement of the clients on ``num_ranks``; those of a machine share clients if sums are exact."""
+    return place(parts.costs, num_ranks, per_machine if settings.reduction == "exact" else 1)
+
+
+def training_pixels(data: FederatedDataModule) -> dict[str, int]:
+    """Return the bytes of each client's decoded training images, with its generated ones."""
+    per_image = 3 * data.size[0] * data.size[1]
+    return {client.name: per_image * _images_of(client) for client in data.federated.clients}
+
+
+def _images_of(client: ClientData) -> int:
+    return client.num_images + (0 if client.generated is None else len(client.generated))
+
+
+def _state_of(make: Callable[[list[nn.Parameter]], Optimizer]) -> list[Tensor]:
+    """Return the tensors that an optimizer has after a step of a parameter of 64 x 64 elements."""
+    parameter = nn.Parameter(torch.zeros(64, 64))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = make([parameter])
+    optimizer.step()
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def _copies(state: Iterable[Tensor]) -> float:
+    """Return the size of the moments in :func:`_state_of`, relative to the parameter."""
+    return sum(tensor.nbytes for tensor in state if tensor.numel() > 1) / (4 * 64 * 64)
 
 
 def kept_by(network: nn.Module, shape: tuple[int, ...]) -> int | None:
@@ -108,7 +287,8 @@ def check_memory(trainer: Trainer, settings: Settings, parts: Parts, data: Feder
     properties = torch.cuda.get_device_properties(device)
     if "MIG" in properties.name:  # each rank has a slice, with memory of its own
         return
-    memory = device_memory(settings, parts, data, str(trainer.precision))
+    placement = placement_of(settings, parts, trainer.world_size, strategy.num_processes)
+    memory = device_memory(settings, parts, data, placement, str(trainer.precision))
     needed, available = ranks * memory.total / 2**30, properties.total_memory / 2**30
     if needed > available:
         fitting = max(int(ranks * available / needed), 1)

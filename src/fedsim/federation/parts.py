@@ -117,6 +117,11 @@ class Parts:
         return self.objective.parts + (FACTS if self.federated.has_unlabelled else ())
 
 
+def trains_alone(method: Method, federated: FederatedData) -> bool:
+    """Return whether no part of a client's model is averaged with other clients' models."""
+    return len(federated.clients) == 1 or not method.shared_groups
+
+
 def layout_of(backbone: nn.Module) -> tuple[str, ...]:
     """Return a description that is the same for all backbones of one architecture."""
     # repr() contains strides and epsilons, which shapes do not

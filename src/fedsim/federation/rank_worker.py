@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fedsim.core.errors import BadUpdateError, LeftOutError, TrainingError
 from fedsim.federation.aggregation.sums import Aggregator
 from fedsim.federation.events import RoundCallback
@@ -43,7 +45,9 @@ class RankWorker:
         ``work``: client -> share of its local work that it completes. ``keep_snapshots`` keeps local models for an
         evaluation. Returns the error, if there was one, for the exchange with the other ranks.
         """
-        scheduler = self.parts.rank_share.scheduler
+        scheduler, device = self.parts.rank_share.scheduler, self.strategy.root_device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         orders = scheduler.orders(called, work)
         if keep_snapshots:
             self.parts.rank_share.snapshots.begin(orders.all)
@@ -56,6 +60,8 @@ class RankWorker:
                 table.enter(self.strategy.global_rank, name, session)
         except Exception as error:  # of any type: the other ranks must stop, too
             return error
+        if device.type == "cuda":
+            table.enter_peak(self.strategy.global_rank, torch.cuda.max_memory_allocated(device))
         self.strategy.describe_activity(f"round {round_ + 1}, after its clients")
         if self.strategy.stop_signal is not None:
             table.ask_to_stop(self.strategy.global_rank, self.strategy.stop_signal)

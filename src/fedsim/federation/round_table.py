@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, NoClustersError
+from fedsim.core.names import metric_name
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.training.client import Outcome
 from fedsim.training.messages import Report
@@ -76,6 +77,7 @@ class RoundTable:
         self._filled: dict[int, list[float]] = {}
         self._seconds = [0.0] * world_size  # a list until the exchange: writing single entries of a tensor is slow
         self._busy = torch.zeros(world_size, dtype=torch.float64)
+        self._peaks = torch.zeros(world_size, dtype=torch.float64)
         self._stop_signals = torch.zeros(world_size, dtype=torch.float64)
 
     @property
@@ -86,7 +88,7 @@ class RoundTable:
             rows = torch.tensor(list(self._filled.values()), dtype=torch.float64)
             self._table[torch.tensor(list(self._filled))] = rows
             self._filled.clear()
-        return [self._table, self._busy, self._stop_signals, *self._tensors.values()]
+        return [self._table, self._busy, self._peaks, self._stop_signals, *self._tensors.values()]
 
     def enter(self, rank: int, client: str, session: SessionReport) -> None:
         """Enter a client session on ``rank``."""
@@ -119,6 +121,10 @@ class RoundTable:
     def busy(self, rank: int, seconds: float) -> None:
         """Add the time that a rank has spent on a client."""
         self._seconds[rank] += seconds
+
+    def enter_peak(self, rank: int, num_bytes: int) -> None:
+        """Enter the largest memory that ``rank`` had on its GPU in the round."""
+        self._peaks[rank] = num_bytes
 
     def skip(self, client: str, reason: LeftOutError) -> None:
         """Mark a client whose update is left out."""
@@ -173,12 +179,15 @@ class RoundTable:
         metrics |= {f"time/busy_share_rank{rank}": seconds / wall for rank, seconds in enumerate(self._busy.tolist())}
         if images:
             metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
+            metrics["time/images_per_second"] = images / wall
+        if peak := float(self._peaks.max()):
+            metrics["memory/peak_gib"] = peak / 2**30
         if len(self._row_of) <= MAX_NAMES:  # of all clients: few selected ones per round add up to many names
             for name, report in reports.items():
                 numbers = {"loss": report.loss, **report.facts, **report.signals}
-                metrics |= {f"train/{name}/{key}": value for key, value in numbers.items()}
+                metrics |= {metric_name("train", name, key): value for key, value in numbers.items()}
             if self._columns.signals:  # other weights do not depend on the round
-                metrics |= {f"train/{name}/weight": weight for name, weight in shares.items()}
+                metrics |= {metric_name("train", name, "weight"): weight for name, weight in shares.items()}
         return metrics
 
     @property

@@ -10,6 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedsim.core.checks import at_least, within
+from fedsim.core.names import check_name
 from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
@@ -70,12 +71,17 @@ class Settings:
     """settings of evaluations"""
     threads: int = 1
     """CPU threads per rank. Results depend on it in the last bits, so the default does not depend on the machine"""
+    tf32: bool = True
+    """let GPUs from NVIDIA's Ampere on compute convolutions in float32 with factors of 10 bits (TF32), torch's default;
+    false: with all 23 bits, which is slower. bf16-mixed rounds more than either"""
     seed: int = 0
     """seed of all randomness of training; on the command line, set seed_everything"""
 
     def __post_init__(self) -> None:
         """Check the settings as far as possible without data."""
         self.client.check("model.client")
+        for name in self.clients or ():
+            check_name(name, "model.clients", "use the name of a client")
         at_least("model", 1, threads=self.threads)
         within("model", "[1, 1024]", threads=self.threads)  # torch's error message is a page long
         if self.server_optimizer is not None:

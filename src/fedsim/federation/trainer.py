@@ -14,6 +14,7 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
+from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.files import make_folder
@@ -44,7 +45,7 @@ class Trainer(lightning.Trainer):
         options: Lightning's arguments; they override :data:`DEFAULTS`.
 
     Raises:
-        ConfigError: if ``run_dir`` holds a run already.
+        ConfigError: if ``run_dir`` holds a run already, or the GPUs of this machine are asked for and cannot be used.
     """
 
     def __init__(self, *, run_dir: str | Path | None = None, **options: Any) -> None:
@@ -63,6 +64,7 @@ class Trainer(lightning.Trainer):
         arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
         if isinstance(strategy := arguments["strategy"], FederatedStrategy):
             arguments["devices"] = gpus_for(arguments.get("devices", "auto"), strategy.ranks_per_device)
+        check_accelerator(arguments.get("accelerator", "auto"))
         with _without_false_alarms():
             super().__init__(**arguments, callbacks=callbacks)
 

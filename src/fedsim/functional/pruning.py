@@ -173,13 +173,25 @@ def cubic_sparsity(t: float, num_rounds: int, start: float, end: float) -> float
     return end + (start - end) * (1 - min(t / num_rounds, 1.0)) ** 3
 
 
-def stepped_weight(t: float, num_rounds: int, largest: float, num_steps: int) -> float:
-    """``lambda_t = largest floor(Q t / T) / Q``: Q equal steps from 0 to ``largest`` (FedDIP's regularisation).
+def stepped_weight(t: int, num_rounds: int, largest: float, num_steps: int, first: float | None = None) -> float:
+    """Return FedDIP's weight of regularisation in round t = 0, 1, ...; it rises from 0 in Q = ``num_steps`` steps.
+
+    With ``first`` None, the paper's: ``largest floor(Q t / T) / Q``. Otherwise the authors' code: steps have
+    ``floor(T / Q)`` rounds; the first has 0, the second ``first``, and equal increments follow that would reach
+    ``largest`` after the last step. Remaining rounds belong to the last step; all do if T < Q. A ``first`` above
+    ``largest`` counts as ``largest``.
 
     >>> [stepped_weight(t, 40, 1.0, 4) for t in (0, 9, 10, 39, 40, 50)]
     [0.0, 0.0, 0.25, 0.75, 1.0, 1.0]
+    >>> [stepped_weight(t, 43, 1.0, 4, first=0.4) for t in (0, 9, 10, 20, 30, 42)]
+    [0.0, 0.0, 0.4, 0.6, 0.8, 0.8]
     """
-    return largest * min(math.floor(num_steps * t / num_rounds), num_steps) / num_steps
+    if first is None:
+        return largest * min(math.floor(num_steps * t / num_rounds), num_steps) / num_steps
+    length = num_rounds // num_steps
+    step = min(t // length, num_steps - 1) if length else num_steps - 1
+    start = min(first, largest)
+    return start + (largest - start) / (num_steps - 1) * (step - 1) if step else 0.0
 
 
 def _whole(number: float, up: bool = False) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
@@ -262,6 +262,25 @@ class HoldsModels(ABC):
     @abstractmethod
     def replicas(self) -> Replicas:
         """The further models."""
+
+
+KeptModels = Mapping[str, Literal["model", "shared", "private"]]
+"""name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it"""
+
+
+class KeepsModels(ABC):
+    """Base of methods whose clients keep models, or parts of them, that :meth:`Method.initial_state` does not contain.
+
+    ``fedsim describe`` counts their memory.
+    """
+
+    session_copies: ClassVar[int] = 0
+    """further tensors of the size of a model that a client has while it trains"""
+
+    @property
+    @abstractmethod
+    def keeps(self) -> KeptModels:
+        """The tensors that clients keep."""
 
 
 def message_to(method: Method, server: Server, arch: str) -> Download:

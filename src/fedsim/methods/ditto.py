@@ -6,7 +6,7 @@ T. Li, S. Hu, A. Beirami, V. Smith. ICML 2021. arXiv:2012.04221.
 |-------------|------------------------------------------------------------------------------|
 | train       | w_k^t: local training from w^t; then                                         |
 |             | v_k <- v_k - eta (gradient of F_k(v_k) + lambda (v_k - w^t)), s times        |
-| weights     | w^{t+1} <- the mean of w_k^t                                                 |
+| weights     | w^{t+1} <- the mean of w_k^t, by ``weighting``                               |
 | personalise | the model of client k is v_k                                                 |
 
 Deviations and silences:
@@ -16,6 +16,7 @@ Deviations and silences:
 - The personal model trains after the other, E local epochs on further random batches, with a fresh optimizer of the
   client. So a round takes twice as long; the log counts only the first half.
 - A client that has not taken part yet is scored with the global model.
+- The authors' code takes the plain mean of w_k^t: ``weighting: uniform``. The default is FedAvg's, by size.
 - lambda = 0 is local training, independent of FedAvg; the paper tunes lambda for each data set.
 """
 
@@ -24,12 +25,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedsim.core.checks import not_negative
 from fedsim.core.errors import ConfigError
-from fedsim.methods.base import BodySharing, Method, WeightingChoice
+from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.settings import LocalTraining
 
@@ -51,10 +53,12 @@ class _PersonalSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(BodySharing, WeightingChoice, Method):
+class Ditto(BodySharing, WeightingChoice, KeepsModels, Method):
     """Averaging, and a personal model of each client that is held near the global one."""
 
     delivers = "personalised"
+    keeps: ClassVar[KeptModels] = {"personal": "model"}
+    session_copies = 1  # w_k^t, while v_k trains
 
     lam: float = 0.1
     """$\\lambda$, weight of the pull towards the global model"""

@@ -10,17 +10,31 @@ Q. Long, C. Anagnostopoulos, S. P. Parambath, D. Bi. ICDM 2023. arXiv:2309.06805
 |                | then omega'_n <- omega_n * m                                                                |
 | upload         | omega_n, dense                                                                              |
 | weights        | omega_G <- sum over n of (rho_n) omega_n, rho_n = n_k / n                                   |
-| server_step    | every R rounds: m <- mask of the largest weights of all layers together, s_t of them pruned,|
-|                | s_t = s_T + (s_0 - s_T) (1 - t / T)^3; in every round omega_G <- omega_G * m                |
+| server_step    | omega_G <- omega_G * m; every R rounds then: m <- mask of the largest weights of all        |
+|                | layers together, s_t of them pruned, s_t = s_T + (s_0 - s_T) (1 - t / T)^3,                 |
+|                | omega_G <- omega_G * m                                                                      |
 
-lambda_t rises from 0 to ``lam`` in ``lam_steps`` equal steps over T rounds.
+lambda_t rises from 0 in ``lam_steps`` steps over T rounds.
+
+Paper and code (EricLoong/feddip) differ in two places. The defaults are the code's:
+
+- *Do pruned weights come back?* In the code (``fl_server.py``) the server applies the old mask to the average, and then
+  takes the new one from what is left: a pruned weight never returns, although its gradient is applied between two
+  masks. The paper calls this "dynamic model pruning with error feedback", after Lin et al. (ICLR 2020,
+  arXiv:2006.07253), where pruned weights may return. ``regrow: true`` is this reading: the new mask is taken from the
+  average.
+- *The weight of the penalty.* In the code (``client.py``, ``lambda_shrink_cur``) it is 0 in the first of 20 steps, 5e-4
+  in the second, then rises by (lam - 5e-4) / 19 a step: 0, 5e-4, 5.26e-4, ..., 9.74e-4. ``lam_first: null`` is the
+  paper's: 0, lam / Q, 2 lam / Q, ..., (Q - 1) lam / Q.
 
 Deviations and silences:
 
 - t counts rounds from 0, and round t ends with the mask of s_t: with s_0 = 0 the first mask prunes nothing, the last
   one s_{T-1}. A round from which no client returns keeps the mask for R more rounds. This matches the bytes and the
   69.99 % in Tables III and IV of paper 004.
-- Pruned weights begin each round at 0 and train densely: they come back if they have grown by the next mask.
+- As in the code, the server does not apply the clients' initial mask in round 0, and with fewer rounds than
+  ``lam_steps`` all have the last weight. A ``lam`` below ``lam_first`` is the weight from the second step on.
+- Pruned weights begin each round at 0 and train densely.
 - Prunable are shared convolutions and linear layers. With s_0 > 0 the first mask prunes the smallest initial weights of
   all layers together; the authors sample it, with a share for each layer (ERK).
 - The penalty acts on prunable weights of the masked model, at which the gradient is taken.
@@ -67,13 +81,17 @@ class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
     """$\\lambda_{max}$, largest weight of the penalty"""
     lam_steps: int = 20
     """$Q$, number of steps in which the penalty's weight rises"""
+    lam_first: float | None = 5e-4
+    """weight after the first step, as in the authors' code; null: ``lam / lam_steps``, as in the paper"""
+    regrow: bool = False
+    """whether pruned weights can come back with a new mask, as the paper's text has it; in the authors' code never"""
 
     def __post_init__(self) -> None:
         at_least(
             "model.method", 1, rounds=self.rounds, reconfig_interval=self.reconfig_interval, lam_steps=self.lam_steps
         )
         within("model.method", "[0, 1)", initial=self.initial, target=self.target)
-        not_negative("model.method", lam=self.lam)
+        not_negative("model.method", lam=self.lam, lam_first=self.lam_first)
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Downloads are reduced to m."""
@@ -90,7 +108,8 @@ class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the task's loss plus the penalty."""
-        loss, lam = super().loss(client, batch), stepped_weight(client.round, self.rounds, self.lam, self.lam_steps)
+        loss = super().loss(client, batch)
+        lam = stepped_weight(client.round, self.rounds, self.lam, self.lam_steps, self.lam_first)
         if lam == 0:
             return loss
         parameters = dict(client.model.network.named_parameters())
@@ -116,13 +135,16 @@ class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
         return Upload(torch.cat([_dense(client), statistics]))
 
     def server_step(self, server: Server) -> None:
-        """Renew m every R rounds, and prune omega_G."""
+        """Prune omega_G; renew m every R rounds, and prune again."""
         for arch, model in server.models.items():
-            theta = server.vector(arch)
-            if server.round % self.reconfig_interval == 0:
+            theta = server.vector(arch)[: model.flat.num_shared_parameters]
+            renews = server.round % self.reconfig_interval == 0
+            if not renews or (server.round > 0 and not self.regrow):
+                zero_pruned_(theta, server.kept[arch]["mask"])
+            if renews:
                 s = cubic_sparsity(server.round, self.rounds, self.initial, self.target)
                 server.keep(arch, "mask", self._make_mask(model, theta, s))
-            zero_pruned_(theta[: model.flat.num_shared_parameters], server.kept[arch]["mask"])
+                zero_pruned_(theta, server.kept[arch]["mask"])
 
     def _make_mask(self, model: FlatModel, theta: Tensor, sparsity: float) -> Tensor:
         weights, ones = theta[: model.flat.num_shared_parameters], full_mask(model)

@@ -33,7 +33,9 @@ Deviations and silences:
   prunable weights as CRR allows. All ten are tried first, then the number is halved; one tenth after another would
   need up to ten measurements. Without CRR a round prunes its whole step.
 - CRR's thresholds are not printed. Stage 1, once a round: accuracy at least 0.5, and within 0.05 of the mean of the
-  client's two rounds before. Stage 2: a loss of less than 0.01 against the model before its first trial.
+  client's two rounds before. The paper compares "the improvement over previous rounds"; here it is the absolute
+  difference, our reading, so a drop stops pruning, too. Stage 2: a loss of less than 0.01 against the model before its
+  first trial.
 - In this family of code "training accuracy" is rank-1 on the test set, which clients do not have. Here it is rank-1
   among the training images, with clusters as identities; docs/pruning.md compares the other choices.
 - Training images are soon learnt, so A_target delays pruning only for a short time. Hence ``prune_from``: the rate

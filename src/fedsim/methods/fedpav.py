@@ -39,6 +39,9 @@ Deviations and silences:
   squared distance, which at D = 512 changes weights less than weight decay does: so ``both`` sums over D.
 - The code leaves the teachers in training mode (``teacher_mode: train``): dropout, and statistics of each batch. Here
   they are in evaluation mode by default, so that l_k is the feature that an evaluation uses.
+- The code augments the public images as in training (pad, crop, flip), anew in each client and on the server. ``view:
+  seeded_train`` augments them equally for clients and server, so that targets are of the images on which the student
+  learns; the default is plain images.
 - All clients get the public images once; the traffic of a round does not count them. CUHK02, the paper's public data
   set, contains the people of CUHK01, one of its clients: unlabelled, but not unseen.
 """

@@ -61,7 +61,18 @@ from fedsim.core.checks import at_least, positive, within
 from fedsim.core.seeding import numpy_generator
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import HoldsModels, Method, Need, PartSharing, Replicas, Signal, Weights, weigh
+from fedsim.methods.base import (
+    HoldsModels,
+    KeepsModels,
+    KeptModels,
+    Method,
+    Need,
+    PartSharing,
+    Replicas,
+    Signal,
+    Weights,
+    weigh,
+)
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
@@ -71,7 +82,7 @@ _EXPERT = "expert"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReID(PartSharing, HoldsModels, Method):
+class FedReID(PartSharing, HoldsModels, KeepsModels, Method):
     """Averaging of backbones, each of which is trained with a local expert, towards its soft labels."""
 
     expert: bool = True
@@ -104,6 +115,12 @@ class FedReID(PartSharing, HoldsModels, Method):
     def replicas(self) -> Replicas:
         """The local expert."""
         return {_EXPERT: "trained"} if self.expert else {}
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The embedding network, if a model begins with it."""
+        needs_it = self.start_mix < 1 or (self.expert and self.expert_from == "previous")
+        return {"embedding": "shared"} if needs_it else {}
 
     @property
     def measures(self) -> Mapping[str, Signal]:
@@ -141,7 +158,7 @@ class FedReID(PartSharing, HoldsModels, Method):
 
     def upload(self, client: Client) -> Upload:
         """Return the embedding network and a random number; keep the network for the next time if it is needed."""
-        if self.start_mix < 1 or (self.expert and self.expert_from == "previous"):
+        if self.keeps:
             client.keep("embedding", client.model.shared)
         if self.aggregated == 1:
             return Upload(client.model.shared)
@@ -158,12 +175,13 @@ class FedReID(PartSharing, HoldsModels, Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReIDFineTune(HoldsModels, Method):
+class FedReIDFineTune(HoldsModels, KeepsModels, Method):
     """A client's own training from the global model, with that model as its expert (Table 6)."""
 
     requires = frozenset({"identities", "plain_steps"})  # for soft labels; a loop of its own
     shared_groups = frozenset[Group]()
     replicas: ClassVar[Replicas] = {_EXPERT: "frozen"}
+    keeps: ClassVar[KeptModels] = {_EXPERT: "model"}
 
     temperature: float = 3.0
     """$T$ in Eqs. (12) and (13)"""

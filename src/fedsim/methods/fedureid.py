@@ -32,14 +32,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsim.core.checks import within
-from fedsim.methods.base import Method
+from fedsim.methods.base import KeepsModels, KeptModels, Method
 from fedsim.models.groups import BODY
 from fedsim.training.client import Client
 from fedsim.training.messages import Upload
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedUReID(Method):
+class FedUReID(KeepsModels, Method):
     """Averaging of clients that begin with a mixture of two models, and end when they predict their clusters well."""
 
     shared_groups = BODY  # the memory is no part of the model
@@ -54,6 +54,11 @@ class FedUReID(Method):
 
     def __post_init__(self) -> None:
         within("model.method", "[0, 1]", precision=self.precision, update=self.update)
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The client's last model, if it is mixed with the global one."""
+        return {"previous": "shared"} if self.update > 0 else {}
 
     def download(self, client: Client) -> None:
         """Mix the global model with the client's last one."""

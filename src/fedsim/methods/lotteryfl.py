@@ -18,8 +18,8 @@ In each layer the share p of the remaining weights with the smallest magnitudes 
 Deviations and silences:
 
 - The accuracy is that of the client's own head on its own training images; the authors' code takes its test images.
-  With ``cluster`` it is that of the proxies before training; with ``bottom_up`` these are then empty, and the client
-  hardly ever prunes.
+  Clients without identities have rank-1 among their training images, with clusters as identities
+  (:func:`~fedsim.methods.pruned.own_accuracy`).
 - Prunable are shared convolutions and linear layers; the code takes all that is called "weight", gains of norms
   included. Norms, biases and the client's head are never pruned.
 - A rewound client goes back to theta_0 in all shared parameters, but keeps running statistics and head. With pretrained

@@ -13,8 +13,9 @@ l_con = -log(e^{cos(z, z_glob) / tau} / (e^{cos(z, z_glob) / tau} + e^{cos(z, z_
 
 Deviations and silences:
 
-- z is the backbone's pooled feature. The paper adds a projection head (two layers, 256 outputs) between backbone and
-  classifier; in re-ID the neck stands there.
+- The paper's z is the output of all layers before the last: of a projection head (two layers, 256 outputs) between
+  backbone and classifier. In re-ID the neck stands there, and ``layer: neck`` is this form. The default is the
+  backbone's pooled feature, on which earlier versions had it; it moves the backbone less.
 - The references run in evaluation mode, as in the authors' code, and without gradients, which that code computes.
 - In a client's first round there is no previous model, and the term is 0. Later the previous model is that of the
   client's last round.
@@ -24,25 +25,30 @@ Deviations and silences:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import not_negative, positive
 from fedsim.functional.losses import model_contrastive
-from fedsim.methods.base import HoldsModels, Method, PartSharing, Replicas, WeightingChoice
+from fedsim.methods.base import HoldsModels, KeepsModels, KeptModels, Method, PartSharing, Replicas, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Upload
 
 
 @dataclass(frozen=True, kw_only=True)
-class MOON(PartSharing, WeightingChoice, HoldsModels, Method):
+class MOON(PartSharing, WeightingChoice, HoldsModels, KeepsModels, Method):
     """Averaging of clients whose features stay near the global model's, and move away from their previous ones."""
+
+    keeps: ClassVar[KeptModels] = {"previous": "model"}
 
     mu: float = 1.0
     """$\\mu$, weight of the contrastive term"""
     tau: float = 0.5
     """$\\tau$, temperature"""
+    layer: Literal["pool", "neck"] = "pool"
+    """features that are contrasted: the backbone's pooled ones, or the neck's output, which is the paper's place"""
 
     def __post_init__(self) -> None:
         not_negative("model.method", mu=self.mu)
@@ -70,8 +76,11 @@ class MOON(PartSharing, WeightingChoice, HoldsModels, Method):
             return loss
         with torch.no_grad():
             references = [client.model.replica(role) for role in ("global", "previous")]
-            z_glob, z_prev = (r.forward(batch.images, client.session.precision).features.pool for r in references)
-        return loss + self.mu * model_contrastive(output.features.pool, z_glob, z_prev, self.tau)
+            z_glob, z_prev = (
+                replica.forward(batch.images, client.session.precision).features.layer(self.layer)
+                for replica in references
+            )
+        return loss + self.mu * model_contrastive(output.features.layer(self.layer), z_glob, z_prev, self.tau)
 
     def upload(self, client: Client) -> Upload:
         """Return the model, and keep it for the next time."""

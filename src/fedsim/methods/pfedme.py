@@ -18,7 +18,9 @@ Deviations and silences:
   statistics are those of theta_i, and are averaged plainly (beta does not touch them).
 - theta_i is kept between rounds to be scored: a client that has not taken part yet is scored with the global model.
 - ``model.client.accumulate`` must be 1: each batch has a problem of its own.
-- The defaults are those of the authors' scripts for MNIST.
+- The authors' code averages w_i by their numbers of samples (the line with 1 / S is commented out), and its optimizer
+  has a weight decay of 0.001. Here it is 1 / S, as in the paper, and the client's own optimizer.
+- ``lam``, ``inner_steps``, ``local_lr`` and ``beta`` are those of the authors' scripts for MNIST.
 """
 
 from __future__ import annotations
@@ -26,22 +28,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, Method, Weights
+from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, Weights
 from fedsim.training.client import Client
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(BodySharing, Method):
+class PFedMe(BodySharing, KeepsModels, Method):
     """Averaging of the centres around which clients have their personal models."""
 
     delivers = "personalised"
     requires = frozenset({"whole_batches", "plain_steps"})  # each batch has a problem of its own
+    keeps: ClassVar[KeptModels] = {"personal": "model"}
+    session_copies = 1  # w_i
 
     lam: float = 15.0
     """$\\lambda$, weight of the pull of personal models towards their centre"""

@@ -26,13 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import positive
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, InitialState, Method, Payload, Weights
+from fedsim.methods.base import BodySharing, InitialState, KeepsModels, KeptModels, Method, Payload, Weights
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -41,10 +42,12 @@ from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(BodySharing, Method):
+class Scaffold(BodySharing, KeepsModels, Method):
     """Averaging of clients whose steps are corrected by control variates."""
 
     server_every = 1  # c is renewed
+    keeps: ClassVar[KeptModels] = {"control": "shared"}
+    session_copies = 1  # c - c_i
 
     global_lr: float = 1.0
     """$\\eta_g$, step size of the server"""

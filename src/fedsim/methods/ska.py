@@ -59,6 +59,8 @@ from fedsim.methods.base import (
     Delivered,
     HoldsModels,
     InitialState,
+    KeepsModels,
+    KeptModels,
     Method,
     Need,
     Payload,
@@ -77,7 +79,7 @@ _LG = "generalised"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SKA(HoldsModels, Method):
+class SKA(HoldsModels, KeepsModels, Method):
     """Averaging of backbones; clients keep their normalisation layers, and train a second model for the server's."""
 
     dual: bool = True
@@ -117,6 +119,12 @@ class SKA(HoldsModels, Method):
     def replicas(self) -> Replicas:
         """The generalised model."""
         return {_LG: "trained"} if self.dual else {}
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The generalised model's private part, and the trained backbone if it is a client's own."""
+        backbone: KeptModels = {"backbone": "shared"} if self.personal == "before_aggregation" else {}
+        return {**backbone, _LG: "private"} if self.dual else backbone
 
     @property
     def shared_groups(self) -> frozenset[Group]:

@@ -18,6 +18,7 @@ In each layer, both masks prune the share r of the remaining weights with the sm
 Deviations and silences:
 
 - The accuracy is that of the client's own head on its own training images; the authors' code takes its test images.
+  Clients without identities have rank-1 among their training images, with clusters as identities.
 - Prunable are convolutions and linear layers that are shared; the code takes all that is called "weight", gains of
   norms included. Norms, biases and the client's head are never pruned.
 - The distance is the share of prunable weights in which the masks differ.

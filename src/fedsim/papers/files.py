@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import yaml
 
 from fedsim.core.errors import ConfigError
 from fedsim.papers.published import Table, TestSet, table_of
-from fedsim.parsing.documents import SafeLoader
+from fedsim.parsing.documents import SafeLoader, as_yaml
 
 Config = Mapping[str, Any]
 
@@ -135,4 +134,4 @@ def with_paper(args: Sequence[str]) -> list[str]:
     if len(options.paper) > 1:
         raise ConfigError(f"--paper: a run is one row of one paper; leave out one of {', '.join(options.paper)}")
     paper, row = find_in_paper(options.paper[0])
-    return [*(f"--config={json.dumps(config)}" for config in paper.configs(row)), *words]
+    return [*(f"--config={as_yaml(config)}" for config in paper.configs(row)), *words]

@@ -16,8 +16,10 @@ from typing import Any
 import yaml
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.parsing.documents import DEEPEST, check_yaml, parse_json, parse_yaml
+from fedsim.core.names import check_text
+from fedsim.parsing.documents import DEEPEST, as_yaml, check_yaml, parse_json, parse_yaml
 from fedsim.parsing.error_lines import one_line
+from fedsim.parsing.typed_names import with_quotes
 
 _COMMANDS = ("fit", "validate", "test", "predict", "describe")
 """names under which LightningCLI of other projects nests the sections of a config"""
@@ -31,8 +33,10 @@ def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
             read_config(path, sections)
 
 
-def check_words(words: Iterable[str]) -> None:
+def check_words(words: Iterable[str], is_kept: bool = False) -> None:
     """Refuse a value of a command line that the parser would expand without end.
+
+    ``is_kept``: the values go into the run's config.yaml, so that they must be UTF-8.
 
     Raises:
         ConfigError: for the first such value; its message names the option.
@@ -41,14 +45,16 @@ def check_words(words: Iterable[str]) -> None:
         option, sign, value = word.partition("=")
         if not (word.startswith("--") and sign):
             option, value = before if before.startswith("-") else "the command line", word
+        if is_kept:
+            check_text(value, option)
         if "&" not in value and len(value) <= DEEPEST:
             continue
         try:
             check_yaml(value, option)
-        except yaml.YAMLError:  # a value that is no YAML is a plain text, or the parser refuses it
-            continue
         except DataError as error:
             raise ConfigError(str(error)) from error
+        except (yaml.YAMLError, UnicodeError):  # a value that is no YAML is a plain text, or the parser refuses it
+            continue
 
 
 def config_at(word: str, next_word: str) -> str | None:
@@ -116,7 +122,7 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     """
     if path.startswith("{"):
         try:
-            return dict(parse_json(path, "--config"))
+            return dict(parse_json(with_quotes(path), "--config"))
         except DataError as error:
             if not isinstance(error.__cause__, json.JSONDecodeError):
                 raise
@@ -130,7 +136,7 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
         close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), shipped_configs(), n=1)
         remedy = f"did you mean {close[0]}, which comes with fedsim?" if close else "does the file exist?"
         raise DataError(f"{one_line(path)}: cannot read this config ({one_line(str(error))}); {remedy}") from error
-    content, node = parse_yaml(text, path)
+    content, node = parse_yaml(with_quotes(text), path)
     _check_keys(path, node)
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a config; expected sections such as trainer, model, data")
@@ -202,7 +208,7 @@ def normalise(args: list[str]) -> list[str]:
 
 def _as_json(text: str) -> str:
     try:
-        return json.dumps(ast.literal_eval(text))
+        return as_yaml(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # not a Python literal: unchanged
         return text
 
@@ -216,4 +222,4 @@ def join_configs(args: Sequence[str]) -> list[str]:
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action="append", default=[])
     options, words = parser.parse_known_args(args)
-    return [*words, f"--config={json.dumps(options.config)}"] if len(options.config) > 1 else list(args)
+    return [*words, f"--config={as_yaml(options.config)}"] if len(options.config) > 1 else list(args)

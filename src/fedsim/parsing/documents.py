@@ -98,6 +98,15 @@ def parse_json(text: str | bytes, name: str) -> Any:
     raise _too_deep(name)
 
 
+def as_yaml(value: Any) -> str:
+    """Return plain values as a line of YAML, in the style of JSON, whose escapes of emoji YAML does not read.
+
+    >>> as_yaml(["a", "😀", None])
+    '["a", "😀", null]'
+    """
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _below(value: Any) -> list[Any]:
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [inner for inner in values if isinstance(inner, dict | list)]

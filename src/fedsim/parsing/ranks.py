@@ -10,10 +10,8 @@ from pathlib import Path
 
 from fedsim.core import spares
 from fedsim.core.errors import FedSimError
+from fedsim.core.nvidia import GPUS, visible_gpus
 from fedsim.parsing.config_files import config_at, normalise, read_config, with_shipped
-
-_GPUS = Path("/proc/driver/nvidia/gpus")
-"""contains a folder domain:bus:device.function for each GPU (README of NVIDIA's driver)"""
 
 _FEW = 8
 """this many ranks are started early on any machine; more than two per core may be a typo and could fill the memory"""
@@ -42,7 +40,7 @@ def start_ranks(words: Sequence[str]) -> None:
         sys.stderr.flush()
 
 
-def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.environ, gpus: Path = _GPUS) -> int:
+def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.environ, gpus: Path = GPUS) -> int:
     """Return the number of ranks that ``trainer.devices`` requests in a command line and its config files.
 
     Return 1 if the number cannot be determined yet, and for mistakes, which the parser reports. Too small a number does
@@ -67,14 +65,5 @@ def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.enviro
         return 1
     devices = str(trainer["devices"]).strip()
     if devices in ("auto", "-1") and trainer["accelerator"] in ("auto", "gpu", "cuda"):
-        return max(_visible_gpus(environ, gpus), 1)
+        return max(visible_gpus(environ, gpus), 1)
     return int(devices) if devices.isdigit() else 1
-
-
-def _visible_gpus(environ: Mapping[str, str], gpus: Path) -> int:
-    """Number of GPUs, without calling CUDA, whose count may differ for partitioned GPUs (MIG)."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return len(list(gpus.glob("*")))
-    names = (name.strip() for name in visible.split(","))
-    return len(list(itertools.takewhile(lambda name: name and not name.startswith("-"), names)))  # as CUDA counts

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.rules import Rule
@@ -69,7 +70,7 @@ def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
     rows = []
     for group in groups:
         for run in group.runs:
-            key = f"test/{run.primary}/{name}/{metric}"
+            key = metric_name("test", run.primary, name, metric)
             scores = [row[key] for row in _complete_log(run).values() if key in row]
             if not scores:
                 choices = ", ".join(f"{test_set}/{'top1' if run.classifies else 'rank1'}" for test_set in run.test_sets)
@@ -136,7 +137,7 @@ def fairness_table(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block
 def _spread_in(run: Run, kind: str, metric: str, rule: Rule) -> Spread | None:
     """Return mean, spread and the worst of a run's scores; among equals, the first one is the worst."""
     by_key = rule.scores(run)
-    scores = {name: by_key[key] for name in run.seen if (key := f"test/{kind}/{name}/{metric}") in by_key}
+    scores = {name: by_key[key] for name in run.seen if (key := metric_name("test", kind, name, metric)) in by_key}
     if len(scores) < 2:
         return None
     values, worst = np.array(list(scores.values())), min(scores, key=lambda name: scores[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,7 +230,8 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     small: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7.5, "hatch.linewidth": 0.6}
-    with mpl.rc_context({**small, "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
+    plain: dict[Any, Any] = {"text.parse_math": False, "text.usetex": False}  # a $ in a name begins no formula
+    with mpl.rc_context({**small, **plain, "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
         yield Figure(figsize=(width, height), layout="constrained")
 
 
@@ -241,7 +243,10 @@ def save_figure(figure: Figure, path: Path, option: str) -> None:
         reason = f"{path.suffix or 'no suffix'} is none of {', '.join(sorted(formats))}"
         raise DataError(f"{path}: cannot write the figure ({reason}); choose another {option}")
     try:
-        with replacing(path) as partial:
+        with replacing(path) as partial, warnings.catch_warnings():
+            # a name in letters that the font lacks is drawn in boxes; a line per letter would hide other messages
+            warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
+            warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)  # of very long names
             figure.savefig(partial, format=kind, dpi=200)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot write the figure ({error}); choose another {option}") from error

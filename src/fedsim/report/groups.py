@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import metric_name, printable
 from fedsim.report.layout import mean_and_spread
 from fedsim.report.names import name_variants
 from fedsim.report.rules import Rule
@@ -39,11 +40,11 @@ class RunGroup:
 
     def costs(self, client: str) -> str:
         """Return a client's pruned share at the end, in percent, and its traffic, in GiB; ``-`` without traffic."""
-        pruned, sent = [], []
+        pruned, sent, density = [], [], metric_name("comm", client, "density")
         for run in self.runs:
             rounds = [run.log[round_] for round_ in sorted(run.log)]
-            by_round = [[row.get(f"comm/{client}/{way}_bytes", 0.0) for way in _WAYS] for row in rounds]
-            densities = [row[f"comm/{client}/density"] for row in rounds if f"comm/{client}/density" in row]
+            by_round = [[row.get(metric_name("comm", client, f"{way}_bytes"), 0.0) for way in _WAYS] for row in rounds]
+            densities = [row[density] for row in rounds if density in row]
             pruned.append(100 * (1 - densities[-1]) if densities else 0.0)
             sent.append(sum(map(sum, by_round)) / 2**30)
         if not any(sent):
@@ -91,7 +92,7 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
     for run in opened:
         by_config.setdefault(run.summary["fingerprint"], []).append(run)
     labels = name_variants([runs[0] for runs in by_config.values()])
-    return [RunGroup(label, tuple(runs)) for label, runs in zip(labels, by_config.values(), strict=True)]
+    return [RunGroup(printable(label), tuple(runs)) for label, runs in zip(labels, by_config.values(), strict=True)]
 
 
 def traffic(groups: Sequence[RunGroup]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
+from fedsim.core.names import metric_parts
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 _GAP = 2
+_SPREAD = "\x1f"  # stands for +- in cells with numbers: a control character is in no name
 _LEAST = 16  # letters of a header in one line
 
 Format = Literal["table", "markdown", "latex", "csv"]
@@ -51,7 +55,12 @@ class Block:
             return ""
         headers = [header.replace("\n", ", ") for header in self.headers]
         style, sign = ("pipe", " ± ") if format_ == "markdown" else ("latex_booktabs", r" $\pm$ ")
-        return tabulate(self.lines, headers, style, disable_numparse=True, colalign=self._sides()).replace("+-", sign)
+        words, numbers = slice(self.num_left), slice(self.num_left, None)
+        lines = [[*line[words], *(with_sign(cell, _SPREAD) for cell in line[numbers])] for line in self.lines]
+        if format_ == "markdown":
+            headers, lines = list(map(_plain, headers)), [list(map(_plain, line)) for line in lines]
+        table = tabulate(lines, headers, style, disable_numparse=True, colalign=self._sides())
+        return table.replace(_SPREAD, sign)
 
     def _in_parts(self) -> str:
         if not self.lines:
@@ -65,12 +74,30 @@ class Block:
         return ["left"] * self.num_left + ["right"] * (len(self.headers) - self.num_left)
 
 
+def _plain(cell: str) -> str:
+    r"""Return a text that Markdown shows as it is: a name may have signs of tables, of HTML and of emphasis.
+
+    >>> _plain("a|b <i> *c*")
+    'a\\|b \\<i> \\*c\\*'
+    """
+    return re.sub(r"[\\|<*`\[]", r"\\\g<0>", cell)
+
+
 def _csv(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([header.replace("\n", ", ") for header in headers])
     writer.writerows(lines)
     return file.getvalue().rstrip("\n")
+
+
+def with_sign(cell: str, sign: str) -> str:
+    """Return a cell of :func:`mean_and_spread` with another sign between its numbers; names stay as they are.
+
+    >>> with_sign("41.0+-1.4 / 30.2+-2.0", " ± "), with_sign("a+-b", " ± ")
+    ('41.0 ± 1.4 / 30.2 ± 2.0', 'a+-b')
+    """
+    return re.sub(r"(?<=[0-9n])\+-(?=[0-9n])", sign, cell)
 
 
 def mean_and_spread(values: NDArray[np.float64], digits: int = 1) -> str:
@@ -143,7 +170,7 @@ def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for key, value in scores.items():
         if key.count("/") == 3:
-            _, kind, domain, metric = key.split("/")
+            _, kind, domain, metric = metric_parts(key)
             rows.setdefault((domain, kind), {})[metric] = f"{100 * float(value):.1f}"
     table = [
         [*key, *(cells[m] + (f"+-{cells[f'{m}_std']}" if f"{m}_std" in cells else "") for m in metrics)]

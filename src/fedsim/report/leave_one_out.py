@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.names import name_variants, settings_of
@@ -62,14 +63,16 @@ def _rotations(groups: Sequence[RunGroup]) -> list[dict[str, RunGroup]]:
 
 
 def _cell(group: RunGroup | None, kind: str, name: str, shown: Sequence[str], rule: Rule) -> str:
-    return "-" if group is None else group.cell(f"test/{kind}/{name}", shown, rule)
+    return "-" if group is None else group.cell(metric_name("test", kind, name), shown, rule)
 
 
 def _mean(rotations: Mapping[str, RunGroup], kind: str, names: Sequence[str], shown: Sequence[str], rule: Rule) -> str:
     """Return the mean over data sets of the means over seeds."""
     texts = []
     for metric in shown:
-        values = [rotations[name].values(f"test/{kind}/{name}/{metric}", rule) for name in names if name in rotations]
+        values = [
+            rotations[name].values(metric_name("test", kind, name, metric), rule) for name in names if name in rotations
+        ]
         if len(values) < len(names) or not all(len(of_seeds) for of_seeds in values):
             return "-"
         texts.append(f"{100 * np.mean([of_seeds.mean() for of_seeds in values]):.1f}")

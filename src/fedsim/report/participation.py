@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.names import metric_name
 from fedsim.report.figure import new_figure, save_figure
 from fedsim.report.groups import RunGroup
 from fedsim.report.runs import Run
@@ -27,7 +28,9 @@ Shares = NDArray[np.float64]
 def participation_of(run: Run) -> Shares:
     """Return each client's share of a block's rounds in which its update counted; DataError if the log lacks it."""
     clients, rounds = clients_of(run), sorted(run.log)
-    trained = np.array([[f"train/{name}/loss" in run.log[r] for r in rounds] for name in clients], dtype=np.float64)
+    trained = np.array(
+        [[metric_name("train", name, "loss") in run.log[r] for r in rounds] for name in clients], dtype=np.float64
+    )
     if not trained.any():
         raise DataError(
             f"{run.folder}: its log does not name the clients that trained; runs with more than 50 clients lack this"
@@ -38,9 +41,9 @@ def participation_of(run: Run) -> Shares:
 def rungs_of(run: Run) -> Shares | None:
     """Return each client's rung of the ladder at the end of each block; None if backbones do not follow rewards."""
     clients, rounds = clients_of(run), sorted(run.log)
-    if not any(f"backbone/{name}" in row for name in clients for row in run.log.values()):
+    if not any(metric_name("backbone", name) in row for name in clients for row in run.log.values()):
         return None
-    rungs = np.array([[run.log[r].get(f"backbone/{name}", np.nan) for r in rounds] for name in clients])
+    rungs = np.array([[run.log[r].get(metric_name("backbone", name), np.nan) for r in rounds] for name in clients])
     return np.stack([rungs[:, block[-1]] for block in blocks_of(len(rounds))], axis=1)
 
 

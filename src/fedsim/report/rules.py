@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.names import metric_name, metric_parts
 
 if TYPE_CHECKING:
     from fedsim.report.runs import Run
@@ -59,7 +60,7 @@ class Rule:
 
     def evaluated(self, run: Run) -> list[int]:
         """Return the rounds that best3 may choose."""
-        keys = [f"test/{run.primary}/{name}/rank1" for name in self.choosing_sets(run)]
+        keys = [metric_name("test", run.primary, name, "rank1") for name in self.choosing_sets(run)]
         return [round_ for round_, row in run.log.items() if round_ <= self.horizon and all(key in row for key in keys)]
 
     def can_choose(self, run: Run) -> bool:
@@ -105,7 +106,7 @@ def best_rounds(evaluations: Mapping[int, Mapping[str, float]], kind: str, sets:
     [20, 40, 30]
     """
     mean = {
-        round_: sum(scores[f"test/{kind}/{name}/rank1"] for name in sets) / len(sets)
+        round_: sum(scores[metric_name("test", kind, name, "rank1")] for name in sets) / len(sets)
         for round_, scores in evaluations.items()
     }
     return sorted(mean, key=lambda round_: (-mean[round_], round_))[:_NUM_ROUNDS]
@@ -127,11 +128,11 @@ def best_of_each(
     0.4
     """
     names = (name for row in log.values() for name in row if name.startswith("test/") and name.count("/") == 3)
-    curves = dict.fromkeys(tuple(name.split("/")[1:3]) for name in names)
+    curves = dict.fromkeys(tuple(metric_parts(name)[1:3]) for name in names)
     best: dict[tuple[str, str], dict[str, float]] = {}
     for kind, domain in curves:
         if domain not in ("seen", "unseen"):
-            rows = [_scores_below(row, f"test/{kind}/{domain}/") for row in log.values()]
+            rows = [_scores_below(row, f"{metric_name('test', kind, domain)}/") for row in log.values()]
             key = next(metric for metric in ("rank1", "top1") if any(metric in row for row in rows))
             best[kind, domain] = max((row for row in rows if key in row), key=lambda row: row[key])
     for mean, domains in (("seen", seen), ("unseen", unseen)):
@@ -139,7 +140,11 @@ def best_of_each(
             rows = [best[kind, domain] for domain in domains if (kind, domain) in best]
             shared = [metric for metric in (rows[0] if rows else ()) if all(metric in row for row in rows)]
             best[kind, mean] = {metric: sum(row[metric] for row in rows) / len(rows) for metric in shared}
-    return {f"test/{kind}/{domain}/{metric}": v for (kind, domain), row in best.items() for metric, v in row.items()}
+    return {
+        metric_name("test", kind, domain, metric): v
+        for (kind, domain), row in best.items()
+        for metric, v in row.items()
+    }
 
 
 def _scores_below(scores: Mapping[str, float], prefix: str) -> dict[str, float]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import DataError
+from fedsim.core.names import metric_name, metric_parts
 from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import parse_json
 from fedsim.report.damage import KINDS, check_evaluation, check_summary
@@ -46,6 +47,7 @@ class Run:
                 with path.open(newline="") as file:
                     for row in csv.DictReader(file):
                         numbers = {name: float(value) for name, value in row.items() if value}
+                        numbers = self._spelled(numbers)
                         rounds.setdefault(_round_of(row["epoch"]), {}).update(numbers)
             except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
                 raise DataError(f"{path}: is not a log of fedsim fit ({error}); was it edited?") from error
@@ -70,7 +72,7 @@ class Run:
             return None
         evaluation = read_json(paths[-1])
         check_evaluation(evaluation, str(paths[-1]))
-        return evaluation
+        return {**evaluation, "metrics": self._spelled(evaluation["metrics"])}
 
     @property
     def has_log(self) -> bool:
@@ -94,7 +96,7 @@ class Run:
         For a run without scores from its training, those of ``fedsim test``.
         """
         keys = _test_scores(self.summary["final"]) or _test_scores(self.tested)
-        return list(dict.fromkeys(key.split("/")[2] for key in keys if key.count("/") == 3))
+        return list(dict.fromkeys(metric_parts(key)[2] for key in keys if key.count("/") == 3))
 
     @property
     def seen(self) -> list[str]:
@@ -113,6 +115,9 @@ class Run:
             value = value.get(part) if isinstance(value, Mapping) else None
         return value.rpartition(".")[2] if name.endswith("class_path") and isinstance(value, str) else value
 
+    def _spelled(self, scores: Mapping[str, float]) -> dict[str, float]:
+        return spelled(scores, self.summary["clients"], self.summary["unseen"])
+
     def check(self) -> None:
         """Read every file that a report may need; raise DataError for the first damaged one."""
         if self.has_log:
@@ -127,7 +132,34 @@ def read_run(folder: Path) -> Run:
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
     summary = read_json(path)
     check_summary(summary, str(path))
+    for name in ("final", "best"):
+        if summary[name] is not None:
+            summary[name]["metrics"] = spelled(summary[name]["metrics"], summary["clients"], summary["unseen"])
     return Run(folder, summary)
+
+
+def spelled(scores: Mapping[str, float], clients: Collection[str], unseen: Collection[str]) -> dict[str, float]:
+    """Return the numbers of a run with names as :func:`metric_name` makes them: older runs have slashes in names.
+
+    ``clients`` and ``unseen`` are names of clients, and of data sets on which no client trains.
+
+    >>> list(spelled({"val/global/site/a/mAP": 0.5, "test/local/new/a/b/mAP": 0.4}, ["a/b"], ["new"]))
+    ['val/global/site%2Fa/mAP', 'test/local/new/a%2Fb/mAP']
+    """
+    if not any("/" in name for name in clients) and not any(key.count("/") > 3 for key in scores):
+        return dict(scores)
+    parts = {f"{data_set}/{client}": (data_set, client) for data_set in unseen for client in clients}
+    current = {metric_name(*pair) for pair in parts.values()}
+
+    def spelling(key: str) -> str:
+        first, *words = key.split("/")
+        if first in ("val", "test") and len(words) > 3 and (middle := "/".join(words[1:-1])) not in current:
+            return metric_name(first, words[0], *parts.get(middle, (middle,)), words[-1])
+        if first not in ("val", "test") and (client := "/".join(words[:-1])) in clients:
+            return metric_name(first, client, words[-1])
+        return metric_name(first, "/".join(words)) if "/".join(words) in clients else key
+
+    return {spelling(key): value for key, value in scores.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

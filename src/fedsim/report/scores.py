@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from fedsim.core.errors import DataError
+from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup, traffic, work
 from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
@@ -35,7 +36,7 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
         raise DataError(f"{folder}: the run has no scores yet; wait for its first evaluation")
     names, shown = all_sets(groups), shown_metrics(metric)
     titles = titles_of(names, {name for group in groups for run in group.runs for name in run.unseen})
-    cells = [[group.cell(f"test/{kind}/{name}", shown, r) for name in names] for group, kind, r in columns]
+    cells = [[group.cell(metric_name("test", kind, name), shown, r) for name in names] for group, kind, r in columns]
     lines = [[titles[name], *(column[row] for column in cells)] for row, name in enumerate(names)]
     has_seeds = any(len(group.runs) > 1 for group in groups)
     headers = [
@@ -63,7 +64,7 @@ def tidy_lines(
         for kind in group.kinds(rule):
             for name in names:
                 for metric in metrics:
-                    values = 100 * group.values(f"test/{kind}/{name}/{metric}", rule)
+                    values = 100 * group.values(metric_name("test", kind, name, metric), rule)
                     if len(values):
                         spread = f"{values.std(ddof=1):.6g}" if len(values) > 1 else ""
                         key = [group.label, kind, rule.name, name, metric]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup
 from fedsim.report.queries import Queries
 from fedsim.report.rules import Rule
@@ -89,8 +90,8 @@ def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = roun
     lines = []
     for group in groups:
         logged = {key for run in group.runs for row in run.log.values() for key in row}
-        kind = _kind_of_line(group, f"{name}/{metric}", logged)
-        key = f"test/{kind}/{name}/{metric}"
+        kind = _kind_of_line(group, name, metric, logged)
+        key = metric_name("test", kind, name, metric)
         points: dict[int, list[tuple[float, float]]] = {}
         for run in group.runs:
             places = axis(run)
@@ -104,19 +105,19 @@ def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = roun
     return lines
 
 
-def _kind_of_line(group: RunGroup, score: str, names: Container[str]) -> str:
+def _kind_of_line(group: RunGroup, name: str, metric: str, logged: Container[str]) -> str:
     """Return the kind of model of a group's line: the delivered one, or global if only that has the score.
 
-    The latter is the case on unseen data sets if the delivered model is a client's own. ``score``: test set and metric;
-    ``names``: the names of all scores.
+    The latter is the case on unseen data sets if the delivered model is a client's own. ``name``: of the test set;
+    ``logged``: the names of all scores.
     """
     kinds = (group.runs[0].primary, "global")
-    return next((kind for kind in kinds if f"test/{kind}/{score}" in names), kinds[0])
+    return next((kind for kind in kinds if metric_name("test", kind, name, metric) in logged), kinds[0])
 
 
 def kind_of_last(group: RunGroup, name: str, metric: str) -> str:
     """Return the kind of model scored on a test set at the last evaluation: the delivered one, or else global."""
-    return _kind_of_line(group, f"{name}/{metric}", {key for run in group.runs for key in Rule().scores(run)})
+    return _kind_of_line(group, name, metric, {key for run in group.runs for key in Rule().scores(run)})
 
 
 def label_of_line(group: RunGroup, kind: str) -> str:
@@ -152,7 +153,7 @@ def bars(groups: Sequence[RunGroup], names: Sequence[str], metric: str, rule: Ru
     """
     columns, numbers, x = [], style_numbers(groups), np.arange(len(names), dtype=np.float64)
     for group, kind in [(member, kind) for member in groups for kind in member.distinct_kinds(rule)]:
-        values = [group.values(f"test/{kind}/{name}/{metric}", rule) for name in names]
+        values = [group.values(metric_name("test", kind, name, metric), rule) for name in names]
         if any(len(of_seeds) for of_seeds in values):
             number = numbers.get((group, kind), len(numbers))
             columns.append(_series(label_of(group, kind, rule), number, x, values))
@@ -173,7 +174,7 @@ def cmc(groups: Sequence[RunGroup], name: str) -> list[Series]:
             values = list(np.array([of_run.cmc for of_run in queries]).T)
             x = np.arange(1, len(values) + 1, dtype=np.float64)
         else:
-            of_ranks = [group.values(f"test/{kind}/{name}/rank{rank}", Rule()) for rank in (1, 5, 10)]
+            of_ranks = [group.values(metric_name("test", kind, name, f"rank{rank}"), Rule()) for rank in (1, 5, 10)]
             if not all(len(of_rank) for of_rank in of_ranks):
                 continue
             values, x = of_ranks, np.array([1.0, 5.0, 10.0])
@@ -189,7 +190,7 @@ def queries_of(run: Run, name: str, kind: str | None = None) -> Queries | None:
     file = run.queries
     if file is None or file.round_ != (run.summary["final"] or {}).get("round"):
         return None
-    return file.results.get(f"{kind or run.primary}/{name}")
+    return file.results.get(metric_name(kind or run.primary, name))
 
 
 def style_numbers(groups: Sequence[RunGroup]) -> Mapping[tuple[RunGroup, str], int]:

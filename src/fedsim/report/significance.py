@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.queries import Queries
@@ -157,7 +158,7 @@ def _named(group: RunGroup, name: str, metric: str) -> str:
 
 
 def _tests(first: RunGroup, second: RunGroup, name: str, metric: str) -> Iterator[Estimate]:
-    keys = [f"test/{kind_of_last(group, name, metric)}/{name}/{metric}" for group in (first, second)]
+    keys = [metric_name("test", kind_of_last(group, name, metric), name, metric) for group in (first, second)]
     of_seeds = [
         {run.summary["seed"]: scores[key] for run in group.runs if key in (scores := Rule().scores(run))}
         for group, key in zip((first, second), keys, strict=True)

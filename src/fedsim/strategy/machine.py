@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from fedsim.core.cores import name_of_cores, usable_cores
 from fedsim.core.errors import ConfigError
 from fedsim.core.owned_folders import make_owned_folder, remove_owned_folder
 from fedsim.core.shared import Counter, is_roomy, memory_folder, slow_folder
@@ -71,14 +72,27 @@ class Machine:
         """This rank's place on the machine, from 0."""
         return self.strategy.global_rank - self.ranks.start
 
-    def open_rank_groups(self, blocks: Sequence[range]) -> None:
-        """Prepare rank groups: ``blocks`` are ranges of places on a machine; all ranks of the run call it."""
+    @property
+    def number(self) -> int:
+        """This machine's place in the run, from 0."""
+        return self.ranks.start // len(self.ranks)
+
+    def open_rank_groups(self, blocks: Sequence[Sequence[range]]) -> None:
+        """Open the rank groups of a round that there are not yet; all ranks of the run call it with the same blocks.
+
+        ``blocks``: for each machine of the run, its rank groups, as ranges of places on the machine.
+        """
         size = len(self.ranks)
-        firsts = range(0, self.strategy.world_size, size)  # of all machines
-        self.strategy.make_groups([range(f + block.start, f + block.stop) for f in firsts for block in blocks])
+        self.strategy.open_groups(
+            [
+                range(size * number + block.start, size * number + block.stop)
+                for number, of_machine in enumerate(blocks)
+                for block in of_machine
+            ]
+        )
 
     def rank_group(self, places: range) -> RankGroup:
-        """Return the rank group of one of these blocks."""
+        """Return the rank group of one of this machine's blocks."""
         return RankGroup(self.strategy, range(self.ranks.start + places.start, self.ranks.start + places.stop))
 
     def meet(self) -> None:
@@ -96,6 +110,19 @@ class Machine:
     def _taken(self, queue: int, items: Sequence[T]) -> Iterator[T]:
         while (number := self._counter.take(queue)) < len(items):
             yield items[number]
+
+
+def share_of_cores(strategy: FederatedStrategy) -> int:
+    """Return the whole cores of this rank's share, at least 1; all ranks of the run call it.
+
+    Ranks with the same cores share them equally. Ranks that are bound to cores of their own, as Slurm does, have all of
+    those.
+    """
+    names = torch.zeros(strategy.world_size, dtype=torch.float64)
+    names[strategy.global_rank] = name_of_cores()
+    strategy.exchange([names])
+    sharers = int((names == names[strategy.global_rank]).sum())
+    return max(1, int(usable_cores() / sharers))
 
 
 def machine_of(strategy: FederatedStrategy) -> Machine | None:

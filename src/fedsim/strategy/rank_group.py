@@ -32,6 +32,10 @@ class RankGroup:
         """Whether this rank sends and stores the results."""
         return self.place == 0
 
+    def meet(self) -> None:
+        """Wait for the ranks of the group; all of them call it."""
+        self.strategy.meet_within(self.ranks)
+
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over the ranks in place; all of them call it."""
         return self.strategy.sum_within_(tensor, self.ranks)

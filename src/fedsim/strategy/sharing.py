@@ -17,6 +17,7 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.strategy.compute_mode import exclusive_gpus, has_mps, read_listing, why_not_shared
 from fedsim.strategy.launch import Devices, Environment, find_launch, follow_launcher, leave_launcher
 
 FIELD = "trainer.strategy.ranks_per_device"
@@ -124,6 +125,39 @@ def neighbours_by(addresses: Sequence[float], per_machine: int, ranks_per_device
     return list(ranks_of.values())
 
 
+def check_shared_gpus(devices: Sequence[torch.device], ranks_per_device: int) -> None:
+    """Raise ConfigError if one of the GPUs, of this machine's ranks, takes one process only."""
+    listing, with_mps = read_listing(), has_mps()
+    for device in dict.fromkeys(devices) if exclusive_gpus(listing) else ():
+        if (why := why_not_shared(address_of(device), listing, with_mps)) is not None:
+            raise ConfigError(f"{FIELD}: {ranks_per_device}, but ranks cannot share {device}: {why}")
+
+
+def unbind_group_of_all() -> None:
+    """Let smaller groups not inherit the GPU to which the group of all ranks is bound.
+
+    By that GPU, NCCL has connected at once, so that its errors come early. But torch would split a smaller group from
+    the group of all ranks. gloo cannot do so. Up to torch 2.14 the ranks outside a group of gloo's would split NCCL's,
+    and those inside would not.
+    """
+    assert dist.group.WORLD is not None
+    dist.group.WORLD.bound_device_id = None
+
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several ranks that have found each other."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def is_refused_by_nccl(error: str) -> bool:
+    """Whether NCCL refuses several ranks on one GPU; the text changed with NCCL 2.30.
+
+    >>> is_refused_by_nccl("Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000")
+    True
+    """
+    return any(text in error for text in ("Duplicate GPU", "Multiple Ranks are using the same GPU/Partition"))
+
+
 class SharedGpus:
     """Sums of ranks that share GPUs: within a GPU in the host's memory, among GPUs by one rank of each.
 
@@ -146,9 +180,10 @@ class SharedGpus:
             group = dist.new_group(ranks, timeout=timeout, backend="gloo")
             if rank in ranks:
                 self._within, self._first, self._is_first = group, ranks[0], rank == ranks[0]
-        self._among: Any = None
+        self.among: Any = None
+        """the group of ranks that sum among GPUs"""
         if len(gpus) > 1:
-            self._among = dist.new_group([ranks[0] for ranks in gpus], timeout=timeout, backend=backend)
+            self.among = dist.new_group([ranks[0] for ranks in gpus], timeout=timeout, backend=backend)
             atexit.register(_destroy_dist_connection)  # as Lightning does for NCCL
 
     def sum_(self, tensor: Tensor) -> None:
@@ -164,10 +199,10 @@ class SharedGpus:
     def _sum(self, host: Tensor, tensor: Tensor) -> None:
         """Sum ``host`` within each GPU, then among GPUs; the second sum overwrites ``tensor``."""
         self._wait(dist.all_reduce(host, group=self._within, async_op=True))
-        if self._among is None:
+        if self.among is None:
             return
         if self._is_first:
             tensor.copy_(host)
-            self._wait(dist.all_reduce(tensor, group=self._among, async_op=True))
+            self._wait(dist.all_reduce(tensor, group=self.among, async_op=True))
             host.copy_(tensor)
         self._wait(dist.broadcast(host, src=self._first, group=self._within, async_op=True))

@@ -25,7 +25,17 @@ from fedsim.strategy.channel import ControlChannel
 from fedsim.strategy.launch import awaiting_ranks, check_address
 from fedsim.strategy.memory_sum import LEAST, MemorySum
 from fedsim.strategy.ready_ranks import ReadyRanks, check_variables, follow_starter, new_launcher
-from fedsim.strategy.sharing import FIELD, SharedGpus, address_of, check_number, neighbours_by, spread
+from fedsim.strategy.sharing import (
+    FIELD,
+    SharedGpus,
+    address_of,
+    check_number,
+    check_shared_gpus,
+    is_refused_by_nccl,
+    neighbours_by,
+    spread,
+    unbind_group_of_all,
+)
 from fedsim.strategy.watched import WatchedStrategy
 
 T = TypeVar("T")
@@ -84,12 +94,14 @@ class FederatedStrategy(WatchedStrategy):
         check_number(self.ranks_per_device)
 
     def check_device(self) -> None:
-        """Raise ConfigError if ranks must share a GPU, but their devices are CPUs."""
+        """Raise ConfigError if ranks must share a GPU, but their devices are CPUs, or take one process each."""
         if self.ranks_per_device > 1 and self.root_device.type != "cuda":
             raise ConfigError(
                 f"{FIELD}: {self.ranks_per_device} is for GPUs, and these ranks are on CPUs; leave it out: "
                 "trainer.devices alone is their number"
             )
+        if self.ranks_per_device > 1:
+            check_shared_gpus(self.parallel_devices or [], self.ranks_per_device)
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
@@ -139,12 +151,22 @@ class FederatedStrategy(WatchedStrategy):
         try:
             with awaiting_ranks(self.global_rank, self.world_size, self.timeout.total_seconds()):
                 super().setup_distributed()
+            unbind_group_of_all()
         except RuntimeError as error:
-            if "Duplicate GPU" not in str(error):
+            if not is_refused_by_nccl(str(error)):
                 raise
             raise ConfigError(
                 f"{FIELD}: 1, but several ranks have one GPU, which NCCL refuses; set it to the number of ranks per GPU"
             ) from error
+
+    def _nccl_groups(self) -> list[Any]:
+        """Return the process groups of NCCL that this rank belongs to."""
+        groups = [group for (_, device), group in self._groups.items() if device == "cuda"]
+        if self.world_size > 1 and self.process_group_backend == "nccl" and dist.is_initialized():
+            groups.append(dist.group.WORLD)
+        if self._shared is not None:
+            groups.append(self._shared.among)
+        return [group for group in groups if isinstance(group, dist.ProcessGroup)]
 
     def _get_process_group_backend(self) -> str:
         """Return the backend of the group of all ranks: gloo, in the host's memory, if ranks share GPUs."""
@@ -193,22 +215,38 @@ class FederatedStrategy(WatchedStrategy):
             )
         return self._memory.sum_(tensor)
 
-    def make_groups(self, groups: Sequence[range]) -> None:
-        """Let the ranks of each group sum among themselves, see :meth:`sum_within_`; all ranks of the run call it."""
-        self.exchange([])  # to wait for the others here shows progress; the new groups' own wait does not
-        of_device = {} if self._shared is not None else {self.root_device.type: self.process_group_backend}
-        for ranks in groups:
-            for device, backend in ({"cpu": "gloo"} | of_device).items():
-                if (ranks, device) not in self._groups:
-                    group = dist.new_group(list(ranks), timeout=self.round_timeout, backend=backend)
-                    self._groups[ranks, device] = group
+    def open_groups(self, groups: Sequence[range]) -> None:
+        """Let the ranks of each group sum among themselves, see :meth:`sum_within_`, unless they can already.
+
+        All ranks of the run, also those outside, call it with the same groups.
+        """
+        new = [ranks for ranks in groups if (ranks, "cpu") not in self._groups]
+        if new:
+            self.exchange([])  # to wait for the others here shows progress; the new groups' own wait does not
+        for ranks in new:
+            # ranks wait for each other by gloo, perhaps for a client of several hours; NCCL only sums after that
+            self._groups[ranks, "cpu"] = dist.new_group(list(ranks), timeout=self.round_timeout, backend="gloo")
+            if self._shared is None and self.root_device.type == "cuda":
+                group = dist.new_group(list(ranks), timeout=self.timeout, backend=self.process_group_backend)
+                self._groups[ranks, "cuda"] = group
+
+    def meet_within(self, ranks: range) -> None:
+        """Wait for the ranks of a group; all of them call it."""
+        self._wait(dist.all_reduce(torch.zeros(1), group=self._groups[ranks, "cpu"], async_op=True))
 
     def sum_within_(self, tensor: Tensor, ranks: range) -> Tensor:
-        """Sum a tensor over the ranks of a group in place; all ranks of the group call it."""
+        """Sum a tensor over the ranks of a group in place; all ranks of the group call it.
+
+        The host does not wait for a GPU.
+        """
         if self._shared is not None and tensor.device.type == "cuda":
             self._shared.through_host(tensor, lambda host: self.sum_within_(host, ranks))
+            return tensor
+        work = dist.all_reduce(tensor, group=self._groups[ranks, tensor.device.type], async_op=True)
+        if tensor.device.type == "cuda" and self.process_group_backend == "nccl":
+            work.wait()  # the GPU waits; if a rank of the group is lost, the next batch has the error
         else:
-            self._wait(dist.all_reduce(tensor, group=self._groups[ranks, tensor.device.type], async_op=True))
+            self._wait(work)
         return tensor
 
     def exchange(self, tables: Sequence[Tensor], error: Exception | None = None) -> None:

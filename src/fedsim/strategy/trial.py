@@ -1,19 +1,27 @@
-"""A test sum over ranks that run only for it: whether NCCL, or gloo on CPUs, works on this machine."""
+"""Test sums over ranks that run only for them: whether NCCL, or gloo on CPUs, works on this machine."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from fedsim.strategy.sharing import unbind_group_of_all
+
+MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""with 1 in it, NCCL takes several ranks of a GPU, from 2.30 on"""
 _NUMBERS = 1 << 20  # 8 MiB: NCCL uses another protocol for a few bytes
 
 
 def try_sum(rank: int, devices: Sequence[torch.device], store: Path, *, seconds: float) -> None:
-    """Sum numbers over ranks, one process per device; each process calls this with its ``rank``.
+    """Sum numbers over all ranks, and over two of them, one process per device; each calls this with its ``rank``.
+
+    Groups are opened as in a fit: all ranks by NCCL, bound to their GPUs, and then smaller groups by gloo and by NCCL.
 
     Args:
         rank: of this process, from 0.
@@ -22,23 +30,35 @@ def try_sum(rank: int, devices: Sequence[torch.device], store: Path, *, seconds:
         seconds: longest wait for the others.
 
     Raises:
-        RuntimeError: if the sum fails or is wrong.
+        RuntimeError: if a sum fails or is wrong.
     """
-    device = devices[rank]
-    on_gpu = device.type == "cuda"
-    if on_gpu:
+    device, timeout = devices[rank], timedelta(seconds=seconds)
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    if device.type == "cuda":
         torch.cuda.set_device(device)
+        if len(set(devices)) < len(devices):
+            os.environ.setdefault(MULTI_RANK, "1")
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        init_method=f"file://{store.absolute()}", rank=rank, world_size=len(devices),
-        timeout=timedelta(seconds=seconds),
+        backend, init_method=f"file://{store.absolute()}", rank=rank, world_size=len(devices), timeout=timeout,
+        device_id=None if device.type == "cpu" else device,
     )  # fmt: skip
     try:
-        numbers = torch.arange(_NUMBERS, dtype=torch.float64, device=device)
-        total = numbers * (rank + 1)
-        dist.all_reduce(total)
-        ranks = len(devices)
-        if not torch.equal(total, numbers * (ranks * (ranks + 1) // 2)):  # whole numbers: sums are exact
-            raise RuntimeError(f"rank {rank} on {device} has a wrong sum")
+        unbind_group_of_all()
+        _sum(rank, range(len(devices)), device, None)
+        for kind in dict.fromkeys(("gloo", backend)):
+            for first in range(0, len(devices) - 1, 2):  # pairs, as the smallest rank groups
+                ranks = range(first, first + 2)
+                group = dist.new_group(list(ranks), timeout=timeout, backend=kind)
+                if rank in ranks:
+                    _sum(rank, ranks, device if kind == "nccl" else torch.device("cpu"), group)
     finally:
         dist.destroy_process_group()
+
+
+def _sum(rank: int, ranks: range, device: torch.device, group: Any) -> None:
+    numbers = torch.arange(_NUMBERS, dtype=torch.float64, device=device)
+    total = numbers * (rank + 1)
+    dist.all_reduce(total, group=group)
+    if not torch.equal(total, numbers * sum(number + 1 for number in ranks)):  # whole numbers: sums are exact
+        of_ranks = f"of ranks {ranks.start} to {ranks.stop - 1} "
+        raise RuntimeError(f"rank {rank} on {device} has a wrong sum {of_ranks if group else ''}".rstrip())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from lightning.pytorch.strategies import DDPStrategy
@@ -13,6 +15,28 @@ from fedsim.core.errors import FedSimError, PeerError, RunStoppedError
 from fedsim.core.progress import note_progress
 from fedsim.strategy.channel import ControlChannel, end_process
 from fedsim.strategy.stop_watch import StopWatch, hear_sigterm
+
+_ABORT = 5.0
+"""seconds for NCCL to give up sums; it may wait for ranks that are lost, which this process then does not"""
+
+
+def abort_groups(groups: Sequence[Any], seconds: float = _ABORT) -> None:
+    """Let NCCL give up the sums of these groups, for which a lost rank never comes.
+
+    Otherwise the GPU would wait for that rank, and the host for the GPU. Each group has its own thread, because NCCL
+    may wait in one of them before it gives up another.
+    """
+    threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+def _abort(group: Any) -> None:
+    with suppress(RuntimeError):  # the run ends by another error
+        group.abort()
 
 
 class WatchedStrategy(DDPStrategy):
@@ -30,17 +54,24 @@ class WatchedStrategy(DDPStrategy):
         self._last_act: Callable[[int], None] = lambda _: None
 
     def on_exception(self, exception: BaseException) -> None:
-        """Report an error to the other ranks, unless a collective has already done so."""
+        """Report an error to the other ranks, unless a collective has already done so, and give up sums of NCCL."""
         super().on_exception(exception)
         self._report(exception)
+        abort_groups(self._nccl_groups())
+
+    def _nccl_groups(self) -> Sequence[Any]:
+        """Return the process groups of NCCL that this rank belongs to."""
+        return ()
 
     def teardown(self) -> None:
-        """Close the control channel."""
+        """Release the device, then close the control channel: it ends a process that waits for a GPU for ever."""
         self.end_watch()
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        super().teardown()
+        try:
+            super().teardown()
+        finally:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
 
     def describe_activity(self, activity: str) -> None:
         """Set this rank's activity, one line, for error messages of the other ranks."""

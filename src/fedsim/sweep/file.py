@@ -18,7 +18,8 @@ from typing import Any, Literal, NoReturn
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
-from fedsim.parsing.documents import parse_yaml
+from fedsim.parsing.documents import as_yaml, parse_yaml
+from fedsim.parsing.typed_names import with_quotes
 
 Sample = dict[str, Any]
 """Settings of one run of a sweep: option name without hyphens -> value."""
@@ -112,7 +113,7 @@ def read_content(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read this sweep ({error}); does the file exist?") from error
-    return parse_yaml(text, str(path))[0]
+    return parse_yaml(with_quotes(text), str(path))[0]
 
 
 def sweep_of(content: object, name: str) -> Sweep:
@@ -155,7 +156,7 @@ def command_of(sweep: Sweep, sample: Sample) -> list[str]:
     >>> command_of(sweep, {"model.client.grad_clip": None, "model.client.batch_size": 8})
     ['fedsim', 'fit', '--model.client.grad_clip=None', '--model.client.batch_size=8']
     """
-    plain = [f"{name}={value}" for name, value in sample.items()]  # str(value), also of None, True, lists and dicts
+    plain = [f"{name}={_as_text(value)}" for name, value in sample.items()]
     macros = {
         "${env}": ["/usr/bin/env"],
         "${interpreter}": ["python"],
@@ -167,6 +168,11 @@ def command_of(sweep: Sweep, sample: Sample) -> list[str]:
     for word in sweep.command:
         line += macros.get(word) or [_VARIABLE.sub(lambda match: os.environ.get(match[1], match[1]), word)]
     return line
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as W&B's agent writes it, in Python's syntax; as JSON where YAML reads that otherwise."""
+    return as_yaml(value) if isinstance(value, list | dict) and "\\" in repr(value) else str(value)
 
 
 def _sample(sweep: Sweep, number: int, seed: int) -> Sample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsim.data.pixels import Pixels
 from fedsim.functional.normalise import normalise_images
 from fedsim.models.reid import Features, ReIDModel
+from fedsim.training.settings import autocast
 
 
 class Extraction(Protocol):
@@ -54,8 +55,22 @@ def shard_of(num_images: int, batch_size: int, rank: int, world_size: int) -> sl
     return slice(min(first, num_images), min(last, num_images))
 
 
+class Passes(NamedTuple):
+    """How forward passes are computed."""
+
+    precision: str = "32-true"
+    """32-true or bf16-mixed"""
+    channels_last: bool = False
+    """order of the images in memory"""
+
+
+FLOAT32 = Passes()
+
+
 @torch.no_grad()
-def extract_features(model: ReIDModel, images: Pixels, settings: Extraction, device: torch.device) -> Tensor:
+def extract_features(
+    model: ReIDModel, images: Pixels, settings: Extraction, device: torch.device, passes: Passes = FLOAT32
+) -> Tensor:
     """Return a model's features of n images, float32 [n, D], not normalised, in evaluation mode; see run_batches."""
     model.eval()
 
@@ -63,14 +78,19 @@ def extract_features(model: ReIDModel, images: Pixels, settings: Extraction, dev
         features: Features = model(x)
         return features.neck if settings.layer == "neck" else features.pool
 
-    return run_batches(network, images, model.width_of(settings.layer), settings, device)
+    return run_batches(network, images, model.width_of(settings.layer), settings, device, passes)
 
 
 @torch.no_grad()
 def run_batches(
-    network: Callable[[Tensor], Tensor], images: Pixels, width: int, settings: Extraction, device: torch.device
+    network: Callable[[Tensor], Tensor],
+    images: Pixels,
+    width: int,
+    settings: Extraction,
+    device: torch.device,
+    passes: Passes = FLOAT32,
 ) -> Tensor:
-    """Run a network on a list of images, in float32.
+    """Run a network on a list of images, by default in float32.
 
     Batch boundaries depend only on the number of images: the last bits of matrix products vary with the number of rows.
     ``network`` maps normalised images [B, 3, H, W] to [B, D], D being ``width``, in evaluation mode. With
@@ -79,11 +99,13 @@ def run_batches(
     features = torch.empty(len(images), width, device=device)
     if not len(images):  # a rank's share may be empty, and torch would split it into one batch of no images
         return features
-    with torch.autocast(device.type, enabled=False):
+    with autocast(device, passes.precision):
         order = torch.arange(len(images)).split(settings.batch_size)
         for batch, out in zip(images.batches(order), features.split(settings.batch_size), strict=False):
             x = normalise_images(batch)
-            out.copy_(network(x))
+            if passes.channels_last:
+                x = x.contiguous(memory_format=torch.channels_last)
+            out.copy_(network(x))  # of outputs in bfloat16, the sum with those of mirror images is float32, too
             if settings.flip:
                 out += network(x.flip(-1))
     return features

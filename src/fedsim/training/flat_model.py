@@ -20,6 +20,9 @@ from fedsim.models.reid import Features, ReIDModel, make_head
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, autocast
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""torch's own: a class that derives from them may read its counter"""
+
 
 class Head(NamedTuple):
     """An identity head's tensors."""
@@ -53,25 +56,28 @@ class FlatModel:
     def __init__(
         self, arch: str, network: ReIDModel, shared: frozenset[str], groups: dict[str, Group], max_classes: int
     ) -> None:
-        self.arch, self.network, self.groups = arch, network, groups
+        _remove_idle_counters(network)
+        counters = {name: tensor for name, tensor in network.named_buffers() if groups[name] is Group.COUNTER}
+        self.arch, self.network = arch, network
+        self.groups = {name: group for name, group in groups.items() if group is not Group.COUNTER or name in counters}
         self.has_own_heads = network.head is None
         """whether heads belong to clients"""
         self.fixed = [name for name, group in groups.items() if group is Group.FIXED]
         """names of the tensors that are equal on all clients, and not in the buffer"""
         self.flat = FlatParameters(
-            network, shared.__contains__, self._head_room(max_classes), frozenset(self.fixed).__contains__
+            network, shared.__contains__, self.head_room(max_classes), frozenset(self.fixed).__contains__
         )
         self.initial_private = self.flat.private.clone()
         """[num_private] the start of every client"""
         # without initial weights: a replica is made within a session, and must not advance its random streams
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the seated client"""
-        counters = [network.get_buffer(name) for name, group in groups.items() if group is Group.COUNTER]
-        self._counters = [(counter, counter.clone()) for counter in counters]
+        self._counters = [(counter, counter.clone()) for counter in counters.values()]
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
         self._shared, self._max_classes = shared, max_classes
         self._replicas: dict[str, FlatModel] = {}
-        self._channels_last = False
+        self.channels_last = False
+        """whether images are in this order of memory in training"""
         self.seat(max_classes)
 
     def seat(self, num_classes: int) -> None:
@@ -95,7 +101,7 @@ class FlatModel:
     @property
     def whole(self) -> Tensor:
         """The seated client's model with its own head: a view of the buffer."""
-        return self.flat.buffer[: self.flat.num_model + self._head_room(self.num_classes)]
+        return self.flat.buffer[: self.flat.num_model + self.head_room(self.num_classes)]
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Load the global model [num_shared], and private tensors that the server has, by name."""
@@ -109,7 +115,7 @@ class FlatModel:
 
         ``num_classes`` is its Z; ``generator`` samples the weights of its head.
         """
-        state = torch.zeros(self.initial_private.numel() + self._head_room(num_classes))
+        state = torch.zeros(self.initial_private.numel() + self.head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
         if self.has_own_heads and num_classes:
             head = make_head(self.network.num_features, num_classes, generator, self.network.head_std)
@@ -127,14 +133,14 @@ class FlatModel:
         weight, start = room[: num_classes * features], aligned(num_classes * features)
         return Head(weight.view(num_classes, features), room[start : start + num_classes])
 
-    def _head_room(self, num_classes: int) -> int:
+    def head_room(self, num_classes: int) -> int:
         """Elements that an own head takes, weight and bias."""
         sizes = (num_classes * self.network.num_features, num_classes)
         return sum(map(aligned, sizes)) if self.has_own_heads else 0
 
     def forward(self, images: Tensor, precision: str) -> Output:
         """Run the model and its head on normalised images [B, 3, H, W]; ``precision`` is 32-true or bf16-mixed."""
-        if self._channels_last:
+        if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         if precision == "32-true":
             features = self.network(images)
@@ -151,7 +157,7 @@ class FlatModel:
         order convert their weights to it.
         """
         settings = list(settings)
-        self._channels_last = any(training.channels_last for training in settings)
+        self.channels_last = any(training.channels_last for training in settings)
         compiled = [training for training in settings if training.compile]
         if compiled:
             sizes = {training.micro_batch or training.batch_size for training in compiled}
@@ -168,7 +174,7 @@ class FlatModel:
             new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
             for (_, initial), (_, initial_of_replica) in zip(self._counters, new._counters, strict=True):
                 initial_of_replica.copy_(initial)  # for reset_counters(): the copied network has this session's counts
-            new._channels_last = self._channels_last
+            new.channels_last = self.channels_last
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]
@@ -253,6 +259,16 @@ class FlatModel:
         needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - BACKBONE)}, "head": set()}[layer]
         needed = [entry for entry in self.flat.entries if self.groups[entry.name] not in needless]
         return all(entry.shared or entry.name in names for entry in needed)
+
+
+def _remove_idle_counters(network: nn.Module) -> None:
+    """Remove the counters of batches that no layer reads: they cost a GPU a launch for each layer and batch.
+
+    Batch normalisation reads its counter only for a cumulative average, without a momentum.
+    """
+    for layer in network.modules():
+        if type(layer) in _BATCH_NORMS and layer.momentum is not None:
+            layer.register_buffer("num_batches_tracked", None)
 
 
 def _hash(tensors: Iterable[Tensor]) -> int:

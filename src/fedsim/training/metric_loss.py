@@ -21,6 +21,8 @@ from fedsim.models.reid import Features
 _FIELD = "model.objective.metric"
 _CLASS_WEIGHTS = "W"
 """the library's name of the vectors of all classes, [D, Z], which some losses learn"""
+_WITHOUT_WAITS = frozenset({"NormalizedSoftmaxLoss"})
+"""the losses of pytorch-metric-learning in which the host does not wait for the device"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,12 @@ class MetricLoss:
     def compares_with_head(self) -> bool:
         """Whether it learns a vector for each identity: the rows of the head."""
         return None not in self.__dict__["_made"]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is known that the host waits for the device in it: of your own modules it is not."""
+        kind: type[nn.Module] = self.__dict__["_kind"]
+        return kind.__module__.startswith("pytorch_metric_learning.") and kind.__name__ not in _WITHOUT_WAITS
 
     def __call__(self, features: Features, labels: Tensor, head: Tensor) -> Tensor:
         """Return the loss (scalar, without its weight) of features with labels [B]; ``head`` [Z, D] are its weights."""

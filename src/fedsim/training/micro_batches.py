@@ -165,15 +165,14 @@ class MicroBatches:
 
 
 class _GradientSum:
-    """The gradient of a batch, summed over its micro-batches."""
+    """The gradient of a batch, summed over its micro-batches: one vector, as each operation is a launch on GPUs."""
 
     def __init__(self, optimizer: LocalOptimizer) -> None:
         self.parameters = optimizer.parameters
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self.total = torch.zeros(sum(sizes), dtype=torch.float64, device=optimizer.flat.buffer.device)
-        self.num_gradients = torch.zeros(len(sizes), dtype=torch.float64)
+        self._sizes = [parameter.numel() for parameter in self.parameters]
+        self.total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=optimizer.flat.buffer.device)
+        self.num_gradients = torch.zeros(len(self._sizes), dtype=torch.float64)
         """for each parameter, the number of micro-batches that gave a gradient; on the CPU"""
-        self._parts = self.total.split(sizes)
         self._before: list[Tensor | None] = []
 
     def begin(self) -> None:
@@ -185,24 +184,32 @@ class _GradientSum:
 
     def add(self, weight: float) -> list[Tensor]:
         """Add a micro-batch's gradients, clear those of the parameters, and return them."""
-        gradients = []
-        for number, (parameter, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
-            if parameter.grad is not None:
-                accumulate(part, weight, parameter.grad.flatten(), GRADIENT_GRID)
-                self.num_gradients[number] += 1
-                gradients.append(parameter.grad)
+        gradients = [parameter.grad for parameter in self.parameters]
         self._clear()
-        return gradients
+        present = [gradient.flatten() for gradient in gradients if gradient is not None]
+        if len(present) == len(gradients):
+            present = [torch.cat(present)]
+            accumulate(self.total, weight, present[0], GRADIENT_GRID)
+            self.num_gradients += 1
+            return present
+        for number, (gradient, part) in enumerate(zip(gradients, self.total.split(self._sizes), strict=True)):
+            if gradient is not None:
+                accumulate(part, weight, gradient.flatten(), GRADIENT_GRID)
+                self.num_gradients[number] += 1
+        return present
 
     def finish(self) -> None:
         """Set the parameters' gradients: the batch's, plus those of earlier batches of the same step."""
-        counts = self.num_gradients.tolist()
-        for parameter, part, count, before in zip(self.parameters, self._parts, counts, self._before, strict=True):
-            if count:
-                gradient = (part / GRADIENT_GRID).to(torch.float32).view_as(parameter)
-                parameter.grad = gradient if before is None else before.add_(gradient)
-            else:
-                parameter.grad = before
+        counts, parts = self.num_gradients.tolist(), (self.total / GRADIENT_GRID).to(torch.float32).split(self._sizes)
+        earlier, added = [], []
+        for parameter, part, count, before in zip(self.parameters, parts, counts, self._before, strict=True):
+            gradient = part.view_as(parameter) if count else None
+            if before is not None and gradient is not None:
+                earlier.append(before)
+                added.append(gradient)
+            parameter.grad = gradient if before is None else before
+        if earlier:
+            torch._foreach_add_(earlier, added)
 
     def _clear(self) -> None:
         for parameter in self.parameters:

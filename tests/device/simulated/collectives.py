@@ -20,6 +20,10 @@ from simulated import rules
 from simulated.places import Places
 from simulated.record import Record
 
+DUPLICATE = (
+    "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration."
+)
+"""what NCCL 2.30 says; earlier versions say "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"."""
 _WORLD = "the default group"
 
 
@@ -70,7 +74,7 @@ class Collectives:
                 yield f"NCCL cannot reduce by {reduction}"
 
     def duplicates(self, group: Any, gpu: int) -> Iterator[str]:
-        """Yield which ranks of a group of NCCL have the same GPU, ``gpu`` on this one; asked once, when it connects."""
+        """Yield an error if ranks of NCCL's have the same GPU, ``gpu`` on this one; asked once, when they connect."""
         if group.group_name not in self._unconnected:
             return
         self._unconnected.discard(group.group_name)
@@ -79,10 +83,8 @@ class Collectives:
             found = [torch.empty_like(mine) for _ in range(group.size())]
             group.allgather([found], [mine]).wait()
             buses = [int(bus) for bus in torch.cat(found).numpy()]
-        own = group.rank()
-        for rank, bus in enumerate(buses):
-            if rank != own and bus == buses[own]:
-                yield f"Duplicate GPU detected : rank {own} and rank {rank} both on CUDA device {bus:x}"
+        if len(set(buses)) < len(buses):
+            yield DUPLICATE
 
     def _refusals(self, name: str, tensor: Tensor) -> Iterator[str]:
         device = self._places.of(tensor)

@@ -39,6 +39,8 @@ class Recording:
 
     def __init__(self, generators: list[torch.Generator], stream: int) -> None:
         self.stream = stream
+        self.has_failed = False
+        """whether the host did something meanwhile that cannot be recorded: no graph comes of it any more"""
         self.generators = {generator._cdata for generator in generators}  # type: ignore[attr-defined] # not in the stubs
         self._states = [(generator, generator.get_state()) for generator in (*generators, torch.default_generator)]
         self._operations: list[_Operation] = []

@@ -20,6 +20,7 @@ from simulated.record import Record
 from simulated.streams import Streams
 
 _BACKWARD = "backward"
+FAILED = "operation failed due to a previous error during capture"
 
 
 class SimulatedGPUError(RuntimeError):
@@ -177,7 +178,7 @@ class Kernels(TorchDispatchMode):
             self._check_generator(name, options.get("generator"), on_gpu[0])
             self._check_determinism(name, args)
             if name in rules.WAITING or rules.indexes_by_mask(name, args):
-                self._wait(name)
+                self.host_waits(name)
                 if name in ("_local_scalar_dense", "item", "is_nonzero", "equal"):
                     self.record.copy("to host", "blocking")
         else:
@@ -200,6 +201,8 @@ class Kernels(TorchDispatchMode):
             result = func(*args, **options)
             self._order(func, args, options, result)
             return result
+        if self.recording.has_failed:
+            refuse(FAILED)
         if self.streams.current != self.recording.stream:
             refuse("work on a stream that is not recorded, while another one is")
         for tensor in rules.tensors_in(args, options):
@@ -251,6 +254,7 @@ class Kernels(TorchDispatchMode):
     def check_recording(self, what: str) -> None:
         """Refuse something that cannot be in a graph."""
         if self.recording is not None:
+            self.recording.has_failed = True
             refuse(f"operation not permitted when stream is capturing: {what}")
 
     def replay(self, recording: Recording) -> None:
@@ -312,11 +316,12 @@ class Kernels(TorchDispatchMode):
         if asynchronous and pinned:
             self.places.begin_copy(host, to_gpu)
         elif not asynchronous or not to_gpu:
-            self._wait(f"blocking copy {'to the device' if to_gpu else 'to the host'}")
+            self.host_waits(f"blocking copy {'to the device' if to_gpu else 'to the host'}")
         elif host.nbytes > 65_536:  # up to that size the driver keeps a copy of its own
-            self._wait("copy to the device of memory that is not page-locked")
+            self.host_waits("copy to the device of memory that is not page-locked")
 
-    def _wait(self, why: str) -> None:
+    def host_waits(self, why: str) -> None:
+        """The host waits for the current stream."""
         self.check_recording(why)
         self.record.wait(why)
         self.places.end_copies()
@@ -349,7 +354,7 @@ class Kernels(TorchDispatchMode):
         for tensor in on_cpu:
             if any(tensor is index for index in indices):
                 self.record.copy("to device", "blocking")
-                self._wait("index on the host")
+                self.host_waits("index on the host")
             elif tensor.dim():
                 refuse(f"Expected all tensors to be on the same device in {func}: {list(tensor.shape)} on the CPU")
 

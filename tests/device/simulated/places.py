@@ -48,7 +48,11 @@ class _OfStorages:
     def set(self, storage: torch.UntypedStorage, value: object) -> None:
         self.found[storage._cdata] = (StorageWeakRef(storage), value)
         if len(self.found) > _TIDY:
-            self.found = {key: kept for key, kept in self.found.items() if not kept[0].expired()}
+            self.drop_expired()
+
+    def drop_expired(self) -> None:
+        """Forget storages that have been freed."""
+        self.found = {key: kept for key, kept in self.found.items() if not kept[0].expired()}
 
 
 def _address(tensor: Tensor) -> int:
@@ -59,13 +63,14 @@ class Places:
     """Devices of storages, page-locked ones, and copies that are under way.
 
     ``current`` is the number of the current GPU, of ``num_gpus``; ``buses`` are their places in the machine, ``memory``
-    the bytes of each.
+    the bytes of each. ``peak`` is the largest :meth:`live_bytes` of those that were looked at.
     """
 
     def __init__(self) -> None:
-        self.num_gpus = self.current = self.memory = 0
+        self.num_gpus = self.current = self.memory = self.peak = 0
         self.buses: tuple[int, ...] = ()
         self._devices, self._pinned = _OfStorages(), _OfStorages()
+        self._sizes: dict[int, int] = {}
         self._read, self._written = _OfStorages(), _OfStorages()
 
     def named(self, device: object) -> torch.device:
@@ -91,13 +96,25 @@ class Places:
         if device.type == "cpu":
             self._devices.found.pop(_address(tensor), None)
         else:
-            self._devices.set(tensor.untyped_storage(), self.named(device))
+            self._set(tensor.untyped_storage(), self.named(device))
 
     def inherit(self, old: torch.UntypedStorage, new: torch.UntypedStorage) -> None:
         """Say that a copied storage is where the old one is."""
         kept = self._devices.found.get(old._cdata)
         if kept is not None and not kept[0].expired():
-            self._devices.set(new, kept[1])
+            self._set(new, kept[1])
+
+    def _set(self, storage: torch.UntypedStorage, device: object) -> None:
+        self._devices.set(storage, device)
+        self._sizes[storage._cdata] = storage.nbytes()
+
+    def live_bytes(self) -> int:
+        """Return the bytes of all tensors on GPUs that are alive; a backward pass looks at them as it begins."""
+        self._devices.drop_expired()
+        self._sizes = {key: self._sizes[key] for key in self._devices.found}
+        live = sum(self._sizes.values())
+        self.peak = max(self.peak, live)
+        return live
 
     def of_storage(self, storage: torch.UntypedStorage) -> torch.device:
         """Return the device on which a storage is said to be."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from simulated.graphs import Recording
-from simulated.kernels import Kernels
+from simulated.kernels import FAILED, Kernels, refuse
 
 
 def queues(kernels: Kernels) -> Iterator[tuple[Any, str, Any]]:
@@ -107,6 +107,9 @@ def _graph_context(kernels: Kernels) -> Callable[..., AbstractContextManager[Non
             finally:
                 kernels.recording = None
                 recording.end()
+                kernels.record.captures.append(not recording.has_failed)
+                if recording.has_failed:  # also if the program has caught the error of the first refusal
+                    refuse(FAILED)
             cuda_graph.recording = recording
 
     return graph

@@ -40,6 +40,8 @@ class Record:
     """(``to host`` or ``to device``, ``asynchronous`` or ``blocking``, lines of fedsim) -> copies"""
     collectives: list[str] = field(default_factory=list)
     """what this rank asked of the other ranks, in order"""
+    captures: list[bool] = field(default_factory=list)
+    """of each recording of a graph, whether it succeeded"""
     with_sites: bool = False
 
     def kernel(self, name: str, launches: int = 1) -> None:

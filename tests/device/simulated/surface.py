@@ -22,7 +22,6 @@ from simulated.queues import queues
 NAME = "Simulated H100"
 _SILENT = (
     "_lazy_init", "init", "empty_cache", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
-    "reset_peak_memory_stats",
 )  # fmt: skip
 """Functions of torch.cuda without an effect that could be seen here."""
 
@@ -168,6 +167,7 @@ def _autograd(kernels: Kernels) -> Patches:
     real = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # imported there, not exported
 
     def run(tensors: Sequence[Tensor], *args: Any, **options: Any) -> Any:
+        kernels.places.live_bytes()  # the most of a step
         with Called.within("backward", tensors), Called(kernels.places):
             return real(tensors, *args, **options)
 
@@ -220,11 +220,21 @@ def _cuda(kernels: Kernels) -> Patches:
     numbers = {
         "is_available": True, "is_initialized": True, "is_bf16_supported": True,
         "device_count": places.num_gpus, "get_device_name": NAME, "get_device_capability": (9, 0),
-        "mem_get_info": (places.memory * 7 // 8, places.memory), "memory_allocated": 0,
-        "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
+        "mem_get_info": (places.memory * 7 // 8, places.memory), "memory_reserved": 0, "max_memory_reserved": 0,
     } | dict.fromkeys(_SILENT)  # fmt: skip
     for name, value in numbers.items():
         yield cuda, name, lambda *_, value=value, **__: value
+
+    def peak(device: Any = None) -> int:
+        places.live_bytes()
+        return places.peak
+
+    def reset_peak(device: Any = None) -> None:
+        places.peak = 0
+
+    yield cuda, "memory_allocated", lambda device=None: places.live_bytes()
+    yield cuda, "max_memory_allocated", peak
+    yield cuda, "reset_peak_memory_stats", reset_peak
     yield cuda, "get_device_properties", properties
     yield cuda, "get_rng_state", get_rng_state
     yield cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(places.num_gpus)]
@@ -288,7 +298,8 @@ def _groups(kernels: Kernels) -> Patches:
     real_place = distributed_c10d._get_object_coll_device
 
     def init_process_group(backend: str | None = None, *args: Any, **options: Any) -> None:
-        bound = options.pop("device_id", None)
+        if (bound := options.pop("device_id", None)) is not None:
+            options["device_id"] = torch.device("cpu", 0)  # smaller groups inherit it, or fail to
         real_init("gloo", *args, **options)
         collectives.opened(dist.group.WORLD, "nccl" if backend is None else backend)
         if bound is not None:  # NCCL connects at once
@@ -304,10 +315,45 @@ def _groups(kernels: Kernels) -> Patches:
     def place_of_objects(group: Any = None) -> str:
         return "cuda" if collectives.is_nccl(group) else real_place(group)
 
+    collective_functions = {name: _launching(kernels, getattr(dist, name)) for name in ("all_reduce", "broadcast")}
     for owner in (dist, distributed_c10d):
         yield owner, "init_process_group", init_process_group
         yield owner, "new_group", new_group
+        for name, function in collective_functions.items():
+            yield owner, name, function
     yield distributed_c10d, "_get_object_coll_device", place_of_objects
+
+
+def _launching(kernels: Kernels, real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective that runs on the GPU if its group is NCCL's."""
+
+    def collective(*args: Any, group: Any = None, async_op: bool = False, **options: Any) -> Any:
+        if not kernels.collectives.is_nccl(group):
+            return real(*args, group=group, async_op=async_op, **options)
+        work = real(*args, group=group, async_op=True, **options)
+        if not isinstance(work, NCCLWork):  # torch calls this again by way of torch functions
+            work = NCCLWork(kernels, work)
+        return work if async_op else work.wait()
+
+    return collective
+
+
+class NCCLWork:
+    """A collective on the GPU: its stream waits for it, and the host only if it asks whether all is done."""
+
+    def __init__(self, kernels: Kernels, work: Any) -> None:
+        self._kernels, self._work = kernels, work
+
+    def is_completed(self) -> bool:
+        """Whether the GPU has come to its end: a host that asks until then has waited for all before, too."""
+        if not self._work.is_completed():
+            return False
+        self._kernels.host_waits("a collective")
+        return True
+
+    def wait(self) -> None:
+        """Let the current stream wait."""
+        self._work.wait()
 
 
 def _files(kernels: Kernels) -> Patches:

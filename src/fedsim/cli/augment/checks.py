@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -46,13 +46,13 @@ def check_fit(chosen: Sequence[ClientData], size: Size, appearance: nn.Module, n
 
 
 def check_pretrain(
-    pretrain: str, data: FederatedDataModule, chosen: Sequence[ClientData], root: Path, size: Size
+    pretrain: str, data: FederatedDataModule, chosen: Sequence[ClientData], folders: Mapping[str, Path], size: Size
 ) -> None:
     """Check that the client ``pretrain`` has a generator of its present images, or gets one in this call."""
     clients = {client.name: client for client in data.federated.clients}
     if pretrain not in clients:
         raise ConfigError(f"--pretrain: there is no client {pretrain}; choose from {', '.join(clients)}")
-    if is_finished(root / pretrain):
-        check_trained(root / pretrain, clients[pretrain], size)
+    if is_finished(folders[pretrain]):
+        check_trained(folders[pretrain], clients[pretrain], size)
     elif pretrain not in [client.name for client in chosen]:
         raise ConfigError(f"--pretrain: {pretrain} must have a generator before the others; add it to --clients")

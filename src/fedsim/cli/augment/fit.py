@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
 from fedsim.core.seeding import derive_seed
 from fedsim.data.federated import ClientData
+from fedsim.data.generated import folders_of_clients
 from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks
@@ -36,6 +36,7 @@ from fedsim.generation.saved import (
 from fedsim.generation.swaps import measure_swaps, sample_pairs
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 from fedsim.models.backbones import Backbone
+from fedsim.parsing.documents import as_yaml
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +90,10 @@ def fit(
         raise ConfigError("--processes, --threads: must be at least 1")
     data, root, number = open_data(config), Path(output).expanduser(), row or 0
     chosen, pixels = choose_clients(data, clients), size or data.size
+    folders = folders_of_clients(root, data.federated)
     check_fit(chosen, pixels, appearance, networks)
     if pretrain is not None:
-        check_pretrain(pretrain, data, chosen, root, pixels)
+        check_pretrain(pretrain, data, chosen, folders, pixels)
         chosen.sort(key=lambda client: client.name != pretrain)  # stable: the others keep their order
     torch_device = device_of(device, number)
     make_folder(root, "--output")
@@ -99,15 +101,15 @@ def fit(
         _warn_of_pretrain(pretrain)
     settings = keep_settings(root, {**options, "size": list(pixels)})
     if processes > 1:
-        waiting = [client.name for client in chosen if not is_finished(root / client.name)]
+        waiting = [client.name for client in chosen if not is_finished(folders[client.name])]
         fit_in_processes(waiting, processes, pretrain, {**options, "settings": settings})
     torch.set_num_threads(threads)
     for client in chosen:
-        folder = root / client.name
+        folder = folders[client.name]
         if _is_done(folder, client, pixels):
             continue
         images = data.decode(client.train.images, client.name, pixels)
-        encoder = read_backbone(root / pretrain) if pretrain not in (None, client.name) else None
+        encoder = read_backbone(folders[pretrain]) if pretrain not in (None, client.name) else None
         with needing_memory(
             client.name, torch_device, "lower --networks.width or --training.batch_size, in another --output"
         ):
@@ -116,7 +118,7 @@ def fit(
             )
             fit_generator(module, client, folder, torch_device, encoder, number)
             _measure(module, client, folder, torch_device)
-    return _quality_of(root, chosen, clients)
+    return _quality_of(root, {client.name: folders[client.name] for client in chosen}, clients)
 
 
 def _warn_of_pretrain(client: str) -> None:
@@ -144,11 +146,11 @@ def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device
     write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
 
 
-def _quality_of(root: Path, clients: Sequence[ClientData], names: list[str] | None) -> str:
-    """Return a table of the quality of the generators in ``root``; ``names`` is the option ``--clients``."""
-    only = "" if names is None else f" --clients {shlex.quote(json.dumps(names))}"
+def _quality_of(root: Path, folders: Mapping[str, Path], names: list[str] | None) -> str:
+    """Return a table of the quality of clients' generators in ``root``; ``names`` is the option ``--clients``."""
+    only = "" if names is None else f" --clients {shlex.quote(as_yaml(names))}"
     return (
-        f"{quality_table({client.name: read_quality(root / client.name) for client in clients})}\n"
+        f"{quality_table({client: read_quality(folder) for client, folder in folders.items()})}\n"
         "before: the same measure for the two real images; recognised: as the wearer, by a classifier of real images\n"
         f"wrote {root}; to draw their images, with the same --config: "
         f"fedsim augment preview --generators {shlex.quote(str(root))}{only}"

@@ -17,7 +17,7 @@ from fedsim.cli.augment.settings import read_settings
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
 from fedsim.data.federated import ClientData
-from fedsim.data.generated import check_is_free, write_generated
+from fedsim.data.generated import check_is_free, folders_of_clients, write_generated
 from fedsim.data.images import Size
 from fedsim.generation.fitting import device_of, needing_memory
 from fedsim.generation.networks import AppearanceEncoder, Generator, Networks
@@ -53,15 +53,16 @@ def preview(
     data, root, sheets = open_data(config), Path(generators).expanduser(), []
     torch_device = device_of(device)
     backbone, networks, size = _networks_of(root)
+    of_generators = folders_of_clients(root, data.federated)
     for client in choose_clients(data, clients):
-        check_trained(root / client.name, client, size)
+        check_trained(of_generators[client.name], client, size)
         images = client.train.images
         shown = [np.flatnonzero(client.train.pids == pid) for pid in client.train.identities[:people]]
         appearance, structure = (
             images.take(np.array([positions[i] for positions in shown])).decode(size) for i in (0, -1)
         )
         with needing_memory(client.name, torch_device, "choose another --device"):
-            generator, _ = _load(root / client.name, client, backbone, networks, torch_device)
+            generator, _ = _load(of_generators[client.name], client, backbone, networks, torch_device)
             swapped = swap_grid(generator, structure, appearance)
         sheets.append(swap_sheet(structure, appearance, swapped, client.name))
     write_sheet(join_sheets(sheets), Path(output), "--output")
@@ -106,18 +107,19 @@ def write(
     data, root, folder, counts = open_data(config), Path(generators).expanduser(), Path(output).expanduser(), []
     chosen = choose_clients(data, clients)
     backbone, networks, size = _networks_of(root)
+    of_generators, of_images = (folders_of_clients(place, data.federated) for place in (root, folder))
     for client in chosen:  # before the first image is generated
-        check_trained(root / client.name, client, size)
-        check_is_free(folder / client.name)
+        check_trained(of_generators[client.name], client, size)
+        check_is_free(of_images[client.name])
     make_folder(folder, "--output")
     torch_device = device_of(device)
     torch.set_num_threads(threads)
     for client in chosen:
         pixels = data.decode(client.train.images, client.name, size)
-        check_trained(root / client.name, client, size, hash_images(pixels, client.labels))
+        check_trained(of_generators[client.name], client, size, hash_images(pixels, client.labels))
         pairs = sample_pairs(client.name, client.labels, max(1, round(ratio * len(pixels))), seed)
         with needing_memory(client.name, torch_device, "choose another --device, or a smaller --ratio"):
-            generator, teacher = _load(root / client.name, client, backbone, networks, torch_device)
+            generator, teacher = _load(of_generators[client.name], client, backbone, networks, torch_device)
             swaps = make_swaps(generator, teacher, pixels, pairs)
             bar = tqdm(swaps, f"swaps of {client.name}", unit=" batches", delay=2.0, disable=None, leave=False)
             images, beliefs = map(torch.cat, zip(*((batch.images, batch.beliefs) for batch in bar), strict=True))
@@ -126,7 +128,7 @@ def write(
             beliefs, least = nn.functional.one_hot(torch.from_numpy(wearers), client.num_classes).float(), 1.0
         pids = np.full(client.num_classes, -1, dtype=np.int64)  # -1 for labels without images
         pids[client.labels] = client.train.pids
-        write_generated(folder / client.name, images, soft_labels(beliefs, wearers, pids, least))
+        write_generated(of_images[client.name], images, soft_labels(beliefs, wearers, pids, least))
         counts.append(f"{client.name} {len(images):,}")
     return f"wrote {output}: {', '.join(counts)} images\nto train with them: --data.generated.root {output}"
 

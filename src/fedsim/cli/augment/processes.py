@@ -5,7 +5,6 @@ The processes share only the output folder.
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 from fedsim.core.errors import DataError, RunStoppedError
 from fedsim.core.parents import following
 from fedsim.core.placement import place
+from fedsim.parsing.documents import as_yaml
 from fedsim.strategy.launch import requeue
 
 log = logging.getLogger(__name__)
@@ -117,9 +117,9 @@ def _run(shares: Sequence[Sequence[str]], options: Mapping[str, Any]) -> None:
 
 
 def _command(share: Sequence[str], row: int, options: Mapping[str, Any]) -> list[str]:
-    config = options["config"] if isinstance(options["config"], str) else json.dumps(options["config"])
+    config = options["config"] if isinstance(options["config"], str) else as_yaml(options["config"])
     common = {name: options[name] for name in ("settings", "output", "device", "threads")}
-    arguments = {**common, "config": config, "clients": json.dumps(list(share)), "row": row}
+    arguments = {**common, "config": config, "clients": as_yaml(list(share)), "row": row}
     return [
         sys.executable,
         "-m",

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedsim.cli.doctor.facts import GIB, Facts, Room, Wish
+from fedsim.core.nvidia import why_unseen
 from fedsim.core.placement import by_device
 
 Sure = Literal["tried", "read", "guessed"]
 
-_DRIVERS = {"11": 450, "12": 525, "13": 580}
-"""CUDA libraries -> the oldest driver that they work with: NVIDIA's table of minor version compatibility"""
 _SHARED = GIB  # several ranks share images and sums in it; containers have 64 MiB by default
 _DISK, _LITTLE_DISK = GIB, 10 * GIB  # a checkpoint of ResNet-50 with eight clients' states takes about 1 GiB
 _LITTLE_GPU = 0.5  # share of a GPU's memory: if less is free, another process uses the GPU
@@ -84,29 +83,10 @@ def _unseen_gpus(facts: Facts, wish: Wish) -> Iterator[Problem]:
         return
     if not (required or facts.nvidia or facts.driver):
         return
-    cause, remedy, hidden = _why_unseen(facts)
+    cause, remedy, hidden = why_unseen(facts.torch.version, facts.torch.cuda, facts.driver, facts.nvidia, facts.visible)
     torch_message = f" (torch: {facts.torch.why_no_gpu.partition('. ')[0]})" if facts.torch.why_no_gpu else ""
     remedy += "" if required else ", or set --trainer.accelerator cpu"
     yield Problem(cause + torch_message, remedy, blocks=required or not hidden)
-
-
-def _why_unseen(facts: Facts) -> tuple[str, str, bool]:
-    """Return the cause, the remedy, and whether the GPUs are hidden on purpose."""
-    cuda, driver = facts.torch.cuda, facts.driver
-    oldest = _DRIVERS.get((cuda or "").partition(".")[0], 0)
-    if facts.visible is not None and facts.visible.strip() in ("", "-1"):
-        return f"CUDA_VISIBLE_DEVICES is {facts.visible!r}: it hides all GPUs", "unset it", True
-    if cuda is None:
-        return f"torch {facts.torch.version} is built for CPUs", "install torch with CUDA (pytorch.org)", False
-    if driver and int(driver.partition(".")[0]) < oldest:
-        cause = f"the NVIDIA driver {driver} is too old for CUDA {cuda}, with which torch is built"
-        return cause, f"update the driver to {oldest} or later, or install torch for an older CUDA (pytorch.org)", False
-    if not driver and not facts.nvidia:
-        return "there is no NVIDIA GPU in this machine", "use a machine with one", False
-    if not driver:
-        return "there is an NVIDIA GPU, but no NVIDIA driver", f"install the driver, {oldest} or later", False
-    cause = f"the NVIDIA driver {driver} is loaded, but torch finds no GPU"
-    return cause, "give the job a GPU (--gpus-per-node), or the container (docker --gpus all, apptainer --nv)", False
 
 
 def _gpus(facts: Facts, _: Wish) -> Iterator[Problem]:
@@ -251,7 +231,11 @@ def _sharing(facts: Facts) -> list[Line]:
     """Return the ranks that share a GPU, or the option by which they could."""
     plan = facts.plan
     if plan.shares:
-        return [Line("ranks that share", by_device(plan.devices), "tried")]
+        lines = [Line("ranks that share", by_device(plan.devices), "tried")]
+        if facts.sums_on_one is not None:
+            works = "works with NCCL_MULTI_RANK_GPU_ENABLE=1, which fedsim does not need (docs/gpus.md)"
+            lines.append(Line("NCCL within a GPU", facts.sums_on_one or works, "tried"))
+        return lines
     if plan.on_gpu:
         option = "several on a GPU, which a batch of 32 does not fill: --trainer.strategy.ranks_per_device 2"
         return [Line("ranks can share", option, "guessed")]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import configparser
 import netrc
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -160,6 +159,8 @@ class Facts:
     faiss: FaissFacts = FaissFacts()
     sums: str | None = None
     """error of a sum over ranks of this machine; empty: none; None: not tried"""
+    sums_on_one: str | None = None
+    """error of NCCL's sum over two ranks of one GPU, with the variable that allows it; None: not tried"""
     readers: str = ""
     """error of processes that read images; empty: none"""
 
@@ -172,24 +173,6 @@ def nvidia_on_bus(root: Path = Path("/")) -> int:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
             count += vendor == _NVIDIA and kind[:6] in _DISPLAYS
     return count
-
-
-def nvidia_driver(root: Path = Path("/")) -> str:
-    """Return the version of the kernel's NVIDIA driver; empty without one."""
-    for name in ("proc/driver/nvidia/version", "sys/module/nvidia/version"):
-        with suppress(OSError):
-            if version := re.search(r"\b\d{3,}\.\d+(?:\.\d+)*", (root / name).read_text()):
-                return version[0]
-    return ""
-
-
-def usable_cores(root: Path = Path("/")) -> float:
-    """Return the cores that this process may use, by its affinity and its container's quota."""
-    cores = float(len(os.sched_getaffinity(0)))
-    with suppress(OSError, ValueError):
-        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, int(quota) / int(period))  # "max": no quota, no int
-    return cores
 
 
 def memory_room(root: Path = Path("/")) -> Room:

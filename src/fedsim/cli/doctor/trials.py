@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, fields, replace
@@ -23,13 +24,13 @@ from fedsim.cli.doctor.facts import (
     TorchFacts,
     Wish,
     memory_room,
-    nvidia_driver,
     nvidia_on_bus,
     room_of,
     slurm_of,
-    usable_cores,
     wandb_of,
 )
+from fedsim.core.cores import usable_cores
+from fedsim.core.nvidia import nvidia_driver
 from fedsim.core.parents import following
 
 LIMIT = 120.0
@@ -94,7 +95,7 @@ def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = L
         shared = room_of(Path(plan.shared))
         facts = replace(facts, torch=torch, plan=plan, shared=shared, faiss=read(FaissFacts, faiss.answer(deadline)))
         facts = replace(facts, readers=readers.answer(deadline).get("problem", ""))
-    return replace(facts, sums=try_sums(plan.devices, limit))
+    return replace(facts, sums=try_sums(plan.devices, limit), sums_on_one=try_sums_on_one(plan.devices, limit))
 
 
 def quick_facts(wish: Wish, environ: Mapping[str, str]) -> Facts:
@@ -129,8 +130,20 @@ def try_sums(devices: Sequence[str], limit: float) -> str | None:
     if len(devices) > 1:
         gpus = tuple(dict.fromkeys(devices))
         devices = gpus if len(gpus) > 1 else ("cpu",) * _MOST_CPU_RANKS
-    if len(devices) < 2:
-        return None
+    return _summed(devices, limit) if len(devices) > 1 else None
+
+
+def try_sums_on_one(devices: Sequence[str], limit: float) -> str | None:
+    """Try whether NCCL sums over two ranks of one GPU, with :data:`fedsim.strategy.trial.MULTI_RANK`.
+
+    Return its error, empty if the sum was right, None if no ranks share a GPU.
+    """
+    shared = [device for device, count in Counter(devices).items() if count > 1 and device.startswith("cuda")]
+    return _summed((shared[0],) * 2, limit) if shared else None
+
+
+def _summed(devices: Sequence[str], limit: float) -> str:
+    """Let one process per device sum; return the first error, or an empty text."""
     deadline = time.monotonic() + limit
     with tempfile.TemporaryDirectory(prefix="fedsim-doctor-") as folder, ExitStack() as stack:
         store = str(Path(folder) / "store")

@@ -24,6 +24,7 @@ import fedsim
 from fedsim._version import __version__
 from fedsim.core.errors import RunStoppedError
 from fedsim.core.files import replacing
+from fedsim.core.names import metric_name, metric_parts
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, Kind, few_names
 from fedsim.federation.callbacks.summary import federation_of
@@ -75,7 +76,8 @@ class Tracking(RoundCallback):
             run.define_metric("round")
             run.define_metric("*", step_metric="round", step_sync=True)
             for name in uncharted(federation_of(pl_module)):
-                run.define_metric(name, step_metric="round", step_sync=True, hidden=True)
+                if "*" not in name:  # W&B takes it for a pattern; such a number has a chart
+                    run.define_metric(name, step_metric="round", step_sync=True, hidden=True)
             about = {**code_version(), "ranks": trainer.world_size}
             run.config.update({**public_config(self.config), "fedsim": about}, allow_val_change=True)
 
@@ -105,7 +107,7 @@ class Tracking(RoundCallback):
             row: dict[str, Any] = {"round": trainer.current_epoch + 1}
             for metric, client_values in values.items():
                 if len(federation.parts.names) <= MAX_NAMES:
-                    row |= {f"train/{name}/{metric}": value for name, value in client_values.items()}
+                    row |= {metric_name("train", name, metric): value for name, value in client_values.items()}
                 else:
                     row |= _spread(f"train/{metric}", client_values.values())
             run.log(row)
@@ -197,10 +199,10 @@ def uncharted(federation: Federation) -> Iterator[str]:
         return
     metrics = [name for name in METRICS if name not in _CHARTED]
     for parts in itertools.product(("val", "test"), get_args(Kind), domains, metrics):
-        yield "/".join(parts)
+        yield metric_name(*parts)
     for client in clients:
-        yield from (f"train/{client}/{number}" for number in ("images", "seconds", "weight"))
-        yield from (f"comm/{client}/{number}" for number in ("down_bytes", "up_bytes"))
+        yield from (metric_name("train", client, number) for number in ("images", "seconds", "weight"))
+        yield from (metric_name("comm", client, number) for number in ("down_bytes", "up_bytes"))
 
 
 def code_version() -> dict[str, Any]:
@@ -264,7 +266,7 @@ def _table(scores: Mapping[str, float], round_: int) -> dict[str, Any]:
     rows: dict[tuple[str, str, str], dict[str, float]] = {}
     for key, value in few_names(scores).items():
         if key.count("/") == 3:
-            split, kind, domain, metric = key.split("/")
+            split, kind, domain, metric = metric_parts(key)
             rows.setdefault((split, domain, kind), {})[metric] = value
     if not rows:
         return {}

@@ -31,6 +31,10 @@ from fedsim.training.statistics import StatisticsPolicy
 
 log = logging.getLogger(__name__)
 
+TORCH_FOR_GRAPHS = "2.14"
+"""the oldest torch that goes on after a capture that fails. Before, the allocator stays in it, and up to 2.11 random
+streams do, too, so that the next dropout raises an error"""
+
 
 def check_settings(
     federated: FederatedData,
@@ -155,19 +159,31 @@ def check_graphs(
     clients: Sequence[ClientData],
     settings: Mapping[str, LocalTraining],
     method: Method,
+    objective: Objective,
     device: torch.device,
     logs: bool,
 ) -> None:
     """Log, if this rank ``logs``, the clients whose steps are not replayed as CUDA graphs, in one line per reason.
 
     Raises:
-        ConfigError: if graphs are configured, and the steps of the method cannot be captured.
+        ConfigError: if graphs are configured, and the steps of the method or its loss cannot be captured, or this torch
+            does not recover from a capture that fails.
     """
     graph_clients = [client for client in clients if settings[client.name].graph]
     if graph_clients and "plain_steps" in method.requires:
         raise ConfigError(
             f"model.client.graph: {type(method).__name__}, as it is configured, needs plain steps, in which the host "
             "waits for the device or decides; set it to false"
+        )
+    if graph_clients and objective.metric is not None and objective.metric.waits:
+        raise ConfigError(
+            f"model.client.graph: {objective.metric.name} of model.objective.metric needs plain steps: the host waits "
+            "for the device in it; set it to false"
+        )
+    if graph_clients and device.type == "cuda" and torch.__version__ < TORCH_FOR_GRAPHS:
+        raise ConfigError(
+            f"model.client.graph: needs torch {TORCH_FOR_GRAPHS}, and this is {torch.__version__}, which cannot go on "
+            "after a capture that fails; set it to false, or update torch"
         )
     reasons: dict[str, list[str]] = {}
     for client in graph_clients:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from fedsim.core.checks import positive
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Hardware:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        for name in self.clients:
+            check_name(name, "model.hardware.clients", "use the name of a client")
         sections: dict[str, ClientHardware | Hardware] = {"model.hardware": self}
         sections |= {f"model.hardware.clients.{name}": hardware for name, hardware in self.clients.items()}
         for section, numbers in sections.items():

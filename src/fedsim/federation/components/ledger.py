@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from fedsim.core.flat import FlatParameters
+from fedsim.core.names import metric_name
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.hardware import Hardware
@@ -162,9 +163,9 @@ class Ledger(RoundListener):
             metrics["time/simulated_seconds"] = self.seconds
         if len(self._archs) <= MAX_NAMES:
             for name in self._archs:
-                metrics |= self._named(f"comm/{name}", [self.round[name]] if name in self.round else [])
+                metrics |= self._named(metric_name("comm", name), [self.round[name]] if name in self.round else [])
                 if self.pruned.unpruned:
-                    metrics[f"comm/{name}/density"] = self.pruned.density(name)
+                    metrics[metric_name("comm", name, "density")] = self.pruned.density(name)
         return metrics
 
     def _named(self, prefix: str, traffic: Sequence[Traffic]) -> dict[str, float]:

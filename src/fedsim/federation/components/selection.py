@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import metric_name
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 
@@ -220,6 +221,14 @@ class UCB(Selection):
         self.num_selected: dict[str, int] = {}
         """client -> N_i, for the same clients"""
 
+    def prepare(self, num_images: Mapping[str, int]) -> None:
+        """Warn if each round selects one client of several: its weight is 1, so every reward is the same."""
+        if self.count == 1 < len(num_images):
+            log.warning(
+                "model.selection.count: 1 client per round always has the weight 1 and the reward, so clients take "
+                "turns, and nothing is averaged; set it to 2 or more"
+            )
+
     def bound(self, client: str, round_: int) -> float:
         """Return A_i in round ``round_``, from 0; infinite for a client that has not been selected yet."""
         times = self.num_selected.get(client, 0)
@@ -273,7 +282,7 @@ class UCB(Selection):
         metrics: dict[str, float] = {}
         for client in (client for client in clients if client in self.num_selected):
             numbers = {"H": self.rewards[client], "N": self.num_selected[client], "A": self.bound(client, round_ + 1)}
-            metrics |= {f"selection/{client}/{name}": float(value) for name, value in numbers.items()}
+            metrics |= {metric_name("selection", client, name): float(value) for name, value in numbers.items()}
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

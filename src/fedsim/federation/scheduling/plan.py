@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 GAIN = 0.95
 """A plan with rank groups is used if its predicted time is at most this share of the time without: sums among ranks
@@ -21,9 +21,24 @@ class Task:
     """on one rank, in any unit"""
     micro_batches: int = 1
     """of a batch: at most so many ranks can share the client"""
+    measured: Mapping[int, float] = field(default_factory=dict)
+    """number of ranks -> seconds of an earlier round on so many"""
 
     def on(self, ranks: int) -> float:
-        """Return the seconds on several ranks: the busiest has the most micro-batches of each batch."""
+        """Return the seconds on several ranks: measured ones, else those of :meth:`shared_by` and of the sums.
+
+        The sums among ranks are assumed to take as long as on the measured number of ranks that is nearest.
+        """
+        if ranks in self.measured:
+            return self.measured[ranks]
+        group_sizes = [number for number in self.measured if number > 1]
+        if ranks == 1 or not group_sizes:
+            return self.shared_by(ranks)
+        nearest = min(group_sizes, key=lambda number: (abs(number - ranks), number))
+        return self.shared_by(ranks) + max(0.0, self.measured[nearest] - self.shared_by(nearest))
+
+    def shared_by(self, ranks: int) -> float:
+        """Return the seconds on several ranks without any sums: the busiest has the most micro-batches of a batch."""
         return self.seconds * math.ceil(self.micro_batches / ranks) / self.micro_batches
 
 
@@ -62,15 +77,15 @@ def make_plan(tasks: Sequence[Task], num_ranks: int) -> RoundPlan:
     share = sum(task.seconds for task in tasks) / num_ranks
     large = [task for task in ordered if task.micro_batches > 1 and task.seconds > share / 2]
     times = {
-        (task, ranks): task.on(ranks) for task in large for ranks in range(1, min(num_ranks, task.micro_batches) + 1)
+        task.client: {ranks: task.on(ranks) for ranks in range(1, min(num_ranks, task.micro_batches) + 1)}
+        for task in large
     }
     plans = []
-    for limit in sorted(set(times.values())):
+    for limit in sorted({seconds for of_client in times.values() for seconds in of_client.values()}):
         sizes = {}
-        for task in large:
-            choices = [ranks for (timed, ranks) in times if timed is task]
-            enough = [ranks for ranks in choices if times[task, ranks] <= limit]
-            sizes[task.client] = min(enough) if enough else min(choices, key=lambda ranks: (times[task, ranks], ranks))
+        for client, of_client in times.items():
+            enough = [ranks for ranks, seconds in of_client.items() if seconds <= limit]
+            sizes[client] = min(enough) if enough else min(of_client, key=lambda ranks: (of_client[ranks], ranks))
         plans.append(_simulated(ordered, sizes, num_ranks))
     best = min(plans, key=lambda plan: plan.seconds, default=whole)
     return best if best.seconds <= GAIN * whole.seconds else whole
@@ -92,5 +107,5 @@ def _simulated(ordered: Sequence[Task], sizes: dict[str, int], num_ranks: int) -
     single = [task for task in ordered if sizes.get(task.client, 1) == 1]
     heapq.heapify(free)
     for task in single:
-        heapq.heapreplace(free, free[0] + task.seconds)
+        heapq.heapreplace(free, free[0] + task.on(1))
     return RoundPlan(rank_groups, [task.client for task in single], max(free))

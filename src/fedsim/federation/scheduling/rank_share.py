@@ -9,7 +9,6 @@ import torch
 
 from fedsim.core.placement import Placement, place
 from fedsim.core.store import ClientStore, FileStore, MemoryStore, StorePlace, make_store
-from fedsim.federation.scheduling.plan import blocks
 from fedsim.federation.scheduling.scheduler import RoundScheduler
 from fedsim.strategy.machine import Machine
 from fedsim.training.snapshots import Snapshots
@@ -55,13 +54,12 @@ def make_rank_share(
     if machine is None:
         states, snapshots = make_store(store, device, trainable_clients), Snapshots(MemoryStore(torch.device("cpu")))
     else:
-        trainable_clients, size = placement.shared_by(machine.ranks), len(machine.ranks)
-        if any(number > 1 for number in micro_batches.values()):
-            machine.open_rank_groups([block for ranks in range(2, size + 1) for block in blocks(size, ranks)])
+        trainable_clients = placement.shared_by(machine.ranks)
         with machine.folder(2 * largest * len(trainable_clients), in_memory=store != "disk") as folder:
             states = FileStore(folder / "states", trainable_clients)
             snapshots = Snapshots(FileStore(folder / "snapshots", Snapshots.places(len(trainable_clients))))
-    scheduler = RoundScheduler(costs, micro_batches, trainable_clients, machine)
+    clients = [trainable_clients] if machine is None else [placement.shared_by(ranks) for ranks in placement.groups]
+    scheduler = RoundScheduler(costs, micro_batches, clients, machine)
     return RankShare(
         placement=placement,
         machine=machine,

@@ -27,6 +27,10 @@ class Orders:
 class RoundScheduler(RoundListener):
     """Assigns the clients of a round to ranks by their expected seconds, which are measured in earlier rounds.
 
+    The gain of several ranks is assumed until it is measured, for each number of ranks by itself. So a client that
+    several ranks have trained has its next session on one rank, once: from then on it gets several only if they are
+    faster.
+
     Ranks share a client for which the others would wait, if its batches are split into micro-batches; see
     :func:`~fedsim.federation.scheduling.plan.make_plan`. The other clients follow list scheduling, the longest first
     (Graham 1969). Neither changes a bit of the results, because sums are exact.
@@ -34,47 +38,75 @@ class RoundScheduler(RoundListener):
     Args:
         costs: client -> images times local epochs.
         micro_batches: client -> micro-batches of a batch.
-        clients: clients that this rank may train.
-        machine: the ranks that share them; None: only this rank trains them, in their order.
+        clients: for each machine of the run, the clients that its ranks may train.
+        machine: the ranks that share this rank's clients; None: ``clients`` has one list, and only this rank trains
+            them, in their order.
     """
 
     def __init__(
         self,
         costs: Mapping[str, float],
         micro_batches: Mapping[str, int],
-        clients: Sequence[str],
+        clients: Sequence[Sequence[str]],
         machine: Machine | None,
     ) -> None:
-        self._costs, self._micro_batches, self._clients, self._machine = (
-            costs,
-            micro_batches,
-            frozenset(clients),
-            machine,
-        )
-        self._seconds: dict[str, float] = {}
-        """client -> seconds per training image on one rank, measured in its last session"""
+        self._costs, self._micro_batches, self._machine = costs, micro_batches, machine
+        self._clients = [frozenset(names) for names in clients]
+        self._measured: dict[str, dict[int, float]] = {}
+        """client -> number of ranks -> seconds per training image, measured in its last session on so many"""
         self._sizes: dict[str, int] = {}
         """client -> number of its ranks in this round, if there are several"""
 
     def orders(self, called: Sequence[str], work: Mapping[str, float]) -> Orders:
-        """Return this rank's orders for a round with the clients ``called``; all ranks of a machine make the same plan.
+        """Return this rank's orders for a round with the clients ``called``; all ranks of the run call it together.
 
-        ``work``: client -> share of its local work that it completes.
+        Every rank plans for all machines: all ranks open a rank group together. ``work``: client -> share of its local
+        work that it completes.
         """
-        local = [name for name in called if name in self._clients]
         if self._machine is None:
+            local = [name for name in called if name in self._clients[0]]
             return Orders(others=local, all=local)
-        usual = fmean(self._seconds.values()) if self._seconds else 1.0
-        expected = {name: work[name] * self._costs[name] * self._seconds.get(name, usual) for name in local}
-        tasks = [Task(name, expected[name], self._micro_batches[name]) for name in local]
-        machine, plan = self._machine, make_plan(tasks, len(self._machine.ranks))
-        self._sizes = {name: len(ranks) for name, ranks in plan.rank_groups}
+        tasks = self._tasks(called, work)
+        plans = [
+            make_plan([tasks[name] for name in called if name in clients], len(self._machine.ranks))
+            for clients in self._clients
+        ]
+        machine, plan = self._machine, plans[self._machine.number]
+        machine.open_rank_groups([[ranks for _, ranks in of_machine.rank_groups] for of_machine in plans])
+        self._sizes = {name: len(ranks) for of_machine in plans for name, ranks in of_machine.rank_groups}
         rank_groups = [(name, machine.rank_group(ranks)) for name, ranks in plan.rank_groups if machine.place in ranks]
-        return Orders(rank_groups, plan.rest, sorted(local, key=lambda name: -expected[name]))
+        local = [name for name in called if name in self._clients[machine.number]]
+        return Orders(rank_groups, plan.rest, sorted(local, key=lambda name: -tasks[name].on(1)))
+
+    def _tasks(self, called: Sequence[str], work: Mapping[str, float]) -> dict[str, Task]:
+        """Return the work of a round's clients, with the seconds that earlier rounds have taken."""
+        rates = {name: self._rate(name) for name in self._measured}  # seconds per image on one rank
+        usual = fmean(rates.values()) if rates else 1.0
+        tasks = {}
+        for name in called:
+            images, measured = work[name] * self._costs[name], self._measured.get(name, {})
+            is_trial = bool(measured) and 1 not in measured  # on one rank, which is not known yet
+            tasks[name] = Task(
+                name,
+                images * rates.get(name, usual),
+                1 if is_trial else self._micro_batches[name],
+                {} if is_trial else {ranks: images * seconds for ranks, seconds in measured.items()},
+            )
+        return tasks
+
+    def _rate(self, name: str) -> float:
+        """Return a measured client's seconds per image on one rank; before its trial, as if sums took no time."""
+        measured = self._measured[name]
+        if 1 in measured:
+            return measured[1]
+        ranks = min(measured)
+        return measured[ranks] / Task(name, 1.0, self._micro_batches[name]).shared_by(ranks)
 
     def turns(self, orders: Orders) -> Iterator[tuple[str, RankGroup | None]]:
         """Yield the clients that this rank trains, each with its rank group, or None."""
-        yield from orders.rank_groups
+        for name, rank_group in orders.rank_groups:
+            rank_group.meet()  # a rank may still train another client, for hours
+            yield name, rank_group
         single = orders.others if self._machine is None else self._machine.queue(orders.others)
         for name in single:
             yield name, None
@@ -85,5 +117,4 @@ class RoundScheduler(RoundListener):
             return
         for name, report in record.reports.items():
             if report.images:
-                task = Task(name, 1.0, self._micro_batches[name])
-                self._seconds[name] = report.seconds / report.images / task.on(self._sizes.get(name, 1))
+                self._measured.setdefault(name, {})[self._sizes.get(name, 1)] = report.seconds / report.images

@@ -16,9 +16,10 @@ import yaml
 from fedsim._version import __version__
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
+from fedsim.core.names import metric_name
 from fedsim.report.comparison import tables_with_runs
 from fedsim.report.groups import RunGroup
-from fedsim.report.layout import Block
+from fedsim.report.layout import Block, with_sign
 from fedsim.report.names import differences
 from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS
@@ -83,11 +84,11 @@ def write_page(
     }
     template = (resources.files("fedsim") / "report" / "html" / "page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.globals["key_of"] = sort_key
+    environment.globals.update(key_of=sort_key, with_sign=with_sign)
     text = environment.from_string(template).render(content)
     try:
         with replacing(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # of paths
     except OSError as error:
         raise DataError(f"{path}: cannot write the page ({error}); choose another --html") from error
 
@@ -112,7 +113,7 @@ def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) ->
     for group in groups:
         for kind in group.distinct_kinds(rule):
             for name in names:
-                cells = [group.cell(f"test/{kind}/{name}", [metric], rule, digits=2) for metric in metrics]
+                cells = [group.cell(metric_name("test", kind, name), [metric], rule, digits=2) for metric in metrics]
                 if set(cells) != {"-"}:
                     lines.append([group.label, kind, titles[name], *cells, str(len(group.runs))])
     return Block(["run", "model", "data set", *metrics, "seeds"], lines, num_left=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,11 +91,11 @@ def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Fig
             figure.add_scatter(
                 x=[*x, *x[::-1]], y=[*line.high.tolist(), *line.low.tolist()[::-1]], fill="toself", mode="lines",
                 fillcolor=faded(style.colour, 0.16), line={"width": 0}, hoverinfo="skip", showlegend=False,
-                legendgroup=line.label, name=f"{line.label}, band",
+                legendgroup=line.label, name=_literal(f"{line.label}, band"),
             )  # fmt: skip
         errors = {"type": "data", "array": np.nan_to_num(line.spread).tolist(), "visible": True, "thickness": 1}
         figure.add_scatter(
-            x=x, y=line.mean.tolist(), mode="lines+markers", name=line.label, legendgroup=line.label,
+            x=x, y=line.mean.tolist(), mode="lines+markers", name=_literal(line.label), legendgroup=line.label,
             line={"color": style.colour, "dash": style.plotly_line, "width": 2},
             marker={"symbol": style.plotly_marker, "size": 8, "color": style.colour},
             error_y=errors if line.has_spread and len(x) == 1 else None, customdata=line.seeds.tolist(),
@@ -115,20 +116,20 @@ def _bars(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rul
         errors = {"type": "data", "array": np.nan_to_num(column.spread).tolist(), "thickness": 1, "width": 2}
         group = {"offsetgroup": column.label, "legendgroup": column.label}
         figure.add_bar(
-            x=list(names.values()), y=_numbers(column.mean), name=column.label, **group,
+            x=list(map(_literal, names.values())), y=_numbers(column.mean), name=_literal(column.label), **group,
             marker={"color": style.colour, "pattern": {**_PATTERN, "shape": style.plotly_hatch}},
             error_y=errors if column.has_spread else None, customdata=column.seeds.tolist(),
             hovertemplate="%{y:.2f} %, seeds: %{customdata}<extra>%{x}, %{fullData.name}</extra>",
         )  # fmt: skip
-        missing = [title for title, scored in zip(names.values(), has_score, strict=True) if not scored]
+        missing = [_literal(title) for title, scored in zip(names.values(), has_score, strict=True) if not scored]
         if missing:  # a missing bar cannot have a text, but a bar of height 0 can
             figure.add_bar(
                 x=missing, y=[0] * len(missing), text=["n/a"] * len(missing), textposition="outside", textangle=-90,
                 textfont={"size": 10, "color": "#555555"}, constraintext="none",
                 marker={"color": "rgba(0,0,0,0)"}, showlegend=False, hoverinfo="skip",
-                name=f"{column.label}, missing", **group,
+                name=_literal(f"{column.label}, missing"), **group,
             )  # fmt: skip
-    figure.update_layout(barmode="group", bargap=0.18, xaxis={"tickangle": -35})
+    figure.update_layout(barmode="group", bargap=0.18, xaxis={"tickangle": -35, "type": "category"})
     return figure
 
 
@@ -161,10 +162,10 @@ def _heat_map(run: Run, values: list[list[Any]], options: Mapping[str, Any]) -> 
     rounds = sorted(run.log)
     figure = graph_objects.Figure(layout=_layout("round", ""))
     figure.add_heatmap(
-        z=values, y=clients_of(run), x=[rounds[block[0]] for block in blocks_of(len(rounds))], xgap=1, ygap=1,
-        colorbar={"thickness": 12}, **options,
+        z=values, y=list(map(_literal, clients_of(run))), x=[rounds[block[0]] for block in blocks_of(len(rounds))],
+        xgap=1, ygap=1, colorbar={"thickness": 12}, **options,
     )  # fmt: skip
-    figure.update_yaxes(autorange="reversed", title=None, ticksuffix=" ")
+    figure.update_yaxes(type="category", autorange="reversed", title=None, ticksuffix=" ")
     figure.update_xaxes(tickformat="d", tick0=rounds[0], dtick=max(1, len(rounds) // 8))
     figure.update_layout(meta={"rows": len(values)})
     return figure
@@ -181,6 +182,11 @@ def _layout(unit: str, metric: str) -> dict[str, Any]:
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "hovermode": "closest",
     }
+
+
+def _literal(text: str) -> str:
+    """Return a text that plotly shows as it is: it reads tags and entities, and takes 2021 for a date."""
+    return html.escape(text, quote=False)
 
 
 def _numbers(values: Sequence[float] | np.ndarray) -> list[float | None]:
