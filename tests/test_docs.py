@@ -7,10 +7,12 @@ import subprocess
 import tomllib
 import warnings
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 import fedsim.methods
 from failing import PATIENCE
@@ -314,6 +316,81 @@ def test_commands_of_recipes_and_claims_exist(path, tmp_path, monkeypatch, capsy
             with pytest.raises(SystemExit) as ended:  # the parser's way to end after it has printed
                 main(["fit", *options, "--print_config"])
             assert ended.value.code == 0
+
+
+SMALL = [
+    "--data.size=[32, 16]", "--data.limit_client_batches=1", "--model.backbone.width=4",
+    "--model.client.local_epochs=1", "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2",
+    "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.enable_progress_bar=false",
+]  # fmt: skip
+OF_A_PAPER = ["--data.dry_run=true", "--model.backbone=SmallCNN", "--data.augmentation.crop=null",
+              "--model.clients=null", "--model.client.batch_size=8"]  # fmt: skip
+
+
+def in_small(words):
+    """A command of a page at a size that a test can wait for."""
+    if words[0] != "fit":
+        return words
+    return [*words, *(OF_A_PAPER if "--paper" in words else []), *SMALL]
+
+
+def write_authors_folder(folder):
+    """The authors' layout of paper 003 with three data sets; their pictures are of one colour."""
+    for name in ("MSMT17", "Market", "viper"):
+        for part, people in (("train_all", range(4)), ("query", range(4, 7)), ("gallery", range(4, 7))):
+            for person, camera in product(people, range(2)):
+                file = (
+                    f"cam_{camera}_{person:05d}_00001.png" if name == "viper" else f"{person:04d}_c{camera + 1}_1.jpg"
+                )
+                path = folder / name / "pytorch" / part / str(person) / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (16, 32), (20 * person, 90 * camera, 0)).save(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PAGES[1:], ids=lambda path: path.stem)
+def test_commands_of_claims_run_to_their_end(path, tmp_path, monkeypatch, capsys):
+    """With one seed, small networks, two rounds, and stand-ins of the papers' data; reports as they are."""
+    calls = calls_of(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    write_authors_folder(tmp_path / "FOLDER")
+    done = []
+    for words in calls:
+        if words[0] == "fit" and words[-1][-1:] in "12":  # other seeds
+            continue
+        names = [sorted(map(str, tmp_path.glob(word))) if "*" in word else [word] for word in words]
+        code = main(in_small([word for group in names for word in group]))
+        output = capsys.readouterr()
+        assert code == 0, f"fedsim {' '.join(words)}: {output.err}"
+        done.append(words[0])
+        if "--compare" in words:
+            assert "; settings that differ: " in output.out
+    assert {"fit", "report", "papers"} <= set(done)
+
+
+OF_A_FOLDER = ["--model.backbone=SmallCNN", "--model.client.batch_size=8", "--model.client.micro_batch=null",
+               "--trainer.precision=32-true", "--overwrite=true"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_commands_of_recipes_run_to_their_end(tmp_path, monkeypatch, capsys):
+    """On a folder with one data set; of many seeds the first, without the loops that a cluster's jobs are."""
+    calls = calls_of(PAGES[0], tmp_path)
+    monkeypatch.chdir(tmp_path)
+    write_standin("market1501", tmp_path / "FOLDER")
+    done = []
+    for words in calls:
+        if words[0] == "fit" and "--seeds" in words:
+            words = [*words[: words.index("--seeds")], "--run_dir", "runs/table/first"]
+        if words[0] in ("fit", "describe"):
+            small = [*OF_A_FOLDER, *SMALL] if "fedsim.yaml" in words else SMALL if "--paper" in words else []
+            words = [*words, *small]
+        names = [sorted(map(str, tmp_path.glob(word))) if "*" in word else [word] for word in words]
+        code = main([word for group in names for word in group])
+        output = capsys.readouterr()
+        assert code == 0, f"fedsim {' '.join(words)}: {output.err}"
+        done.append(words[0])
+    assert {"data", "init", "doctor", "fit", "describe", "report"} <= set(done)
 
 
 # -- tutorials ---------------------------------------------------------------------------------------------------------

@@ -320,12 +320,12 @@ def test_single_clients_stand_beside_the_papers(tmp_path, capsys):
     clients = {"dukemtmc": 0.21, "market1501": 0.22, "cuhk03np": 0.23, "msmt17": 0.24}
     scores = scores_of({"viper": 0.225, "ilids": 0.4}, "personalised") | scores_of({"viper": 0.3}, "ensemble")
     scores |= scores_of(clients, "personalised")
-    write_run(tmp_path / "mean", {100: scores}, config=config, method="Local", primary="personalised", unseen=["viper"])
+    options = {"method": "Local", "primary": "personalised", "unseen": ["viper"], "clients": [*clients]}
+    write_run(tmp_path / "mean", {100: scores}, config=config, **options)
     assert "22.5" in line_of(compare(capsys, tmp_path / "mean", "001/table3"), "VIPeR".lower())
     for client, value in clients.items():
         scores |= scores_of({f"viper/{client}": value}, "personalised")
-    run = write_run(tmp_path / "run", {100: scores}, config=config, method="Local", primary="personalised",
-                    unseen=["viper"], clients=list(clients))  # fmt: skip
+    run = write_run(tmp_path / "run", {100: scores}, config=config, **options)
     text = compare(capsys, run, "001/table3")
     line = line_of(text, "viper").split()
     assert line[2:4] == ["25.0", "26.1"]

@@ -291,7 +291,7 @@ def test_single_clients_stand_below_the_right_rows(tmp_path, capsys):
         scores = scores_of({"viper": 0.2, "ilids": 0.4}, "personalised") | scores_of({"viper": 0.3}, "ensemble")
         scores |= scores_of({f"viper/{client}": 0.1 * place for place, client in enumerate(FOUR, 1)}, "personalised")
         folder = tmp_path / str(count)
-        options = {"method": "Local", "primary": "personalised", "unseen": ["viper", "ilids"]}
+        options = {"method": "Local", "primary": "personalised", "unseen": ["viper", "ilids"], "clients": FOUR}
         runs.append(str(write_run(folder, {100: scores}, config=config, **options)))
     text = compare(capsys, runs[0], "001/table3", *runs[1:])
     lines = [line.split("  ") for line in text[text.index("---") :].splitlines()[1:]]

@@ -51,6 +51,11 @@ def test_the_layer_is_chosen(model, images, layer, dim):
     assert features.std(dim=0).min() > 1e-4  # images do not all look the same
 
 
+def test_a_list_without_images_has_no_features_and_asks_no_network(model, images, monkeypatch):
+    monkeypatch.setattr(model, "forward", None)
+    assert extract_features(model, images[:0], Evaluation(layer="neck"), CPU).shape == (0, 16)
+
+
 def test_pool_is_the_mean_of_the_last_map(model, images):
     features = extract_features(model, images, Evaluation(layer="pool"), CPU)
     with torch.no_grad():
