@@ -14,7 +14,7 @@ from failing import run_on_ranks
 from runs import HAS_GRAPHS, METHODS, differences, fit, left_by, without_scores
 
 FAST = ("fedcapr", "fedpav")
-"""Clusters, a second model, a measured weight, recorded steps: the fast tests are content with these."""
+"""Clusters, a second model, a measured weight, captured steps: the fast tests are content with these."""
 BATCHES = ["--model.client.batch_size=4", "--data.limit_client_batches=4"]
 """More than the plain steps before a recording"""
 GRAPH = "--model.client.graph=true"

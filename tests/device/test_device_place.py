@@ -96,8 +96,9 @@ def test_the_recipe_trains_with_recorded_steps(tmp_path):
     assert gpu.reading().kernels > 100
 
 
-@pytest.mark.parametrize("tf32", [True, False])
-def test_convolutions_are_in_tf32_unless_a_setting_forbids_it(tf32, tmp_path):
+@pytest.mark.parametrize(("tf32", "before"), [(True, True), (False, True), (False, False)])
+def test_convolutions_are_in_tf32_unless_a_setting_forbids_it(tf32, before, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
     seen = []
     forward = torch.nn.Conv2d.forward
 
@@ -108,4 +109,4 @@ def test_convolutions_are_in_tf32_unless_a_setting_forbids_it(tf32, tmp_path):
     with mock.patch.object(torch.nn.Conv2d, "forward", watched):
         fit(tmp_path / "run", "fedavg", f"--model.tf32={str(tf32).lower()}", rounds=1)
     assert set(seen[-50:]) == {tf32}
-    assert torch.backends.cudnn.allow_tf32, "a setting of this run alone"
+    assert torch.backends.cudnn.allow_tf32 == before, "a setting of this run alone"

@@ -11,6 +11,7 @@ import torch
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import metric_parts
 from fedsim.core.seeding import numpy_generator
 from fedsim.data import SyntheticReID
 from fedsim.federation.components.listener import RoundRecord
@@ -344,6 +345,17 @@ def test_a_checkpoint_of_another_selection_starts_anew(tiny, tmp_path, caplog):
 
 
 # -- power of choice ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("selection", [UCB(count=2), PowerOfChoice(count=2, candidates=3)])
+def test_numbers_of_clients_have_names_that_can_be_read_back(selection):
+    names = ["site/a", "b", "c%2Fd"]
+    selection.prepare(dict.fromkeys(names, 10))
+    reports = {name: Report(1, loss=1.0) for name in names}
+    selection.observe(RoundRecord(0, 0, names, reports, dict.fromkeys(names, 1 / 3)))
+    metrics = selection.metrics(0, names)
+    assert {metric_parts(name)[1] for name in metrics} == set(names)
+    assert all(len(metric_parts(name)) == 3 for name in metrics)
 
 
 def test_power_of_choice_takes_the_largest_losses_among_the_candidates():

@@ -170,7 +170,7 @@ def _device_rows(memory: DeviceMemory, per_machine: int, ranks_per_device: int) 
         "tensors that a client keeps, and copies in its session": memory.kept,
         "training images of the busiest rank": memory.pixels,
         f"activations of {memory.images} images": memory.activations,
-        "a recorded step": memory.graphs,
+        "a captured step": memory.graphs,
         "together, with CUDA": memory.total,
     }
     rows = [

@@ -60,9 +60,11 @@ def _unseen(number: int) -> Unseen:
     return why_unseen(torch.__version__, torch.version.cuda, nvidia_driver(), number, visible)
 
 
-def allow_tf32(is_allowed: bool) -> None:
-    """Let cuDNN compute convolutions of float32 tensors in TF32, or not."""
+def allow_tf32(is_allowed: bool) -> bool:
+    """Let cuDNN compute convolutions of float32 tensors in TF32, or not; return whether it was allowed before."""
+    before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = is_allowed  # not by the newer fp32_precision: torch.compile could not read that
+    return before
 
 
 def cpu_computes_bf16() -> bool:

@@ -112,7 +112,7 @@ class Federation(LightningModule):
             log.info(start_line(self.trainer))
         prepare_memory(strategy.root_device)
         if not self.settings.tf32:
-            allow_tf32(False)
+            self._allowed_tf32 = allow_tf32(False)
         threads = share_of_cores(strategy)
         with strategy.together():
             data = data_of(self.trainer)
@@ -131,9 +131,9 @@ class Federation(LightningModule):
             check_equal_start(strategy, self.parts.models)
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Give torch its default back."""
+        """Give torch back what the run has set."""
         if not self.settings.tf32:
-            allow_tf32(True)
+            allow_tf32(self._allowed_tf32)
 
     def assemble(
         self, data: FederatedDataModule, rank: int, num_ranks: int, device: torch.device, machine: Machine | None = None

@@ -61,7 +61,7 @@ class DeviceMemory:
     pixels: int
     """of decoded training images; 0: they are not on the device"""
     graphs: int
-    """of a recorded step, which has memory of its own; 0: steps are plain"""
+    """of a captured step, which has memory of its own; 0: steps are plain"""
     activations: int | None
     """of the largest batch or micro-batch; None: they cannot be estimated for the backbone"""
     images: int

@@ -166,7 +166,8 @@ class PowerOfChoice(Selection):
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the losses by which the next round selects, of ``clients`` that have taken part."""
-        return {f"selection/{client}/loss": self.losses[client] for client in clients if client in self.losses}
+        answered = [client for client in clients if client in self.losses]
+        return {metric_name("selection", client, "loss"): self.losses[client] for client in answered}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the losses."""
