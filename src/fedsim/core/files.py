@@ -47,6 +47,15 @@ def expanded(text: str, setting: str) -> str:
     return path
 
 
+def given_path(text: str) -> Path:
+    """Return the path that a setting means, absolute: a config may be used in another folder than it was made for.
+
+    >>> given_path("~/data").is_absolute(), given_path("data").is_absolute()
+    (True, True)
+    """
+    return Path(text).expanduser().absolute()
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Give an OSError of the block the name of the file: that of a full disk has none."""

@@ -24,5 +24,27 @@ def file_name(name: str) -> str:
     return quoted.decode()
 
 
+def printable(text: str) -> str:
+    r"""Return a text with escapes for what no terminal shows: line ends, and bytes of names that are no UTF-8.
+
+    >>> printable("stra\udcdfe")
+    'stra\\udcdfe'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_text(name: str) -> bool:
+    r"""Whether a name can be written into files of the run, all of which are UTF-8.
+
+    >>> is_text("Köln"), is_text("stra\udcdfe")
+    (True, False)
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _quote(match: re.Match[bytes]) -> bytes:
     return b"".join(b"%%%02X" % byte for byte in match[0])

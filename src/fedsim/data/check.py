@@ -10,12 +10,13 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError, NotReadyError
+from fedsim.core.names import printable
 from fedsim.data import datasets
 from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.datasets.base import files_of
 from fedsim.data.datasets.small import SmallDataSet
 from fedsim.data.images import Domain
-from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, printable, summary
+from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, summary
 from fedsim.data.market import PARTS, SPLITS, is_market_folder, left_out_of, market_folders, read_market_domain
 from fedsim.data.reading import problem_of
 from fedsim.data.use import is_readable_file, notes_of, obstacle_of
@@ -67,7 +68,7 @@ def findings_in(root: Path, everything: bool = False) -> list[Finding]:
         DataError: if there is no such folder.
     """
     if not root.is_dir():
-        raise DataError(f"{root}: no such folder")
+        raise DataError(f"{root.absolute()}: no such folder")
     findings = [f for f in find_data(root) if everything or f.found is not None or not f.problem.startswith(_ABSENT)]
     return findings + find_market_folders(root, {f.layout.partition(":")[0] for f in findings})
 

@@ -119,15 +119,6 @@ def summary(items: Sequence[LeftOut]) -> str:
     return "; ".join(parts)
 
 
-def printable(text: str) -> str:
-    r"""Return a text with escapes for what no terminal shows: line ends, and bytes of names that are no UTF-8.
-
-    >>> printable("stra\udcdfe")
-    'stra\\udcdfe'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _reason_of_folder(path: Path) -> str | None:
     """Return why a folder as a whole is named; None if it is enough to name its files."""
     if is_rubbish(path.name):

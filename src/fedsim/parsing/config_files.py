@@ -45,7 +45,10 @@ def check_words(words: Iterable[str]) -> None:
             continue
         try:
             check_yaml(value, option)
-        except yaml.YAMLError:  # a value that is no YAML is a plain text, or the parser refuses it
+        except (
+            yaml.YAMLError,
+            UnicodeEncodeError,
+        ):  # a value that is no YAML is a plain text, or the parser refuses it
             continue
         except DataError as error:
             raise ConfigError(str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from fedsim.core.arguments import texts_of_fields
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import is_text
 
 _SECTIONS = {  # package, file and class whose arguments are the options of a section
     "trainer": ("lightning", "pytorch/trainer/trainer.py", "Trainer"),
@@ -73,9 +75,12 @@ def check_options(words: Sequence[str], command: str) -> None:
         command: its name, a command of Lightning or ``describe``.
 
     Raises:
-        ConfigError: if there is no such option.
+        ConfigError: if there is no such option, or a word is not UTF-8.
     """
-    for word in words:
+    for before, word in itertools.pairwise(["", *words]):
+        if not is_text(word):
+            option = word.partition("=")[0] if word.startswith("--") else before or "the command line"
+            raise ConfigError(f"{option}: {word} is not UTF-8, and the config of a run is; rename the file or folder")
         match = re.match(r"--(no_)?(\w+)(?:\.(\w+))?(?=$|[.=+])", word)
         if match is None:
             continue
