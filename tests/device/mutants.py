@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant("strategy/checkpoint_files.py", "tensor.detach().cpu().contiguous()",
            'tensor.detach().to("cpu", non_blocking=True).contiguous()', "control"),
     Mutant("evaluation/backends.py", "with torch.cuda.device(query.device):", "if True:", "rank"),
-    # -- recorded steps
+    # -- captured steps
     Mutant("training/graphs.py", "            static.copy_(tensor)", "            static", "graph"),
     Mutant("training/graphs.py", "metrics.add(loss.clone(), guesses.clone(),", "metrics.add(loss, guesses,", "graph"),
     Mutant("training/graphs.py", "WARM_UP = 3\n", "WARM_UP = 0\n", "graph"),

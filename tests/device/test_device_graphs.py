@@ -1,7 +1,7 @@
 """Training steps as CUDA graphs on the simulated GPU: the bits of plain steps, few launches, a line where none is made.
 
 What a recording refuses is in test_simulated_graphs.py, mistakes in our own code in mutants.py, and every method's
-config with recorded steps in test_device_methods.py.
+config with captured steps in test_device_methods.py.
 """
 
 from functools import partial

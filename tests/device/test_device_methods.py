@@ -1,6 +1,6 @@
 """Every method's config on simulated GPUs: nothing is refused, and the bits are those of the CPU.
 
-On one GPU each step is recorded as a CUDA graph where the method lets it; on two GPUs steps are plain.
+On one GPU each step is captured as a CUDA graph where the method lets it; on two GPUs steps are plain.
 """
 
 import functools
@@ -14,7 +14,7 @@ from failing import run_on_ranks
 from runs import METHODS, differences, fit, left_by, without_scores
 
 FAST = ("fedcapr", "fedpav")
-"""Clusters, a second model, a measured weight, recorded steps: the fast tests are content with these."""
+"""Clusters, a second model, a measured weight, captured steps: the fast tests are content with these."""
 BATCHES = ["--model.client.batch_size=4", "--data.limit_client_batches=4"]
 """More than the plain steps before a recording"""
 GRAPH = "--model.client.graph=true"

@@ -45,7 +45,7 @@ AXES = {
         "--model.method.share_head=false",
     ],
     "skipped updates": ["scaffold", "--model.on_bad_update=skip_client", "--model.client.accumulate=2"],
-    "recorded steps, copies ahead, channels last": [
+    "captured steps, copies ahead, channels last": [
         "fedprox", "--model.client.graph=true", "--model.client.prefetch=true", "--model.client.channels_last=true",
         "--data.cache=host", "--data.limit_client_batches=6", "--model.objective.center={}",
     ],
