@@ -1,6 +1,7 @@
 """A federation that is built in Python: Lightning's Trainer with fedsim's defaults, and without them."""
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,10 @@ import pytest
 
 import fedsim
 from fedsim.__main__ import main
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.run_lock import LOCK_FILE
+from fedsim.data.market import MarketFolders
+from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedPav
 from fedsim.strategy import FederatedStrategy
 from small import make_data, make_model
@@ -49,6 +53,61 @@ def test_a_run_is_trained_tested_and_read_without_a_warning(tmp_path, capsys):
     assert (tmp_path / "model.safetensors").is_file()
     with pytest.raises(ConfigError, match=r"run_dir: .* holds a run already"):
         fedsim.Trainer(run_dir=run, **QUIET)
+
+
+def test_a_second_fit_in_a_run_directory_is_refused_while_the_first_one_runs(tmp_path):
+    seen = []
+
+    class Second(RoundCallback):
+        def on_round_trained(self, trainer, pl_module):
+            with pytest.raises(ConfigError, match=r"run_dir: .* is in use: this process writes a run there already"):
+                fedsim.Trainer(run_dir=tmp_path / "run", **QUIET).fit(make_model(FedPav()), datamodule=make_data())
+            seen.append((tmp_path / "run" / LOCK_FILE).is_file())
+
+    fedsim.Trainer(run_dir=tmp_path / "run", callbacks=[Second()], **QUIET).fit(
+        make_model(FedPav()), datamodule=make_data()
+    )
+    assert seen == [True]
+    assert not (tmp_path / "run" / LOCK_FILE).exists()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
+
+
+def test_names_of_a_run_directory_mean_one_folder(tmp_path, monkeypatch):
+    """Also if the script changes its working directory between the trainer and its fit."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLACE", str(tmp_path / "place"))
+    (tmp_path / "work").mkdir()
+    for name, folder in (("~/run", "home/run"), ("$PLACE/run", "place/run"), ("runs/a", "work/runs/a")):
+        monkeypatch.chdir(tmp_path / "work")
+        trainer = fedsim.Trainer(run_dir=name, **QUIET)
+        monkeypatch.chdir(tmp_path)
+        trainer.fit(make_model(FedPav()), datamodule=make_data())
+        files = {path.name for path in (tmp_path / folder).iterdir()}
+        assert files == {"checkpoints", "metrics.csv", "summary.json"}
+    trainer.test(make_model(FedPav()), datamodule=make_data(), ckpt_path="~/run/checkpoints/last.ckpt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "place", "work"]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["runs"]
+    for name, problem in (("", "is empty"), ("$NO_SUCH_PLACE/run", "which is not set")):
+        with pytest.raises(ConfigError, match=f"run_dir: .*{problem}"):
+            fedsim.Trainer(run_dir=name, **QUIET)
+
+
+def test_a_fit_that_is_refused_or_never_begins_leaves_no_folder(tmp_path):
+    trainer = fedsim.Trainer(run_dir=tmp_path / "a" / "run", **QUIET)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="no such folder"):
+        trainer.fit(make_model(FedPav()), datamodule=make_data(MarketFolders(str(tmp_path / "nowhere"))))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_removed_beneath_a_fit_is_named(tmp_path):
+    class Removing(RoundCallback):
+        def on_round_trained(self, trainer, pl_module):
+            shutil.rmtree(tmp_path / "run")
+
+    trainer = fedsim.Trainer(run_dir=tmp_path / "run", callbacks=[Removing()], **QUIET | {"max_epochs": 3})
+    with pytest.raises(DataError, match=rf"^{tmp_path}/run.*: was removed "):
+        trainer.fit(make_model(FedPav()), datamodule=make_data())
 
 
 def test_without_a_run_directory_nothing_is_written(tmp_path, monkeypatch):

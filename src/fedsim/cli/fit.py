@@ -37,7 +37,7 @@ from fedsim.cli.run_directory import (
     with_own_config,
 )
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import expanded
+from fedsim.core.files import expanded, missing_folders, remove_empty
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.callbacks import (
@@ -114,8 +114,16 @@ class FedSimCLI(LightningCLI):
         self.command = args[0]
         self.asks_for_help = asks_for_help(args)
         self.lock: RunLock | None = None
+        self._missing: list[Path] = []  # folders that a command makes, and that are removed with its refusal
         try:
             self._call(args)
+        except BaseException:
+            remove_empty(self._missing)
+            raise
+
+    def _call(self, args: list[str]) -> None:
+        try:
+            self._run(args)
         except OSError as error:
             if self.lock is not None and (message := message_of_change(self.lock.folder, error)):
                 raise DataError(message) from error
@@ -124,7 +132,7 @@ class FedSimCLI(LightningCLI):
             if self.lock is not None:
                 self.lock.release()
 
-    def _call(self, args: list[str]) -> None:
+    def _run(self, args: list[str]) -> None:
         """Parse the arguments, build the objects, and run the command."""
         super().__init__(
             model_class=Federation,
@@ -231,6 +239,7 @@ class FedSimCLI(LightningCLI):
             self.scored = self.scored._replace(content=None)  # which may be large
             self._prepare_run(config)
         elif rank_of_this_process() == 0 and (self.subcommand == "predict" or self.model.rankings is not None):
+            self._missing = missing_folders(*(self.run_dir / name for name in ("features", "rankings", "maps")))
             make_run_dir(self.run_dir)  # last: all other checks have passed
 
     def _prepare_run(self, config: Namespace) -> None:

@@ -9,6 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fedsim.core.progress import note_progress
+
 Distance = Literal["cosine", "euclidean"]
 
 _ROWS = 256  # queries per block, at most
@@ -77,6 +79,7 @@ class Similarity:
 
     def block(self, rows: slice | list[int]) -> Tensor:
         """Return the similarities of some queries, [b, G] float32; the next call overwrites them."""
+        note_progress()  # a large gallery takes long
         query = self.query[rows]
         if self.distance == "cosine":  # into a buffer: a new tensor for every block would leave holes in the heap
             query = torch.div(query, self._query_norms[rows, None], out=self._queries[: len(query)])
