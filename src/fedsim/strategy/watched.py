@@ -114,5 +114,6 @@ class WatchedStrategy(DDPStrategy):
 
     def _report(self, exception: BaseException) -> None:
         if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
-            text = str(exception) if isinstance(exception, FedSimError) else repr(exception)
+            # an OSError names its file in str alone
+            text = str(exception) if isinstance(exception, FedSimError | OSError) else repr(exception)
             self._channel.fail(" ".join(text.split()))
