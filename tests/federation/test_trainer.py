@@ -14,6 +14,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.run_lock import LOCK_FILE
 from fedsim.data.market import MarketFolders
+from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedPav
 from fedsim.strategy import FederatedStrategy
@@ -127,3 +128,21 @@ def test_lightning_s_own_trainer_names_what_it_needs_and_then_works(tmp_path):
     trainer.fit(model, datamodule=data)
     assert seen == [(True, {}), (False, {})], "the sanity pass comes first, and scores nothing"
     assert "val/mAP" in model.scores
+
+
+def test_a_run_without_a_last_round_shows_no_number_of_rounds(caplog, tiny, capsys):
+    class Ending(RoundCallback):
+        def on_round_trained(self, trainer, pl_module):
+            trainer.should_stop = trainer.current_epoch == 1
+
+    caplog.set_level("INFO", "fedsim")
+    bars = [Ending(), RoundProgress(line_interval=0.0)]
+    trainer = fedsim.Trainer(callbacks=bars, **QUIET | {"max_epochs": -1, "limit_val_batches": 0})
+    trainer.fit(make_model(FedPav()), datamodule=make_data())
+    lines = [line for line in caplog.messages if line.startswith("round ")]
+    assert {line.partition(":")[0] for line in lines} == {"round 1", "round 2"}
+    assert not any("left" in line for line in lines)
+    assert main(["describe", "--config", str(tiny), "--trainer.max_epochs=-1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("FedPav, no last round (costs are those of the first), 1 rank\n")
+    assert "-1" not in out.partition("\n")[0]

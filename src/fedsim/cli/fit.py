@@ -117,22 +117,16 @@ class FedSimCLI(LightningCLI):
         self._missing: list[Path] = []  # folders that a command makes, and that are removed with its refusal
         try:
             self._call(args)
-        except BaseException:
+        except BaseException as error:
             remove_empty(self._missing)
-            raise
-
-    def _call(self, args: list[str]) -> None:
-        try:
-            self._run(args)
-        except OSError as error:
-            if self.lock is not None and (message := message_of_change(self.lock.folder, error)):
+            if self.lock and isinstance(error, OSError) and (message := message_of_change(self.lock.folder, error)):
                 raise DataError(message) from error
             raise
         finally:
             if self.lock is not None:
                 self.lock.release()
 
-    def _run(self, args: list[str]) -> None:
+    def _call(self, args: list[str]) -> None:
         """Parse the arguments, build the objects, and run the command."""
         super().__init__(
             model_class=Federation,
