@@ -72,7 +72,7 @@ def faults_of(text):
     return [[cell.strip() for cell in row] for row in rows]
 
 
-def tests_that_are_missing(rows):
+def missing_tests_of(rows):
     """Faults without a test, and the named tests that do not exist."""
     missing = []
     for fault, *_, tests in rows:
@@ -91,7 +91,7 @@ def test_every_fault_is_in_one_table_and_has_tests_that_exist():
     assert {*line} == {"---"}
     assert len(rows) > 50
     assert [row for row in rows if len(row) != 4 or "" in row or row[0] == "fault"] == []
-    assert tests_that_are_missing(rows) == []
+    assert missing_tests_of(rows) == []
     faults = [row[0] for row in rows]
     assert len({*faults}) == len(faults)
 
@@ -99,10 +99,10 @@ def test_every_fault_is_in_one_table_and_has_tests_that_exist():
 def test_tests_of_faults_that_do_not_exist_are_found():
     name = "test_every_fault_is_in_one_table_and_has_tests_that_exist"
     row = ["a", "b", "c", f"`test_docs.py::{name}`"]
-    assert tests_that_are_missing([row]) == []
+    assert missing_tests_of([row]) == []
     for wrong in ("", "test_docs.py", "`test_docs.py`", f"`tests_docs.py::{name}`", f"`test_docs.py::{name}s`",
                   f"`test_docs.py::{name}`, `test_docs.py`"):  # fmt: skip
-        assert tests_that_are_missing([[*row[:3], wrong]]) != []
+        assert missing_tests_of([[*row[:3], wrong]]) != []
 
 
 def test_commands_of_the_readme_exist():

@@ -85,7 +85,8 @@ def test_names_of_a_run_directory_mean_one_folder(tmp_path, monkeypatch):
         trainer.fit(make_model(FedPav()), datamodule=make_data())
         files = {path.name for path in (tmp_path / folder).iterdir()}
         assert files == {"checkpoints", "metrics.csv", "summary.json"}
-    trainer.test(make_model(FedPav()), datamodule=make_data(), ckpt_path="~/run/checkpoints/last.ckpt")
+    reader = fedsim.Trainer(**QUIET)
+    reader.test(make_model(FedPav()), datamodule=make_data(), ckpt_path="~/run/checkpoints/last.ckpt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "place", "work"]
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["runs"]
     for name, problem in (("", "is empty"), ("$NO_SUCH_PLACE/run", "which is not set")):
