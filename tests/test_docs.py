@@ -68,6 +68,45 @@ def test_links_lead_to_headings_that_exist(path):
     assert missing == []
 
 
+def faults_of(text):
+    """The rows of the tables of a text: cells."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def missing_tests_of(rows):
+    """Faults without a test, and the named tests that do not exist."""
+    missing = []
+    for fault, *_, tests in rows:
+        names = re.findall(r"`([\w/]+\.py)::(test_\w+)`", tests)
+        missing += [] if names and len(names) == tests.count("`") / 2 else [fault]
+        for file, name in names:
+            path = ROOT / "tests" / file
+            if not path.is_file() or not re.search(rf"^def {name}\(", path.read_text(), re.MULTILINE):
+                missing.append(f"{file}::{name}")
+    return missing
+
+
+def test_every_fault_is_in_one_table_and_has_tests_that_exist():
+    head, line, *rows = faults_of((ROOT / "docs" / "failures.md").read_text())
+    assert head == ["fault", "what happens", "what is lost", "test"]
+    assert {*line} == {"---"}
+    assert len(rows) > 50
+    assert [row for row in rows if len(row) != 4 or "" in row or row[0] == "fault"] == []
+    assert missing_tests_of(rows) == []
+    faults = [row[0] for row in rows]
+    assert len({*faults}) == len(faults)
+
+
+def test_tests_of_faults_that_do_not_exist_are_found():
+    name = "test_every_fault_is_in_one_table_and_has_tests_that_exist"
+    row = ["a", "b", "c", f"`test_docs.py::{name}`"]
+    assert missing_tests_of([row]) == []
+    for wrong in ("", "test_docs.py", "`test_docs.py`", f"`tests_docs.py::{name}`", f"`test_docs.py::{name}s`",
+                  f"`test_docs.py::{name}`, `test_docs.py`"):  # fmt: skip
+        assert missing_tests_of([[*row[:3], wrong]]) != []
+
+
 def test_commands_of_the_readme_exist():
     text = (ROOT / "README.md").read_text()
     commands = {match[1] for match in re.finditer(r"^fedsim (\w+)", text, re.MULTILINE)}

@@ -109,6 +109,22 @@ def test_a_fit_that_is_refused_makes_no_folder(kept, tmp_path, capsys):
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["predict", "--model.backbone.width=9"], ["predict", "--model.neck.dim=7"],
+     ["predict", "--data.source.init_args.clients=2"], ["test", "--save_ranking", "--model.neck.dim=7"],
+     ["predict", "--save_maps", "--model.neck.dim=7"], ["test", "--model.neck.dim=7"], ["predict", "--data.val=x"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_that_is_refused_leaves_no_folder_and_removes_none(run, tmp_path, capsys, words):
+    command, *options = words
+    (tmp_path / "empty").mkdir()
+    before = content(tmp_path)
+    for folder in (tmp_path / "a" / "new", tmp_path / "empty", run):
+        refuse(capsys, command, "--ckpt_path", run, "--run_dir", folder, *options)
+        assert content(tmp_path) == before
+
+
 # -- room for a run ----------------------------------------------------------------------------------------------------
 
 

@@ -333,6 +333,16 @@ def test_features_that_are_not_finite_are_named(capsys, tmp_path, options, name,
     assert f"{path}: {name}: the features of image {image} are not finite" in refuse(capsys, path, *options)
 
 
+@pytest.mark.parametrize("options", [[], ["--rerank"], ["--expand=2"], ["--distance=euclidean"]], ids=" ".join)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_features_that_are_finite_and_too_large_are_called_so(capsys, tmp_path, options, kind):
+    content = arrays()
+    content["gallery"] = content["gallery"].astype(kind)
+    content["gallery"][41] = 1e20
+    line = refuse(capsys, save(tmp_path / "f.npz", content), *options)
+    assert "gallery: the features of image 41 reach 1e+20, and float32 cannot hold their length; write " in line
+
+
 def test_without_any_match_the_reason_is_given(capsys, tmp_path):
     content, path = arrays(), tmp_path / "f.npz"
     zeros = {"query_camids": np.zeros(Q, int), "gallery_camids": np.zeros(G, int)}

@@ -237,6 +237,11 @@ def test_a_manifest_by_hand(tmp_path):
          "line 2: client anna has no training images"),
         ("q0.png,8,0,town", "q0.png,2,0,town", "line 3: identity 2 is in both train and test of town"),
         ("a1.png,2,1,town", "a1.png,8,1,town", "line 3: identity 8 is in both train and test of town"),
+        ("q0.png,8,0,town,,query", "q0.png,8,0,town,,query\nq0.png,9,0,town,,query",
+         r"line 8: q0\.png is in this query twice, first in line 7"),
+        ("a1.png,2,1", "a0.png,2,1", r"line 3: a0\.png is in this train twice, first in line 2; remove one of them"),
+        ("g0.png,8,1", "a1.png,8,1", r"line 8: a1\.png is tested on \(gallery\), and in train of anna, line 3"),
+        ("a1.png,2,1,town,anna,", "a1.png,2,1,town,\udcff,", "line 3: a name of a client or data set is not UTF-8"),
         ("a1.png,2,1,town,", "a1.png,5,1,new,", ""),  # of two data sets: their numbers are the client's own
         ("a2.png,3,0,town,anna,val_query\n", "", "line 4: a client needs both val_query and val_gallery"),
         ("a2.png,3,0,town,anna,val_gallery\n", "a2.png,3,0,town,anna,val_gallery\n" * 2, "line 6: a2.png is .* twice"),
@@ -256,7 +261,7 @@ def test_a_manifest_by_hand(tmp_path):
 def test_bad_rows_are_named(tmp_path, old, new, message):
     assert GOOD.count(old) == 1
     path = tmp_path / "m.csv"
-    path.write_text(GOOD.replace(old, new))
+    path.write_text(GOOD.replace(old, new), errors="surrogateescape")
     if not message:
         read_manifest(path)
         return
@@ -276,6 +281,12 @@ def test_manifests_without_a_federation_are_refused(tmp_path, content, message):
         path.write_text(content)
     with pytest.raises(DataError, match=f"{path}: {message}"):
         read_manifest(path)
+
+
+def test_a_client_without_a_test_set_is_drawn_as_a_data_set(tmp_path):
+    (tmp_path / "m.csv").write_text("\n".join(line for line in GOOD.splitlines() if ",town,," not in line) + "\n")
+    domains = domains_of(read_manifest(tmp_path / "m.csv"))
+    assert [(domain.name, len(domain.train or ())) for domain in domains] == [("anna", 2), ("new", 0)]
 
 
 def test_drawn_people_have_no_files(tmp_path):

@@ -1,6 +1,6 @@
 """Every method's config on simulated GPUs: nothing is refused, and the bits are those of the CPU.
 
-On one GPU each step is recorded as a CUDA graph where the method lets it; on two GPUs steps are plain.
+On one GPU each step is captured as a CUDA graph where the method lets it; on two GPUs steps are plain.
 """
 
 import functools

@@ -17,7 +17,7 @@ from fedsim.evaluation.ranker import Ranker, rank_features
 from fedsim.evaluation.ranking import QueryScores, average_scores, positive_ranks, score_ranks
 from fedsim.functional import similarity
 from fedsim.functional.neighbours import nearest, top_of_block
-from fedsim.functional.similarity import Similarity, exact_products, query_blocks
+from fedsim.functional.similarity import NotFiniteError, Similarity, exact_products, query_blocks
 
 
 def drawn_labels(rng, queries, gallery, **rules):
@@ -369,6 +369,21 @@ def test_the_first_image_whose_features_are_not_finite_is_named(value, distance,
         rank_features(query, gallery, labels, distance, backend)
     with pytest.raises(ValueError, match="query: the features of image 290 are not finite"):
         nearest(query, gallery, 3, distance)
+
+
+@pytest.mark.parametrize("value", [1e20, -2e19, 3e38])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_features_that_are_finite_and_too_large_are_called_so(value, distance, backend):
+    query, gallery, labels = random_features(12, 300, 40)
+    gallery[7, 3] = value
+    with pytest.raises(
+        NotFiniteError, match=r"gallery: the features of image 7 reach .*, and float32 cannot hold their"
+    ):
+        rank_features(query, gallery, labels, distance, backend)
+    query = query.double()
+    query[290] = 1e60
+    with pytest.raises(NotFiniteError, match=r"query: the features of image 290 reach 1e\+60, and float32"):
+        rank_features(query, gallery, labels, distance, backend)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A federation that is built in Python: Lightning's Trainer with fedsim's defaults, and without them."""
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,11 @@ import pytest
 
 import fedsim
 from fedsim.__main__ import main
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.run_lock import LOCK_FILE
+from fedsim.data.market import MarketFolders
+from fedsim.federation.callbacks import RoundProgress
+from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedPav
 from fedsim.strategy import FederatedStrategy
 from small import make_data, make_model
@@ -51,6 +56,62 @@ def test_a_run_is_trained_tested_and_read_without_a_warning(tmp_path, capsys):
         fedsim.Trainer(run_dir=run, **QUIET)
 
 
+def test_a_second_fit_in_a_run_directory_is_refused_while_the_first_one_runs(tmp_path):
+    seen = []
+
+    class Second(RoundCallback):
+        def on_round_trained(self, trainer, pl_module):
+            with pytest.raises(ConfigError, match=r"run_dir: .* is in use: this process writes a run there already"):
+                fedsim.Trainer(run_dir=tmp_path / "run", **QUIET).fit(make_model(FedPav()), datamodule=make_data())
+            seen.append((tmp_path / "run" / LOCK_FILE).is_file())
+
+    fedsim.Trainer(run_dir=tmp_path / "run", callbacks=[Second()], **QUIET).fit(
+        make_model(FedPav()), datamodule=make_data()
+    )
+    assert seen == [True]
+    assert not (tmp_path / "run" / LOCK_FILE).exists()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
+
+
+def test_names_of_a_run_directory_mean_one_folder(tmp_path, monkeypatch):
+    """Also if the script changes its working directory between the trainer and its fit."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLACE", str(tmp_path / "place"))
+    (tmp_path / "work").mkdir()
+    for name, folder in (("~/run", "home/run"), ("$PLACE/run", "place/run"), ("runs/a", "work/runs/a")):
+        monkeypatch.chdir(tmp_path / "work")
+        trainer = fedsim.Trainer(run_dir=name, **QUIET)
+        monkeypatch.chdir(tmp_path)
+        trainer.fit(make_model(FedPav()), datamodule=make_data())
+        files = {path.name for path in (tmp_path / folder).iterdir()}
+        assert files == {"checkpoints", "metrics.csv", "summary.json"}
+    reader = fedsim.Trainer(**QUIET)
+    reader.test(make_model(FedPav()), datamodule=make_data(), ckpt_path="~/run/checkpoints/last.ckpt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "place", "work"]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["runs"]
+    for name, problem in (("", "is empty"), ("$NO_SUCH_PLACE/run", "which is not set")):
+        with pytest.raises(ConfigError, match=f"run_dir: .*{problem}"):
+            fedsim.Trainer(run_dir=name, **QUIET)
+
+
+def test_a_fit_that_is_refused_or_never_begins_leaves_no_folder(tmp_path):
+    trainer = fedsim.Trainer(run_dir=tmp_path / "a" / "run", **QUIET)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="no such folder"):
+        trainer.fit(make_model(FedPav()), datamodule=make_data(MarketFolders(str(tmp_path / "nowhere"))))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_removed_beneath_a_fit_is_named(tmp_path):
+    class Removing(RoundCallback):
+        def on_round_trained(self, trainer, pl_module):
+            shutil.rmtree(tmp_path / "run")
+
+    trainer = fedsim.Trainer(run_dir=tmp_path / "run", callbacks=[Removing()], **QUIET | {"max_epochs": 3})
+    with pytest.raises(DataError, match=rf"^{tmp_path}/run.*: was removed "):
+        trainer.fit(make_model(FedPav()), datamodule=make_data())
+
+
 def test_without_a_run_directory_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fedsim.Trainer(**QUIET).fit(make_model(FedPav()), datamodule=make_data())
@@ -68,3 +129,21 @@ def test_lightning_s_own_trainer_names_what_it_needs_and_then_works(tmp_path):
     trainer.fit(model, datamodule=data)
     assert seen == [(True, {}), (False, {})], "the sanity pass comes first, and scores nothing"
     assert "val/mAP" in model.scores
+
+
+def test_a_run_without_a_last_round_shows_no_number_of_rounds(caplog, tiny, capsys):
+    class Ending(RoundCallback):
+        def on_round_trained(self, trainer, pl_module):
+            trainer.should_stop = trainer.current_epoch == 1
+
+    caplog.set_level("INFO", "fedsim")
+    bars = [Ending(), RoundProgress(line_interval=0.0)]
+    trainer = fedsim.Trainer(callbacks=bars, **QUIET | {"max_epochs": -1, "limit_val_batches": 0})
+    trainer.fit(make_model(FedPav()), datamodule=make_data())
+    lines = [line for line in caplog.messages if line.startswith("round ")]
+    assert {line.partition(":")[0] for line in lines} == {"round 1", "round 2"}
+    assert not any("left" in line for line in lines)
+    assert main(["describe", "--config", str(tiny), "--trainer.max_epochs=-1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("FedPav, no last round (costs are those of the first), 1 rank\n")
+    assert "-1" not in out.partition("\n")[0]

@@ -1,7 +1,12 @@
 """``fedsim export --output model.onnx``: another program computes the features that fedsim computes."""
 
+import copy
+import random
+import shutil
+
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
@@ -11,7 +16,8 @@ from fedsim.methods import FedPav
 from fedsim.models import ResNet, SmallCNN, onnx_file
 from fedsim.models.onnx_file import PixelsToFeatures, network_of
 from fedsim.models.reid import Neck, ReIDModel
-from small import fit, make_model
+from fedsim.parsing.config_files import read_config
+from small import fit, make_model, refuse
 from tiny_run import TINY
 
 
@@ -74,7 +80,7 @@ def test_the_network_is_found_among_those_of_the_config(run):
             for name, tensor in network.state_dict().items()
             if tensor.is_floating_point()
         }
-        found, layer, size = network_of(config, tensors)
+        found, layer, size = network_of(read_config(str(config)), config, tensors)
         assert layer == ("pool" if kind == "none" else "neck")
         assert size == (32, 16)
         assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in network.state_dict().items())
@@ -85,12 +91,10 @@ def test_weights_of_a_file_are_not_looked_for(run, tmp_path):
     config = tmp_path / "config.yaml"
     text = (run / "config.yaml").read_text()
     backbone = "{class_path: fedsim.models.ResNet, init_args: {depth: 18, weights: /nowhere/resnet18.pth}}"
-    config.write_text(f"{text}\n")
-    content = onnx_file.yaml.safe_load(text)
-    content["model"] |= {"backbone": onnx_file.yaml.safe_load(backbone), "neck": {"kind": "none", "dropout": 0.0}}
-    config.write_text(onnx_file.yaml.safe_dump(content))
+    content = yaml.safe_load(text)
+    content["model"] |= {"backbone": yaml.safe_load(backbone), "neck": {"kind": "none", "dropout": 0.0}}
     state = ResNet(depth=18, weights=None).state_dict()
-    found, _, _ = network_of(config, {name: t for name, t in state.items() if t.is_floating_point()})
+    found, _, _ = network_of(content, config, {name: t for name, t in state.items() if t.is_floating_point()})
     assert torch.equal(found.backbone.conv1.weight, state["conv1.weight"])
 
 
@@ -126,4 +130,46 @@ def test_a_network_that_nobody_knows_is_one_line(run, tmp_path, capsys, monkeypa
     assert export(path, tmp_path / "model.onnx") == 2
     assert "ONNX needs a run of fedsim fit" in capsys.readouterr().err
     with pytest.raises(onnx_file.ConfigError, match=r"no backbone of .* has the weights of this model"):
-        network_of(run / "config.yaml", {"conv.weight": torch.zeros(3)})
+        network_of(read_config(str(run / "config.yaml")), run / "config.yaml", {"conv.weight": torch.zeros(3)})
+
+
+def spoilt(content, drawn):
+    """Remove a value of a config that a network needs, or give it another type."""
+    content = copy.deepcopy(content)
+    paths = ["model", "data", "model.backbone", "model.backbone.class_path", "model.backbone.init_args", "model.neck",
+             "model.neck.kind", "model.neck.dropout", "model.evaluation", "data.size", "model.clients"]  # fmt: skip
+    path = drawn.choice(paths).split(".")
+    holder = content
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = drawn.choice(["x", 1.5, [], [1], {"x": 1}, "os.system", True, {"y": {"backbone": 3}}])
+    return content
+
+
+def test_no_edited_config_slips_through_with_another_error(run):
+    drawn, slipped, refused = random.Random(0), [], 0
+    content = read_config(str(run / "config.yaml"))
+    network = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck"))
+    tensors = {name.removeprefix("backbone."): t for name, t in network.state_dict().items() if t.is_floating_point()}
+    for _ in range(200):
+        edited = spoilt(content, drawn)
+        try:
+            network_of(edited, run / "config.yaml", tensors)
+        except onnx_file.ConfigError as error:
+            refused += 1
+            slipped += [] if "\n" not in str(error) and "config.yaml" in str(error) else [error]
+        except Exception as error:
+            slipped.append((edited["model"], repr(error)))
+    assert slipped == []
+    assert refused > 100
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "[" * 100, "- 1", "a: !!bool x", "\udcff", "model: x"])
+def test_a_config_that_cannot_be_read_is_one_line(run, tmp_path, capsys, monkeypatch, text):
+    monkeypatch.setattr(onnx_file, "_NEEDS", ())
+    shutil.copytree(run, tmp_path / "run")
+    for config in (tmp_path / "run").rglob("config.yaml"):
+        config.write_text(text, errors="surrogateescape")
+    arch = archs(run, capsys)[0]
+    line = refuse(capsys, "export", "--ckpt_path", tmp_path / "run", "--output", tmp_path / "m.onnx", "--arch", arch)
+    assert "config.yaml" in line

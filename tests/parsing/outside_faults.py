@@ -1,11 +1,15 @@
 """Faults from outside a config, drawn at random: in variables, command lines, run folders and checkpoints."""
 
 import copy
+import csv
+import io
 import itertools
 import json
 import random
 
+import numpy as np
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 TEXTS = ("x", "-1", "1.5", "1e9", "0x1", "99999999999999999999", "٣", "None", "\udcff", "a" * 300)
@@ -38,6 +42,34 @@ CONTRADICTIONS = (
 )  # fmt: skip
 """options that contradict every config of the tests, alone or in pairs"""
 
+COLUMNS = ("path", "pid", "cam", "dataset", "client", "part")
+ROWS = (
+    *((f"a{i}.png", f"{i // 2 + 1}", f"{i % 2}", "town", "anna", "train") for i in range(8)),
+    *((f"b{i}.png", f"{i // 2 + 1}", f"{i % 2}", "port", "ben", "train") for i in range(8)),
+    *((f"q{i}.png", f"{i + 8}", "0", name, "", "query") for name in ("town", "port", "new") for i in range(3)),
+    *((f"g{i}.png", f"{i + 8}", "1", name, "", "gallery") for name in ("town", "port", "new") for i in range(3)),
+)
+"""a manifest of two clients and an unseen data set, whose images are those of :func:`write_people`"""
+NO_NUMBERS = (
+    "", " ", "x", "1.5", "1e3", "0x1", "--1", "+1", "\u0663", "\u00b2", "nan", "None", "1 2", "9" * 19, "-2", "-9999",
+    "9" * 5000, "1\0", "true",
+)  # fmt: skip
+NO_IMAGES = (
+    "", "missing.png", ".", "..", "../../../../../../../../etc/passwd", "/etc/passwd", "/dev/zero", "/dev/null",
+    "~/a0.png", "$HOME/a0.png", "file:a0.png", "https://a.b/a0.png", "a0.png\0", "\0", "a" * 300 + ".png", "a/" * 3000,
+    "m.csv", "\udcff.png", "a0.png\n", " a0.png",
+)  # fmt: skip
+ODD_NAMES = (
+    "..", ".", "../../x", "/tmp/x", "a/b", "a\\b", "a\nb", "a\rb", "\x1b[2Jx", "a\0b", "\udcff", "\u202etac",
+    "a" * 300, "a" * 140_000, "-", "--run_dir", "{a: 1}", "*", "%s%n", "<script>", " ", "null", "1", "town ",
+    "\ud55c\uad6d", "CON", "a.b", "a,b;c", "a:b",
+)  # fmt: skip
+"""names of clients and data sets: each either stays a name, or is refused"""
+NO_PARTS = (
+    "", "Train", "test", "query -1", "query 0 0", "gallery 99999", "query \u0663", "val", "val_query ", "train\0",
+    "x" * 9999,
+)  # fmt: skip
+
 
 def draw_variable(number):
     """A variable and a value that it cannot have."""
@@ -50,7 +82,9 @@ def draw_words(number):
     """The words of a command that cannot be run."""
     rng = random.Random(f"words {number}")
     command = rng.choice(COMMANDS).split()
-    value = rng.choice([*"", " ", *TEXTS[:4], *YAML, "/nowhere/at/all", "a" * 300, "{", "~/nowhere", "\udcff"])
+    value = rng.choice(
+        [*"", " ", *TEXTS[:4], *YAML, "/nowhere/at/all", "a" * 300, "{", "~/nowhere", "\udcff", "\udcff" * 60]
+    )
     option = rng.choice(["--fault", "--config", "--run_dir.x", "--model.fault", "-q", "--trainer", "--help.x"])
     return [*command, *rng.choice([[option, value], [f"{option}={value}"], [option]])]
 
@@ -126,3 +160,110 @@ def damage_states(file, rng):
         tensors[f"{name}x"] = tensor
     save_file(tensors, file)
     return kind, name
+
+
+def write_people(folder):
+    """Write the images of a manifest's rows."""
+    rng = np.random.default_rng(0)
+    for name in {row[0] for row in ROWS}:
+        Image.fromarray(rng.integers(0, 256, (16, 8, 3), dtype=np.uint8)).save(folder / name)
+
+
+def draw_manifest(number):
+    """Return the kind of a manifest's fault, its bytes, and whether a fit may do without a refusal."""
+    rng = random.Random(f"manifest {number}")
+    kind = rng.choice(sorted(_MANIFESTS))
+    content, may_fit = _MANIFESTS[kind](rng, [list(COLUMNS), *map(list, ROWS)])
+    return kind, content if isinstance(content, bytes) else as_csv(content), may_fit
+
+
+def as_csv(rows, delimiter=",", end="\n", encoding="utf-8"):
+    """Return rows as the bytes of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, lineterminator=end).writerows(rows)
+    return text.getvalue().encode(encoding, "surrogateescape")
+
+
+def _set(rng, rows, column, values, may_fit=False):
+    """Give one row another value in a column."""
+    rng.choice(rows[1:])[column] = rng.choice(values)
+    return rows, may_fit
+
+
+def _column(rng, rows):
+    """Remove, repeat, exchange or rename a column, in the first line alone or in all lines."""
+    column, other = rng.sample(range(len(COLUMNS)), 2)
+    change = rng.choice([
+        lambda row: row[:column] + row[column + 1 :], lambda row: [*row, row[column]],
+        lambda row: [row[other] if i == column else value for i, value in enumerate(row)],
+        lambda row: [*row[:column], row[column].upper() + " ", *row[column + 1 :]], lambda row: [*row, ""],
+    ])  # fmt: skip
+    return [change(row) if i == 0 or rng.random() < 0.5 else row for i, row in enumerate(rows)], False
+
+
+def _lines(rng, rows):
+    """Cut, extend or empty one line, or write two manifests one after the other."""
+    place = rng.randrange(1, len(rows))
+    rows[place] = rng.choice([[], rows[place][:3], [*rows[place], "x"], rows[0], [*rows[place]] * 2, [""] * 6])
+    return rows, False
+
+
+def _twice(rng, rows):
+    """Repeat lines, as they are, with another identity, or in a test."""
+    for row in rng.sample(rows[1:], rng.randint(1, 3)):
+        change = {1: "77"} if rng.random() < 0.3 else {4: "", 5: "gallery"} if row[4] and rng.random() < 0.3 else {}
+        rows.insert(rng.randrange(1, len(rows)), [change.get(i, value) for i, value in enumerate(row)])
+    return rows, False
+
+
+def _bytes(rng, rows):
+    """Change single bytes of the file, or cut it off."""
+    content = bytearray(as_csv(rows))
+    for _ in range(rng.randint(1, 4)):
+        content[rng.randrange(len(content))] = rng.choice([0, 10, 13, 34, 44, 59, 255, rng.randrange(256)])
+    return bytes(content[: rng.randrange(len(content)) if rng.random() < 0.3 else None]), True
+
+
+def _saved_by(rng, rows):
+    """Save it as spreadsheets and other systems do: with a mark, other ends of lines, other encodings or delimiters."""
+    mark, end = rng.choice([b"", b"\xef\xbb\xbf"]), rng.choice(["\n", "\r\n", "\r", "\n\n"])
+    encoding = rng.choice(["utf-8", "utf-8", "latin-1", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-7", "cp037"])
+    delimiter = rng.choice([",", ",", ";", "\t", "|"])
+    return mark + as_csv(rows, delimiter, end, encoding), delimiter == "," and encoding in ("utf-8", "latin-1", "utf-7")
+
+
+def _without(rng, rows):
+    """Leave out all rows of a part, a client or a data set."""
+    column = rng.choice([3, 4, 5])
+    value = rng.choice(rows[1:])[column]
+    return [rows[0], *(row for row in rows[1:] if row[column] != value)], True
+
+
+def _renamed(rng, rows):
+    """Give a client or data set an odd name, in all of its rows or in one."""
+    column, name = rng.choice([3, 4]), rng.choice(ODD_NAMES)
+    value = rng.choice([row[column] for row in rows[1:] if row[column]])
+    named = [row for row in rows[1:] if row[column] == value]
+    for row in named if rng.random() < 0.8 else rng.sample(named, 1):
+        row[column] = name
+    return rows, True
+
+
+_MANIFESTS = {
+    "column": _column,
+    "line": _lines,
+    "twice": _twice,
+    "bytes": _bytes,
+    "saved by": _saved_by,
+    "without": _without,
+    "renamed": _renamed,
+    "empty": lambda rng, _: (rng.choice([b"", b"\n", b"\0", b"\xef\xbb\xbf", as_csv([COLUMNS])]), False),
+    "another file": lambda rng, _: (rng.randbytes(rng.choice([1, 100, 5000])), False),
+    "pid": lambda rng, rows: _set(rng, rows, 1, NO_NUMBERS),
+    "cam": lambda rng, rows: _set(rng, rows, 2, (*NO_NUMBERS, "-1")),
+    "path": lambda rng, rows: _set(rng, rows, 0, NO_IMAGES),
+    "part": lambda rng, rows: _set(rng, rows, 5, NO_PARTS),
+    "reserved": lambda rng, rows: _set(rng, rows, 3, ("", "seen", "unseen")),
+    "huge": lambda rng, rows: _set(rng, rows, rng.randrange(6), ("a" * 200_000, "1" * 200_000, '"' * 200_001)),
+}
+"""kind -> a function of a random generator and the rows; it returns rows or bytes, and whether a fit may go on"""

@@ -1,6 +1,7 @@
 """Drawn faults from outside a config: each is one line, none slips through, and a run's files stay as they are."""
 
 import json
+import os
 import random
 import shutil
 
@@ -10,14 +11,18 @@ from outside_faults import (
     YAML,
     damage_checkpoint,
     damage_summary,
+    draw_manifest,
     draw_pair,
     draw_variable,
     draw_words,
+    write_people,
 )
 
 import others
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.preview import contact_sheet
 from fedsim.parsing.config_files import check_words
 from fedsim.parsing.documents import parse_json, parse_yaml
 from fedsim.parsing.environment import check_environment
@@ -215,3 +220,69 @@ def test_a_users_own_files_beside_those_of_a_run_are_left_alone(finished, tmp_pa
 def test_an_empty_file_name_is_refused(finished, capsys):
     for option in ("--html", "--figure", "--curves", "--cmc", "--tradeoff", "--participation"):
         assert f"{option}: an empty text" in refuse(capsys, "report", finished, option, "")
+
+
+@pytest.fixture
+def people(tmp_path):
+    """The folder of a manifest, with its images."""
+    write_people(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("numbers", draws(250, 1500))
+def test_no_drawn_manifest_slips_through(people, numbers):
+    """Read as a fit and ``data preview`` read it: every image is decoded, every data set drawn."""
+    slipped, path = [], people / "m.csv"
+    for number in numbers:
+        kind, content, may_fit = draw_manifest(number)
+        path.write_bytes(content)
+        try:
+            data = FederatedDataModule(manifest=str(path), val="none", size=(16, 8))
+            tests = [split for test in data.federated.tests.values() for split in (test.query, test.gallery)]
+            for split in [*(client.train for client in data.federated.clients), *tests]:
+                split.images.decode((16, 8))
+            contact_sheet(data.list_domains(), (16, 8))
+            slipped += [] if may_fit else [(number, kind, "accepted")]
+        except FedSimError as error:
+            slipped += [] if str(error).startswith("/") else [(number, kind, str(error))]  # the manifest, or an image
+        except Exception as error:
+            slipped.append((number, kind, repr(error)))
+    assert slipped == []
+
+
+@pytest.mark.parametrize("numbers", draws(25, 150))
+def test_commands_refuse_drawn_manifests_in_one_line(people, capfd, numbers):
+    slipped, path = [], people / "m.csv"
+    model = [
+        "--model.backbone=SmallCNN",
+        "--model.method=FedPav",
+        "--model.client.batch_size=4",
+        "--trainer.max_epochs=1",
+    ]
+    trainer = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.check_val_every_n_epoch=1"]
+    for number in numbers:
+        kind, content, may_fit = draw_manifest(number)
+        path.write_bytes(content)
+        data = [f"--data.manifest={path}", "--data.val=none", "--data.size=[16,8]", f"--run_dir={people / str(number)}"]
+        code = main(["fit", *data, *model, *trainer])
+        text = capfd.readouterr().err
+        lines = text.splitlines()
+        if code == 0:
+            slipped += [] if may_fit else [(number, kind, "accepted")]
+        elif code != 2 or len(lines) != 1 or not lines[0].isprintable() or not lines[0].startswith("fedsim: error: "):
+            slipped.append((number, kind, code, text))
+        assert code == 0 or not (people / str(number)).exists()
+    assert slipped == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_manifest_that_is_no_file_is_refused_at_once(tmp_path, capsys, kind):
+    path = tmp_path / "m.csv"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    line = refuse(capsys, "describe", "--data.manifest", path, "--model.method=FedPav", "--model.backbone=SmallCNN")
+    assert "m.csv: cannot read this manifest (it is a folder, a pipe or a device, not a file)" in line

@@ -8,12 +8,16 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedsim.core.errors import ConfigError
-from fedsim.parsing.environment import check_environment
+from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.output import rank_of_this_process
+from fedsim.strategy.launch import check_place
 from fedsim.strategy.ready_ranks import LAUNCHER_ID, check_variables
 from small import refuse
 
-NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", LAUNCHER_ID)
+NAMES = (
+    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", LAUNCHER_ID,
+    "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_NODEID", "TORCHELASTIC_RUN_ID",
+)  # fmt: skip
 WRONG = ["x", "-1", "1.0", "0x1", "1e3", "²", "\u0661", "one", "0 1", "nan", "1,2", "--", "+1"]
 
 
@@ -97,3 +101,65 @@ def test_a_command_says_so_in_one_line_also_as_a_later_rank(monkeypatch, capsys)
             patch.setattr(rank_zero_only, "rank", int(environ.get("LOCAL_RANK", "0")))
             options = ["--config", "quickstart", f"--trainer.devices={devices}"]
             assert "unset " in refuse(capsys, "fit", *options)
+
+
+def place_of(drawn, nodes, per_node, is_slurm):
+    """The variables of one process of a launcher."""
+    node, local = drawn.randrange(nodes), drawn.randrange(per_node)
+    place = {"LOCALID": local, "NODEID": node, "PROCID": node * per_node + local}
+    if is_slurm:
+        sizes = {"SLURM_NTASKS": nodes * per_node, "SLURM_NNODES": nodes, "SLURM_STEP_ID": 0}
+        return {f"SLURM_{name}": str(number) for name, number in place.items()} | {k: str(v) for k, v in sizes.items()}
+    names = {"LOCALID": "LOCAL_RANK", "NODEID": "GROUP_RANK", "PROCID": "RANK"}
+    sizes = {"WORLD_SIZE": nodes * per_node, "LOCAL_WORLD_SIZE": per_node, "GROUP_WORLD_SIZE": nodes}
+    environ = {names[name]: str(number) for name, number in place.items()} | {k: str(v) for k, v in sizes.items()}
+    return environ | {"TORCHELASTIC_RUN_ID": "none"}
+
+
+@pytest.mark.parametrize("is_slurm", [True, False])
+def test_drawn_places_that_a_launcher_does_not_have_are_all_refused(is_slurm):
+    drawn, slipped = random.Random(9), []
+    for _ in range(300):
+        nodes, per_node = drawn.randint(1, 3), drawn.randint(1, 4)
+        right = place_of(drawn, nodes, per_node, is_slurm)
+        check_place(right)
+        names = {"SLURM_LOCALID": per_node, "SLURM_NODEID": nodes, "SLURM_PROCID": nodes * per_node}
+        if not is_slurm:
+            names = {"LOCAL_RANK": per_node, "GROUP_RANK": nodes, "RANK": nodes * per_node}
+        name = drawn.choice([*names])
+        wrong = right | {name: str(names[name] + drawn.randrange(3))}
+        if name != "GROUP_RANK" and drawn.random() < 0.3:
+            del wrong[name]
+        try:
+            check_place(wrong)
+            slipped.append(wrong)
+        except ConfigError as error:
+            slipped += [] if str(error).startswith(f"{name}: ") and "unset" in str(error) else [error]
+    assert slipped == []
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"SLURM_NTASKS": "1"}, {"SLURM_NTASKS": "1", "SLURM_PROCID": "1", "SLURM_STEP_ID": "0"},
+     {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "3"}, {"SLURM_NTASKS": "2", "SLURM_PROCID": "1"},
+     {"TORCHELASTIC_RUN_ID": "x"}, {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "5"},
+     {"LOCAL_RANK": "5"}, {"LOCAL_RANK": "1"}, {"GROUP_RANK": "3"}, {"RANK": "1", "WORLD_SIZE": "2"}],
+)  # fmt: skip
+def test_one_rank_with_the_place_of_another_is_one_line(monkeypatch, capsys, environ):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    rank = next((int(environ[name]) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in environ), 0)
+    monkeypatch.setattr(rank_zero_only, "rank", rank)  # as at Lightning's import
+    refuse(capsys, "fit", "--config", "quickstart", "--trainer.devices=1", "--trainer.accelerator=cpu")
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "3"}, {"LOCAL_RANK": "2"}, {"SLURM_PROCID": "1"}])
+def test_a_process_that_is_alone_reports_its_errors_whatever_its_rank(monkeypatch, capsys, environ):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rank_zero_only, "rank", int(next(iter(environ.values()))))
+    assert "--model.nonsense: there is no such option" in refuse(
+        capsys, "fit", "--config", "quickstart", "--model.nonsense=1"
+    )
+    assert not is_alone({"RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    assert not is_alone({"SLURM_PROCID": "1", "SLURM_STEP_ID": "0"})

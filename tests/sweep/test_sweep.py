@@ -45,6 +45,19 @@ WRONG = [
     ({"command": ["fedsim", "--run_dir=x", "${args}"]}, "command", "leave --run_dir out"),
     ({"parameters": {"run_dir": {"values": ["x"]}}}, "parameters.run_dir", "leave it out"),
     ({"parameters": None}, "parameters", "expected names"),
+    *(
+        ({"parameters": {name: {"values": [1]}}}, f"parameters.{name}", "write its name alone, such as model.client.b")
+        for name in (
+            "--data.val",
+            "----data.val",
+            "-data.val",
+            "---",
+            "-",
+            "--data.val=1",
+            "data.val=none",
+            "data.val=",
+        )
+    ),
     ({"parameters": {"a": 1}}, "parameters.a", "expected names"),
     ({"parameters": {"a": {"vals": [1]}}}, "parameters.a.vals", "choose from distribution, max"),
     ({"parameters": {"a": {"values": []}}}, "parameters.a.values", "at least one"),
@@ -71,6 +84,40 @@ def test_a_wrong_sweep_is_one_line_with_file_field_and_remedy(write_sweep, capsy
     assert "\n" not in line
     assert line.startswith(f"fedsim: error: {path}: {field}: ")
     assert remedy in line
+
+
+def test_no_drawn_name_of_a_parameter_becomes_another_option(write_sweep):
+    drawn, slipped = random.Random(3), []
+    for number in range(300):
+        name = "".join(
+            drawn.choice(["data", ".val", "-", "--", "=", " ", "\n", "\t", "x"]) for _ in range(drawn.randint(1, 5))
+        )
+        if name.strip(" \n\t") == name and not name.startswith("-") and not {*"=\n"} & {*name}:
+            continue
+        try:
+            read_sweep(write_sweep(parameters={name: {"values": [1]}}))
+            slipped.append((number, name))
+        except ConfigError as error:
+            slipped += [] if "is no name of an option" in str(error) else [(number, error)]
+    assert slipped == []
+    sweep = read_sweep(
+        write_sweep(parameters={"model.clients.some town-1.batch_size": {"values": [4]}, "a": {"values": [1]}})
+    )
+    assert [*sweep.parameters] == ["model.clients.some town-1.batch_size", "a"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [("a: &a [*a]", "repeats the section"), ("[" * 80, "more than 50 sections"), ("a: {b: ", "is not valid YAML"),
+     ("[1, 2]", "are no options"), ("1: {values: [1]}", "are no options"), ("x", "are no options"),
+     ("a: 2021-13-45", "cannot be read"), (b"\xff", "cannot read this config"), ("a: 1", "expected names with values"),
+     ("metric: [1]", "metric.name"), ("method: {}", "is unknown"), ("-x: {values: [1]}", "is no name of an option")],
+)  # fmt: skip
+def test_ranges_of_any_text_are_one_line(tmp_path, capsys, lines, problem):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"# sweep: " + (lines if isinstance(lines, bytes) else lines.encode()) + b"\n")
+    line = refuse(capsys, "sweep", "--method", path, "--dry-run", "--count", "2")
+    assert problem in line
 
 
 def test_wrong_calls(write_sweep, capsys, tmp_path, monkeypatch):
@@ -317,7 +364,7 @@ def test_a_method_without_ranges_of_its_own_sweeps_rate_and_epochs(tmp_path, mon
     assert yaml.safe_load(capsys.readouterr().out)["command"][-2:] == ["${args}", "--trainer.max_epochs=3"]
     Path("mine.yaml").write_text("# sweep: a: {values: [1\n# sweep: b: 1\n")
     assert main(["sweep", "--method", "mine.yaml", "--print"]) == 2
-    assert "mine.yaml: cannot read the lines # sweep: OPTION: RANGE" in capsys.readouterr().err
+    assert "mine.yaml: lines # sweep: OPTION: RANGE: is not valid YAML" in capsys.readouterr().err
 
 
 def test_what_is_printed_is_what_is_run(write_sweep, tmp_path, monkeypatch, capsys):

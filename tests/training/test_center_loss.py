@@ -115,7 +115,7 @@ def test_a_second_model_of_a_client_moves_no_center():
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_centers_move_in_place_where_the_loss_counts(counts):
-    """Recorded steps hold their address. The loss is that of the centers before the batch."""
+    """Captured steps hold their address. The loss is that of the centers before the batch."""
     pool, labels, centers = (tensor.float() if tensor.is_floating_point() else tensor for tensor in drawn(6, 3, 5))
     client = SimpleNamespace(objective=WITH, num_classes=5, kept={CENTERS: centers.clone()})
     output, batch = Output(Features(pool, pool), torch.zeros(6, 5), torch.zeros(5, 3)), Batch(None, labels)

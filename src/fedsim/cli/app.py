@@ -15,7 +15,7 @@ from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.parsing.config_files import check_words
-from fedsim.parsing.environment import check_environment
+from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
 from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
 from fedsim.parsing.output import end_output, print_text, rank_of_this_process
@@ -108,7 +108,7 @@ def _run(command: str, words: list[str]) -> None:
 def _report(error: BaseException, failure: CommandFailure) -> None:
     """Write the error on one rank: on rank 0, or on another one if rank 0 is lost."""
     rank, line = rank_of_this_process(), one_line(failure.message)
-    if rank == 0 or (isinstance(error, PeerError) and error.rank == 0):
+    if rank == 0 or is_alone() or (isinstance(error, PeerError) and error.rank == 0):
         sys.stderr.write(f"fedsim: error: {line}\n")
     elif not isinstance(error, PeerError | RunStoppedError):
         from fedsim.strategy.launch import await_rank_0

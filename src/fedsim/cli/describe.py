@@ -16,7 +16,7 @@ from fedsim.data.federated import FederatedData
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.ledger import Traffic
-from fedsim.federation.events import strategy_of
+from fedsim.federation.events import num_rounds, strategy_of
 from fedsim.federation.federation import Federation
 from fedsim.federation.memory import DeviceMemory, device_memory, placement_of, training_pixels
 from fedsim.federation.parts import Parts
@@ -34,17 +34,22 @@ def describe_federation(
     model: Federation,
     data: FederatedDataModule,
     world_size: int,
-    rounds: int,
+    rounds: int | None,
     per_machine: int = 1,
     *,
     ranks_per_device: int = 1,
     precision: str = "32-true",
 ) -> str:
-    """Return a report on a federation that is configured, but not set up; its data files are listed, not read."""
+    """Return a report on a federation that is configured, but not set up; its data files are listed, not read.
+
+    Without a number of ``rounds`` (None: there is no last one) it has the cost of one round.
+    """
     model.assemble(data, 0, world_size, torch.device("cpu"))
     placement = placement_of(model.settings, model.parts, world_size, per_machine)
     method, layer = model.settings.method, model.settings.evaluation.layer
-    parts = [f"{type(model.settings.method).__name__}, {rounds} rounds, {world_size} rank{'s' * (world_size > 1)}"]
+    length = "no last round (costs are those of the first)" if rounds is None else f"{rounds} rounds"
+    parts = [f"{type(model.settings.method).__name__}, {length}, {world_size} rank{'s' * (world_size > 1)}"]
+    rounds = 1 if rounds is None else rounds
     for arch, flat in model.parts.models.items():
         parts += [f"\nShared tensors: {arch}, bn_stats {model.settings.bn_stats}", group_table(flat)]
         if not flat.serves(layer, method.server_tensors(model.parts.server, arch)):
@@ -255,7 +260,7 @@ class FederatedTrainer(Trainer):
         """Show the shared tensors, the clients' data and the cost of a run."""
         per_machine = max(self.world_size // self.num_nodes, 1)
         text = describe_federation(
-            model, datamodule, self.world_size, self.max_epochs or 0, per_machine,
+            model, datamodule, self.world_size, num_rounds(self), per_machine,
             ranks_per_device=strategy_of(self).ranks_per_device, precision=str(self.precision),
         )  # fmt: skip
         print_text(text)

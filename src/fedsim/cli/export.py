@@ -20,7 +20,9 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.sparse_file import write_sparse
 from fedsim.models.attention import holds_attention
-from fedsim.models.onnx_file import PixelsToFeatures, check_onnx, network_of, write_onnx
+from fedsim.models.onnx_file import Layer, PixelsToFeatures, check_onnx, network_of, write_onnx
+from fedsim.models.reid import ReIDModel
+from fedsim.parsing.config_files import read_config
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, find_version, read_checkpoint, read_states
 
 log = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ def export(
         raise ConfigError("--sparse: the model is not pruned; leave it out, or give --client a client that prunes")
     about = _metadata(checkpoint, "mean of all clients" if mean else f"client {client}" if client else "global")
     if is_onnx:
-        network, layer, size = network_of(find_version(source) / "config.yaml", tensors)
+        network, layer, size = _network(find_version(source) / "config.yaml", tensors)
         _write(path, lambda partial: write_onnx(partial, PixelsToFeatures(network, layer), size, about))
     else:
         _write(path, lambda partial: save_file(tensors, partial, about))
@@ -91,6 +93,13 @@ def export(
         lack = "holds attention, which torchvision's networks lack"
         lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
     return "\n".join(lines)
+
+
+def _network(config: Path, tensors: dict[str, Tensor]) -> tuple[ReIDModel, Layer, tuple[int, int]]:
+    """Return the network of a checkpoint with a ``config``; see :func:`network_of`."""
+    if not config.is_file():
+        raise ConfigError(f"--output: {config} is missing, so the network is unknown; ONNX needs a run of fedsim fit")
+    return network_of(read_config(str(config)), config, tensors)
 
 
 def _chosen_tensors(

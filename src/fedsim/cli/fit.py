@@ -38,7 +38,7 @@ from fedsim.cli.run_directory import (
 )
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import expanded
+from fedsim.core.files import expanded, missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
@@ -116,10 +116,12 @@ class FedSimCLI(LightningCLI):
         self.command = args[0]
         self.asks_for_help = asks_for_help(args)
         self.lock: RunLock | None = None
+        self._missing: list[Path] = []  # folders that a command makes, and that are removed with its refusal
         try:
             self._call(args)
-        except OSError as error:
-            if self.lock is not None and (message := message_of_change(self.lock.folder, error)):
+        except BaseException as error:
+            remove_empty(self._missing)
+            if self.lock and isinstance(error, OSError) and (message := message_of_change(self.lock.folder, error)):
                 raise DataError(message) from error
             raise
         finally:
@@ -236,6 +238,7 @@ class FedSimCLI(LightningCLI):
             self.scored = self.scored._replace(content=None)  # which may be large
             self._prepare_run(config)
         elif rank_of_this_process() == 0 and (self.subcommand == "predict" or self.model.rankings is not None):
+            self._missing = missing_folders(*(self.run_dir / name for name in ("features", "rankings", "maps")))
             make_run_dir(self.run_dir)  # last: all other checks have passed
 
     def _prepare_run(self, config: Namespace) -> None:

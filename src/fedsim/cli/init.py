@@ -8,17 +8,21 @@ from pathlib import Path
 
 from fedsim.cli.commands import call
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import replacing
+from fedsim.core.files import given_path, replacing
 from fedsim.core.names import check_text, printable
 from fedsim.core.nvidia import visible_gpus
+from fedsim.data.federated import RetrievalSet
+from fedsim.data.federations import build_federation, check_names
 from fedsim.data.images import Domain, Split
 from fedsim.data.market import MarketFolders
+from fedsim.data.use import has_matches, obstacle_of
 from fedsim.parsing.documents import as_yaml
 
 log = logging.getLogger(__name__)
 
 _LARGE = 2000  # images from which on the config has a pretrained network, and images of the papers' size
 _SIZE = (256, 128)
+_ANY_CAMERA = "  evaluation: {camera_aware: false}  # matches of a query's own camera count\n"
 _CONFIG = """\
 # {clients} of {root}; {unseen}.
 #   fedsim describe --config {output}
@@ -33,7 +37,7 @@ trainer:
   method: FedPav               # fedsim list methods: all of them
   backbone: {backbone}
   neck: {{kind: linear, dim: 512}}
-  client:
+{evaluation}  client:
     batch_size: {batch}             # {batch_why}
     local_epochs: 1
     optimizer:
@@ -76,30 +80,32 @@ def init(folder: str, output: str = "fedsim.yaml") -> str:
         folder: a folder of one data set, or of several.
         output: the config to write; it must not exist.
     """
-    root, path = Path(folder).expanduser(), Path(output)
+    root, path = given_path(folder), Path(output)
     if path.exists():
         raise ConfigError(f"--output: {path} exists already; give another name, or remove it")
-    check_text(str(root.absolute()), "--folder")
+    check_text(str(root), "--folder")
     check_text(output, "--output")
     domains = MarketFolders(str(root)).domains()
-    trained = [domain for domain in domains if domain.train is not None]
-    if not trained:
+    check_names(domains)
+    if not any(domain.train for domain in domains):
         raise DataError(f"{root}: no data set has a folder bounding_box_train, so there is no client to train")
-    text = _config(root, path, trained, [domain.name for domain in domains if domain.train is None])
+    text = _config(root, path, domains)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
-    clients = "\n".join(f"{domain.name}: {_size(domain.train)}" for domain in trained if domain.train is not None)
+    clients = "\n".join(f"{printable(d.name)}: {_size(d.train)}" for d in domains if d.train is not None)
     return f"{clients}\nwrote {path}; try fedsim describe --config {path}, then fedsim fit --config {path}"
 
 
-def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) -> str:
-    """Return the config for these data sets; ``unseen`` are names."""
-    images = {domain.name: len(domain.train or ()) for domain in trained}
-    identities = {domain.name: len(domain.train.identities) for domain in trained if domain.train is not None}
-    fewest = min(identities, key=identities.__getitem__)
-    holds_out = identities[fewest] >= 10  # a fifth of fewer identities is too small for a score
+def _config(root: Path, output: Path, domains: list[Domain]) -> str:
+    """Return the config for these data sets."""
+    trained = {domain.name: domain.train for domain in domains if domain.train is not None}
+    unseen = [printable(domain.name) for domain in domains if domain.train is None]
+    images = {name: len(train) for name, train in trained.items()}
+    identities = {name: len(train.identities) for name, train in trained.items()}
+    of_one_camera = _without_matches(domains)
+    obstacle = _obstacle_to_validation(domains, identities, camera_aware=not of_one_camera)
     large = sum(images.values()) >= _LARGE
-    names = ", ".join(f"{domain.name} ({_size(domain.train)})" for domain in trained if domain.train is not None)
+    names = ", ".join(f"{printable(name)} ({_size(train)})" for name, train in trained.items())
     batches = {name: _batch_of(count) for name, count in images.items()}
     batch = max(batches.values())
     client_batches = {name: size for name, size in batches.items() if size < batch}
@@ -107,9 +113,11 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
     return _CONFIG.format(
         clients=f"{len(images)} client{'s' * (len(images) > 1)}, {names},",
         root=printable(str(root)),
-        quoted=as_yaml(str(root.absolute())),
+        quoted=as_yaml(str(root)),
         unseen=f"only tested on: {', '.join(unseen)}" if unseen else "no data set is only tested on",
         output=printable(str(output)),
+        evaluation="  evaluation: {camera_aware: false}  # matches of a query's own camera count\n"
+        * bool(of_one_camera),
         rounds=100 if large else 20,
         every=10 if large else 5,
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",
@@ -118,13 +126,46 @@ def _config(root: Path, output: Path, trained: list[Domain], unseen: list[str]) 
         gpu_trainer=_GPU_TRAINER if visible_gpus() else "",
         gpu_client=_GPU_CLIENT if visible_gpus() else "",
         client_batches=_client_section(client_batches, images),
-        val="identities" if holds_out else "none",
-        why="a fifth of each client's identities chooses the checkpoint"
-        if holds_out
-        else f"no choice of a checkpoint: {fewest} has only {_people(identities[fewest])}",
+        val="none" if obstacle else "identities",
+        why=f"no choice of a checkpoint: {obstacle}"
+        if obstacle
+        else "a fifth of each client's identities chooses the checkpoint",
         height=_SIZE[0] if large else 64,
         width=_SIZE[1] if large else 32,
     )
+
+
+def _without_matches(domains: list[Domain]) -> list[str]:
+    """Return the data sets whose matches are all from a query's own camera, with a warning of each.
+
+    Raises:
+        DataError: if a data set has no matches at all.
+    """
+    names = []
+    for domain in domains:
+        test = RetrievalSet(domain.query, domain.gallery, splits=domain.splits)
+        if has_matches(test):
+            continue
+        if not has_matches(test, camera_aware=False):
+            raise DataError(f"{domain.name}: {obstacle_of(domain)}")
+        names.append(domain.name)
+        log.warning(
+            "%s: no query has a match from another camera, so the config counts those of its own camera "
+            "(model.evaluation.camera_aware: false), for all data sets; such scores are higher than those of papers",
+            printable(domain.name),
+        )
+    return names
+
+
+def _obstacle_to_validation(domains: list[Domain], identities: dict[str, int], camera_aware: bool) -> str:
+    """Return why identities cannot be held out to choose a checkpoint; empty if they can."""
+    fewest = min(identities, key=identities.__getitem__)
+    if identities[fewest] < 10:  # a fifth of them is too small for a score
+        return f"{printable(fewest)} has only {_people(identities[fewest])}"
+    for client in build_federation(domains).clients:
+        if client.val is not None and not has_matches(client.val, camera_aware):
+            return f"of {printable(client.name)}, no held-out image has a match from another camera"
+    return ""
 
 
 def _size(train: Split) -> str:
@@ -165,6 +206,8 @@ def _warn_of_few(images: dict[str, int], identities: dict[str, int], client_batc
         remedy = f"add more, or keep it out of training: data.unseen: {as_yaml([name])}"
         remedy += ", without its line in model.clients" if name in client_batches else ""
         if count < 2:
-            log.warning("%s: only one training image, and a fit needs two; %s", name, remedy)
+            log.warning("%s: only one training image, and a fit needs two; %s", printable(name), remedy)
         elif identities[name] == 1:
-            log.warning("%s: only one identity to train on, so there is nothing to distinguish; %s", name, remedy)
+            log.warning(
+                "%s: only one identity to train on, so there is nothing to distinguish; %s", printable(name), remedy
+            )

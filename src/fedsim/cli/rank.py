@@ -22,7 +22,7 @@ from fedsim.evaluation.ranker import Ranker, score_blocks
 from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
 from fedsim.evaluation.summary import METRICS
-from fedsim.functional.similarity import Distance, Similarity, query_blocks
+from fedsim.functional.similarity import Distance, NotFiniteError, Similarity, query_blocks
 from fedsim.parsing.error_lines import parsed
 
 T = TypeVar("T")
@@ -125,6 +125,8 @@ def _naming(path: str) -> Iterator[None]:
         yield
     except FedSimError:
         raise
+    except NotFiniteError as error:
+        raise DataError(f"{path}: {error}; write features that are finite, and of a smaller scale") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
 

@@ -54,7 +54,7 @@ class GraphMemory:
         self.gave_up = False
         """whether a capture has failed; then no further graph is captured"""
 
-    def record(self, generators: Sequence[torch.Generator], work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def capture(self, generators: Sequence[torch.Generator], work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture ``work`` as a graph and return the graph; random numbers come from ``generators``.
 
         During the capture the host runs ``work``, but the GPU does not.

@@ -6,8 +6,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError
@@ -25,6 +25,20 @@ def make_folder(path: Path, setting: str) -> None:
         raise ConfigError(f"{setting}: {path} cannot be a folder ({error.strerror}); name another") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{setting}: {path} cannot be written; name another")
+
+
+def missing_folders(*paths: Path) -> list[Path]:
+    """Return the folders of ``paths`` and above that do not exist yet, inner ones first, for :func:`remove_empty`."""
+    folders = dict.fromkeys(folder for path in paths for folder in (path, *path.parents))
+    return sorted((path for path in folders if not os.path.lexists(path)), key=lambda path: -len(path.parts))
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove ``folders``, inner ones first, up to one that is not empty: others may be on the way to it (a/../b)."""
+    with suppress(OSError):
+        for folder in folders:
+            with suppress(FileNotFoundError):  # it was never made
+                folder.rmdir()
 
 
 def expanded(text: str, setting: str) -> str:
@@ -45,6 +59,15 @@ def expanded(text: str, setting: str) -> str:
     if not path.strip():
         raise ConfigError(f"{setting}: is empty; is a variable of your command not set? name a folder, or leave it out")
     return path
+
+
+def given_path(text: str) -> Path:
+    """Return the path that a setting means, absolute: a config may be used in another folder than it was made for.
+
+    >>> given_path("~/data").is_absolute(), given_path("data").is_absolute()
+    (True, True)
+    """
+    return Path(text).expanduser().absolute()
 
 
 @contextmanager

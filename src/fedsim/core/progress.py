@@ -1,6 +1,7 @@
 """Progress of this process's main thread: a count that only grows, which other threads read.
 
-Every batch, decoded part, scored model and wait for other ranks counts. A rank whose count stands still hangs.
+Every batch, decoded part, block of queries, scored model and wait for other ranks counts. A rank whose count stands
+still hangs, so a method with a long step of its own calls :func:`note_progress` in it.
 """
 
 from __future__ import annotations

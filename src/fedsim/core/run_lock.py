@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import make_folder
+from fedsim.core.files import make_folder, missing_folders, remove_empty
 
 LOCK_FILE = "fit.lock"
 HEARTBEAT = 20.0
@@ -58,7 +58,7 @@ class RunLock:
             ConfigError: if a process that may be alive has it (the message names host, process and time), or if it
                 cannot be written.
         """
-        self._made = [path for path in (self.folder, *self.folder.parents) if not os.path.exists(path)]
+        self._made = missing_folders(self.folder)
         try:
             make_folder(self.folder, "run_dir")
             with _guarded(self.path) as file:
@@ -115,9 +115,7 @@ class RunLock:
         self._remove_folders()
 
     def _remove_folders(self) -> None:
-        with suppress(OSError):  # it is not empty any more
-            for path in self._made:  # the deepest first
-                path.rmdir()
+        remove_empty(self._made)
         self._made = []
 
     def _write(self, file: int, owner: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def findings_in(root: Path, everything: bool = False) -> list[Finding]:
         DataError: if there is no such folder.
     """
     if not root.is_dir():
-        raise DataError(f"{root}: no such folder")
+        raise DataError(f"{root.absolute()}: no such folder")
     findings = [f for f in find_data(root) if everything or f.found is not None or not f.problem.startswith(_ABSENT)]
     return findings + find_market_folders(root, {f.layout.partition(":")[0] for f in findings})
 

@@ -44,7 +44,10 @@ def build_federation(
     Raises ConfigError if a name does not exist, no client is left to train, or ``val`` would hold out classes;
     DataError if a client's data cannot be split.
     """
-    _check_names(domains, unseen, public)
+    check_names(domains)
+    names = [domain.name for domain in domains]
+    known("data.unseen", unseen, names, "data set")
+    known("data.public", [public] if public else [], names, "data set")
     hidden = {*unseen, *([public] if public else [])}
     seen = {d.name: d.train for d in domains if d.train is not None and d.name not in hidden}
     if not seen:
@@ -84,14 +87,13 @@ def build_federation(
     )
 
 
-def _check_names(domains: Sequence[Domain], unseen: Sequence[str], public: str | None) -> None:
+def check_names(domains: Sequence[Domain]) -> None:
+    """Raise ConfigError if a data set cannot be called as it is, or two are called the same."""
     names = [domain.name for domain in domains]
     if bad := [name for name in RESERVED if name in names]:
         raise ConfigError(f"data.source: a data set cannot be called {bad[0]}, the name of a mean; rename the folder")
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"data.source: two data sets are called {min(twice)}; rename a folder")
-    known("data.unseen", unseen, names, "data set")
-    known("data.public", [public] if public else [], names, "data set")
 
 
 def _shares(seen: dict[str, Split], partition: Partition, parts: int, alpha: float) -> Iterator[tuple[str, str, Split]]:

@@ -32,7 +32,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import new_folder
+from fedsim.core.files import given_path, new_folder
 from fedsim.core.names import file_names
 from fedsim.data.federated import ClientData, FederatedData, GeneratedImages
 from fedsim.data.images import ImageFiles
@@ -109,7 +109,7 @@ def add_generated(federated: FederatedData, settings: Generated) -> FederatedDat
 
     Raise DataError if no client has any, or a file is wrong; the message names client, file and identity.
     """
-    root = Path(settings.root).expanduser()
+    root = given_path(settings.root)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; set data.generated.root, or data.generated to null")
     folders = folders_of_clients(root, federated)

@@ -144,6 +144,7 @@ def read_manifest(path: Path) -> FederatedData:
         else:
             group = clients.setdefault(row.client, {}) if row.client else tests.setdefault(row.dataset, {})
             group.setdefault(row.part, []).append(line)
+    _check_once(clients, tests)
     if not clients:
         raise DataError(f"{path}: no client has training images; some rows need a client and the part train")
     members = tuple(_client(name, parts, tests) for name, parts in clients.items())
@@ -157,9 +158,30 @@ def read_manifest(path: Path) -> FederatedData:
     return FederatedData(members, sets, unseen, _split(public) if public else None, public_name)
 
 
+def _check_once(clients: Mapping[str, _Parts], tests: Mapping[str, _Parts]) -> None:
+    """Raise DataError for an image that is twice in one part, or that is both trained and tested on."""
+    trained: dict[Path, _Line] = {}
+    for parts in clients.values():
+        trained |= {line.row.path: line for line in parts.get("train", ())}
+    for group in (*clients.values(), *tests.values()):
+        for lines in group.values():
+            first: dict[Path, int] = {}
+            for line in lines:
+                path, client, part = line.row.path, line.row.client, line.row.part
+                if (number := first.setdefault(path, line.number)) != line.number:
+                    raise line.wrong(f"{path.name} is in this {part} twice, first in line {number}; remove one of them")
+                if not client and path in trained:
+                    place = f"in train of {trained[path].row.client}, line {trained[path].number}"
+                    raise line.wrong(f"{path.name} is tested on ({part}), and {place}; remove one of them")
+
+
 def domains_of(federated: FederatedData) -> list[Domain]:
-    """Return the data sets of a federation, for pictures, without clients of several data sets."""
-    domains = []
+    """Return the data sets of a federation, for pictures, without clients of several data sets.
+
+    A client whose data set is not tested on is a data set of its own.
+    """
+    empty = _split([])
+    domains = [Domain(client.name, client.train, empty, empty) for client in federated.clients if not client.tests]
     for name, test in federated.tests.items():
         trains = [client.train for client in federated.clients if client.tests == (name,)]
         train = Split.concatenate(trains) if trains else None
@@ -169,8 +191,10 @@ def domains_of(federated: FederatedData) -> list[Domain]:
 
 def _read_lines(path: Path) -> list[_Line]:
     try:
+        if path.exists() and not path.is_file():  # all ranks read it, and a pipe would be waited for
+            raise OSError("it is a folder, a pipe or a device, not a file")
         text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read this manifest ({error}); write one with fedsim data manifest") from error
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     folder = Path(os.path.abspath(path.parent))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError
+from fedsim.core.files import given_path
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Index, ReIDSource, Split
 from fedsim.data.leftovers import LeftOut, images_outside, left_out_in, sub_folders
 from fedsim.data.listing import read_folder
@@ -42,7 +43,7 @@ class MarketFolders(ReIDSource):
     """
 
     def __init__(self, root: str, names: list[str] | None = None, unlabelled: bool = False) -> None:
-        self.root, self.names, self.unlabelled = Path(root).expanduser(), names, unlabelled
+        self.root, self.names, self.unlabelled = given_path(root), names, unlabelled
 
     def domains(self) -> list[Domain]:
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""

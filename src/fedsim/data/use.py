@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.data.federated import RetrievalSet
 from fedsim.data.images import Domain, Split
 
 
@@ -25,8 +26,7 @@ def obstacle_of(domain: Domain) -> str:
         unknown = "; if number 0 means that people are unknown, set unlabelled: true of data.source"
         advice = unknown if domain.train.identities[0] == 0 else ""
         return f"only one training identity; training needs at least 2{advice}"
-    trials = [(domain.gallery.take(query), domain.gallery.take(gallery)) for query, gallery in domain.splits]
-    if all(_num_valid(query, gallery) for query, gallery in trials or [(domain.query, domain.gallery)]):
+    if has_matches(RetrievalSet(domain.query, domain.gallery, splits=domain.splits)):
         return ""
     cameras = np.unique(np.concatenate([part.camids for part in (domain.query, domain.gallery)]))
     of_cameras = f"all test images are of camera {cameras[0] + 1}" if len(cameras) == 1 else "all matches are junk"
@@ -34,6 +34,16 @@ def obstacle_of(domain: Domain) -> str:
         f"no query has a match from another camera ({of_cameras}); add images of other cameras, or set "
         "model.evaluation.camera_aware to false"
     )
+
+
+def has_matches(sets: RetrievalSet, camera_aware: bool = True) -> bool:
+    """Whether evaluation finds a query with a match, in each split; ``camera_aware``: one from another camera."""
+    pool = sets.gallery
+    trials = [(pool.take(query), pool.take(gallery)) for query, gallery in sets.splits] or [(sets.query, pool)]
+    if camera_aware:
+        return all(_num_valid(query, gallery) for query, gallery in trials)
+    least = 1 if sets.own is None else 2  # the query itself is no match
+    return all(any((gallery.pids == pid).sum() >= least for pid in query.pids if pid >= 0) for query, gallery in trials)
 
 
 def notes_of(domain: Domain) -> str:

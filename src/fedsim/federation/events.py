@@ -79,10 +79,15 @@ def strategy_of(trainer: Trainer) -> FederatedStrategy:
     return strategy
 
 
+def num_rounds(trainer: Trainer) -> int | None:
+    """Return ``trainer.max_epochs``; None if it is -1, for a run without a last round."""
+    return None if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+
+
 def was_stopped(trainer: Trainer) -> bool:
     """Return whether a signal ended the fit before its last round."""
-    last = trainer.max_epochs
-    is_last = last is not None and 0 <= last <= trainer.current_epoch
+    last = num_rounds(trainer)
+    is_last = last is not None and last <= trainer.current_epoch
     return strategy_of(trainer).stop_signal is not None and not is_last
 
 

@@ -15,11 +15,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
 from fedsim.core.devices import check_accelerator
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.false_alarms import ignore_false_alarms
-from fedsim.core.files import make_folder
+from fedsim.core.files import expanded
+from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.evaluation.summary import score_rows
-from fedsim.federation.callbacks import Preemption, RoundProgress, RunSummary, ScoreLastRound
+from fedsim.federation.callbacks import HoldRunDirectory, Preemption, RoundProgress, RunSummary, ScoreLastRound
+from fedsim.strategy.launch import check_place
 from fedsim.strategy.sharing import gpus_for
 from fedsim.strategy.strategy import FederatedStrategy
 
@@ -41,7 +43,8 @@ class Trainer(lightning.Trainer):
 
     Args:
         run_dir: folder in which a fit writes ``metrics.csv``, ``summary.json`` and ``checkpoints``, for fedsim report
-            and export; None: nothing is written.
+            and export; ``~`` and variables are replaced. A fit keeps other fits out of it, and makes it. None: nothing
+            is written.
         options: Lightning's arguments; they override :data:`DEFAULTS`.
 
     Raises:
@@ -49,6 +52,7 @@ class Trainer(lightning.Trainer):
     """
 
     def __init__(self, *, run_dir: str | Path | None = None, **options: Any) -> None:
+        self._lock: RunLock | None = None
         callbacks = _as_list(options.pop("callbacks", None))
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
@@ -57,10 +61,17 @@ class Trainer(lightning.Trainer):
         if run_dir is None:
             options = {"logger": False, "enable_checkpointing": False} | options
         else:
-            folder = Path(run_dir)
-            _begin(folder)
-            callbacks += [*_of_run(folder), *_checkpoints(folder, options.get("enable_checkpointing"), callbacks)]
+            folder = Path(expanded(str(run_dir), "run_dir")).absolute()  # the working directory may change before a fit
+            if (folder / "summary.json").exists():
+                raise ConfigError(f"run_dir: {folder} holds a run already; give another one, or remove it")
+            self._lock = RunLock(folder)
+            callbacks += [
+                HoldRunDirectory(self._lock),
+                *_of_run(folder),
+                *_checkpoints(folder, options.get("enable_checkpointing"), callbacks),
+            ]
             options = {"logger": CSVLogger(folder, name="", version=""), "default_root_dir": str(folder)} | options
+        check_place()
         arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
         if isinstance(strategy := arguments["strategy"], FederatedStrategy):
             arguments["devices"] = gpus_for(arguments.get("devices", "auto"), strategy.ranks_per_device)
@@ -74,25 +85,46 @@ class Trainer(lightning.Trainer):
         return score_rows({name: float(value) for name, value in self.callback_metrics.items()})
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
-        """Train a federation; the arguments are Lightning's."""
-        with _without_false_alarms():
-            super().fit(*args, **kwargs)
+        """Train a federation; the arguments are Lightning's.
+
+        Raises:
+            ConfigError: if another fit runs in ``run_dir``, or it cannot be written.
+            DataError: if files of the run are removed meanwhile.
+        """
+        with _without_false_alarms(), self._held():
+            super().fit(*args, **_with_path(kwargs))
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the run directory, if there is one, on the first rank."""
+        lock = self._lock if self.is_global_zero else None
+        try:
+            if lock is not None:
+                lock.acquire()
+            yield
+        except OSError as error:
+            if self._lock is not None and (message := message_of_change(self._lock.folder, error)):
+                raise DataError(message) from error
+            raise
+        finally:
+            if lock is not None:
+                lock.release()
 
     def validate(self, *args: Any, **kwargs: Any) -> Any:
         """Score the clients' validation data; the arguments are Lightning's, the table is in :attr:`scores`."""
         with _without_false_alarms():
-            return super().validate(*args, **{"verbose": False} | kwargs)
+            return super().validate(*args, **{"verbose": False} | _with_path(kwargs))
 
     def test(self, *args: Any, **kwargs: Any) -> Any:
         """Score the test sets; the arguments are Lightning's, the table is in :attr:`scores`."""
         with _without_false_alarms():
-            return super().test(*args, **{"verbose": False} | kwargs)
+            return super().test(*args, **{"verbose": False} | _with_path(kwargs))
 
 
-def _begin(folder: Path) -> None:
-    if (folder / "summary.json").exists():
-        raise ConfigError(f"run_dir: {folder} holds a run already; give another one, or remove it")
-    make_folder(folder, "run_dir")
+def _with_path(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace ``~`` and variables in ``ckpt_path``."""
+    path = options.get("ckpt_path")
+    return options if path is None else options | {"ckpt_path": expanded(str(path), "ckpt_path")}
 
 
 def _of_run(folder: Path) -> list[Callback]:

@@ -33,6 +33,7 @@ from scipy import sparse
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.progress import note_progress
 from fedsim.functional.neighbours import Neighbours, Search
 
 Ints = NDArray[np.int64]
@@ -93,6 +94,7 @@ def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) 
     for start in range(0, len(rows), block):
         part = slice(start, min(start + block, len(rows)))
         distance = np.ones((part.stop - start, len(columns)), dtype=np.float32)
+        note_progress()
         for out, row in zip(distance, rows[part], strict=True):
             images, values = overlap.neighbours(row)
             out[images] = values

@@ -9,6 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fedsim.core.progress import note_progress
+
 Distance = Literal["cosine", "euclidean"]
 
 _ROWS = 256  # queries per block, at most
@@ -16,7 +18,7 @@ _BLOCK_BYTES = 96 * 2**20  # largest block of similarities in memory: large gall
 
 
 class NotFiniteError(ValueError):
-    """A feature vector, or its length, is NaN or infinite."""
+    """A feature vector is NaN or infinite, or its length is in float32."""
 
 
 def query_blocks(num_queries: int, num_gallery: int) -> list[slice]:
@@ -59,7 +61,7 @@ class Similarity:
             raise ValueError(f"query: {list(query.shape)} and gallery: {list(gallery.shape)} are not [Q, D] and [G, D]")
         self.query, self.gallery, self.distance = query.detach().float(), gallery.detach().float(), distance
         self._query_norms, self._gallery_norms = (_norms(part) for part in (self.query, self.gallery))
-        _check_finite({"query": self._query_norms, "gallery": self._gallery_norms})
+        _check_finite({"query": (query, self._query_norms), "gallery": (gallery, self._gallery_norms)})
         if distance == "euclidean":  # not from the norms: rounded roots would separate equal images
             self._half_squares = torch.cat([part.square().sum(1) / 2 for part in self.gallery.split(_ROWS)])
         self._queries = torch.empty_like(self.query[:_ROWS], requires_grad=False)
@@ -77,6 +79,7 @@ class Similarity:
 
     def block(self, rows: slice | list[int]) -> Tensor:
         """Return the similarities of some queries, [b, G] float32; the next call overwrites them."""
+        note_progress()  # a large gallery takes long
         query = self.query[rows]
         if self.distance == "cosine":  # into a buffer: a new tensor for every block would leave holes in the heap
             query = torch.div(query, self._query_norms[rows, None], out=self._queries[: len(query)])
@@ -97,11 +100,18 @@ def _norms(features: Tensor) -> Tensor:
     return norms
 
 
-def _check_finite(norms: dict[str, Tensor]) -> None:
-    """Raise NotFiniteError if a length is not finite; the host waits for the device once."""
-    for (name, lengths), good in zip(
-        norms.items(), torch.stack([part.isfinite().all() for part in norms.values()]).tolist(), strict=True
-    ):
+def _check_finite(parts: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Raise NotFiniteError if a length is not finite; ``parts``: name -> features and lengths.
+
+    The host waits for the device once.
+    """
+    all_good = torch.stack([lengths.isfinite().all() for _, lengths in parts.values()]).tolist()
+    for (name, (features, lengths)), good in zip(parts.items(), all_good, strict=True):
         if not good:
             image = int((~lengths.isfinite()).nonzero()[0])
+            if features[image].isfinite().all():
+                largest = float(features[image].abs().max())
+                raise NotFiniteError(
+                    f"{name}: the features of image {image} reach {largest:.3g}, and float32 cannot hold their length"
+                )
             raise NotFiniteError(f"{name}: the features of image {image} are not finite")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from argparse import ArgumentError
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
@@ -64,31 +64,36 @@ def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about
     path.write_bytes(proto.SerializeToString())
 
 
-def network_of(config: Path, tensors: Mapping[str, Tensor]) -> tuple[ReIDModel, Layer, tuple[int, int]]:
+def network_of(
+    content: Mapping[str, Any], config: Path, tensors: Mapping[str, Tensor]
+) -> tuple[ReIDModel, Layer, tuple[int, int]]:
     """Build the network with the weights ``tensors``, whose names are those of :func:`fedsim.cli.export.export`.
 
-    ``config``: the config file of the run. Clients may have different backbones: the one with these names and shapes is
-    taken. Returns the network, the layer that the run compares, and the size of its images.
+    ``content``: that of the run's ``config``, which messages name. Clients may have different backbones: the one with
+    these names and shapes is taken. Returns the network, the layer that the run compares, and the size of its images.
 
     Raises:
-        ConfigError: if no network of the config fits.
+        ConfigError: if no network of the config fits, or the config describes none.
     """
-    if not config.is_file():
-        raise ConfigError(f"--output: {config} is missing, so the network is unknown; ONNX needs a run of fedsim fit")
-    content = yaml.safe_load(config.read_text())
-    settings = content["model"]
     outer_names = ("neck.", "pooling.")
     state = {(name if name.startswith(outer_names) else f"backbone.{name}"): t for name, t in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in state.items()}
     has_neck = any(name.startswith("neck.") for name in state)
-    for backbone in _backbones(settings):
+    try:
+        settings = content["model"]
+        height, width = map(int, content["data"]["size"])
+        layer: Layer = settings["evaluation"]["layer"] if has_neck else "pool"
         neck = Neck(**settings["neck"])
-        network = ReIDModel(backbone, neck if has_neck else replace(neck, kind="none", dropout=0.0))
-        tensors_of_network = network.state_dict().items()
-        if shapes == {name: t.shape for name, t in tensors_of_network if t.is_floating_point()}:
+        networks = [
+            ReIDModel(backbone, neck if has_neck else replace(neck, kind="none", dropout=0.0))
+            for backbone in _backbones(settings)
+        ]
+    except (ArgumentError, AttributeError, KeyError, TypeError, ValueError) as error:  # an edited config
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(f"--output: {config} does not describe a network ({reason}); was it edited?") from error
+    for network in networks:
+        if shapes == {name: t.shape for name, t in network.state_dict().items() if t.is_floating_point()}:
             network.load_state_dict(state, strict=False)  # all but counters of batches
-            layer: Layer = settings["evaluation"]["layer"] if has_neck else "pool"
-            height, width = content["data"]["size"]
             return network, layer, (height, width)
     raise ConfigError(f"--output: no backbone of {config} has the weights of this model; write .safetensors instead")
 

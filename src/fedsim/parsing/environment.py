@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from fedsim.core.errors import ConfigError
 
@@ -17,6 +17,10 @@ _OF_SLURM = (
     "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NTASKS_PER_NODE",
 )  # fmt: skip
 """read where SLURM_NTASKS or SLURM_PROCID is set"""
+_OF_OTHERS = (
+    "FEDSIM_LAUNCHER", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_RANK",
+)  # fmt: skip
+"""set in each of the processes that another one has started together"""
 _SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
 _BELOW = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("GROUP_RANK", "GROUP_WORLD_SIZE"))
 """a rank's number, and the number of ranks"""
@@ -43,6 +47,14 @@ def check_environment(environ: MutableMapping[str, str] = os.environ) -> None:
                 f"{name}: is {environ[name]}, but {size} is {environ[size]}, and ranks are counted from 0; "
                 "unset both, or let a launcher such as torchrun set them"
             )
+
+
+def is_alone(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether no other process reports the errors of this one, although a variable may give it another rank than 0.
+
+    Launchers and users who start ranks also say where these meet.
+    """
+    return not any(name in environ for name in _OF_OTHERS) and not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys()
 
 
 def _check_number(name: str, text: str) -> None:

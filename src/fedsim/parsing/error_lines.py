@@ -17,6 +17,7 @@ from typing import NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NoResultError, NotReadyError, RunStoppedError
+from fedsim.core.names import printable
 from fedsim.parsing.class_names import did_you_mean, missing_class, unknown_argument
 from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
@@ -150,8 +151,8 @@ def _is_users(file: str) -> bool:
 
 
 def one_line(message: str, length: int = 400) -> str:
-    """Join the lines of a message, and shorten it to ``length`` characters."""
-    text = re.sub(r"\s+", " ", message).strip()
+    """Join the lines of a message, write out what no terminal shows, and shorten it to ``length`` characters."""
+    text = printable(re.sub(r"\s+", " ", message).strip())
     return text if len(text) <= length else text[: length - 3] + "..."
 
 

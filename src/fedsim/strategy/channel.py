@@ -173,7 +173,7 @@ class ControlChannel:
         """Report that the main thread hangs, and end this process; another rank that has read the report prints it."""
         message = (
             f"no progress for {self._silence:.0f} s at {self._main.place()}; if this step of the work takes so long, "
-            "raise trainer.strategy.silence_timeout"
+            "raise trainer.strategy.silence_timeout, or note progress in it (docs/failures.md)"
         )
         self.fail(message)
         end_process("" if self._readers else f"rank {self._rank} stopped in {self.activity}: {message}")

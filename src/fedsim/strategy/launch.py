@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.utilities import rank_zero_only
 
 from fedsim.core.errors import ConfigError
 
@@ -86,6 +87,29 @@ def follow_launcher(
     return (launch.per_node if count is None else devices), launch.nodes
 
 
+def check_place(environ: Environment = os.environ) -> None:
+    """Check that the launcher has given this process a place; Lightning reads the variables without a message.
+
+    Raises:
+        ConfigError: if a variable is missing, or there is no such place; this process prints it, whatever its rank is.
+    """
+    launch = find_launch(environ)
+    if launch is None:
+        return
+    is_slurm = launch.launcher == "Slurm"
+    names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID") if is_slurm else ("LOCAL_RANK", "GROUP_RANK", "RANK")
+    for name, number in zip(names, (launch.per_node, launch.nodes, launch.per_node * launch.nodes), strict=True):
+        text = environ.get(name, "0" if name == "GROUP_RANK" else "").strip()  # Lightning's default
+        if text and int(text) < number:
+            continue
+        setattr(rank_zero_only, "rank", 0)  # noqa: B010 - an attribute of a function
+        problem = f"is {text}, but the run has {number}, counted from 0" if text else "is missing"
+        raise ConfigError(
+            f"{name}: {problem}; {launch.launcher} sets it for each process: start fedsim by it, or unset "
+            f"{'SLURM_NTASKS' if is_slurm else 'TORCHELASTIC_RUN_ID'} to run alone"
+        )
+
+
 def _check_by_hand(num_nodes: int, environ: Environment) -> None:
     """Check Lightning's variables by which nodes find each other if a user starts them one by one."""
     if LSFEnvironment.detect() or MPIEnvironment.detect():  # Lightning supports these launchers itself
@@ -126,6 +150,7 @@ def find_launch(environ: Environment = os.environ) -> Launch | None:
     if is_shell and (tasks == 1 or "SLURM_STEP_ID" not in environ):
         return None
     if "SLURM_STEP_ID" not in environ and tasks > 1:
+        setattr(rank_zero_only, "rank", 0)  # noqa: B010 - an attribute of a function; no other process prints the error
         raise ConfigError(f"Slurm: the job has {tasks} tasks, but only one of them runs; put srun before fedsim")
     # the step's numbers, not the job's: srun may start fewer
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES") or 1) if tasks > 1 else 1

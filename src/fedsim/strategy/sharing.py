@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.strategy.compute_mode import exclusive_gpus, has_mps, read_listing, why_not_shared
-from fedsim.strategy.launch import Devices, Environment, find_launch, follow_launcher, leave_launcher
+from fedsim.strategy.launch import Devices, Environment, check_place, find_launch, follow_launcher, leave_launcher
 
 FIELD = "trainer.strategy.ranks_per_device"
 _MOST_HERE, _MOST_ELSEWHERE = 64, 1024
@@ -66,6 +66,7 @@ def devices_of_run(devices: Devices, num_nodes: int, ranks_per_device: int, else
         leave_launcher()
     else:
         devices, num_nodes = follow_launcher(devices, num_nodes, ranks_per_device=ranks_per_device)
+        check_place()
     return gpus_for(devices, ranks_per_device), num_nodes
 
 

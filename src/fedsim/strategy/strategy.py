@@ -53,7 +53,8 @@ class FederatedStrategy(WatchedStrategy):
         round_timeout: longest wait of a rank for the others to finish their clients. A rank with small clients waits
             for one with a large client, so this is long.
         silence_timeout: longest time without a sign of life from a rank, or without progress of a rank that sleeps or
-            waits; after it, all end. A rank that computes without progress has five times as long.
+            waits; after it, all end. A rank that computes without progress has five times as long; a method shows
+            the progress of a long step by :func:`fedsim.core.progress.note_progress`.
         connect_timeout: longest time for the name MASTER_ADDR to resolve and its machine to answer. If the machine
             answers before rank 0 runs there, ``timeout`` applies.
         process_group_backend: nccl, gloo, or null for the default of the device; if ranks share GPUs, for sums among

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fedsim.core.errors import FedSimError, PeerError, RunStoppedError
+from fedsim.core.names import printable
 from fedsim.core.progress import note_progress
 from fedsim.strategy.channel import ControlChannel, end_process
 from fedsim.strategy.stop_watch import StopWatch, hear_sigterm
@@ -77,7 +78,7 @@ class WatchedStrategy(DDPStrategy):
         """Set this rank's activity, one line, for error messages of the other ranks."""
         note_progress()
         if self._channel is not None:
-            self._channel.activity = activity
+            self._channel.activity = printable(activity)  # the name of a client may have a line break
 
     def request_stop(self, signum: int, deadline: float | None = None) -> None:
         """Ask all ranks to end after this round, or at ``deadline`` (time.monotonic()). Safe in a signal handler."""
@@ -144,5 +145,6 @@ class WatchedStrategy(DDPStrategy):
 
     def _report(self, exception: BaseException) -> None:
         if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
-            text = str(exception) if isinstance(exception, FedSimError) else repr(exception)
-            self._channel.fail(text)
+            # an OSError names its file in str alone
+            text = str(exception) if isinstance(exception, FedSimError | OSError) else repr(exception)
+            self._channel.fail(" ".join(text.split()))

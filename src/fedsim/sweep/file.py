@@ -35,6 +35,8 @@ _NEEDS = {"constant": ("value",), "categorical": ("values",), **_RANGES, "normal
 _MACROS = (*DEFAULT_COMMAND, "${args_no_hyphens}")
 _MOST = 100_000
 """largest number of runs of a call, and of values of a parameter of a grid: more would fill the memory"""
+_OPTION = re.compile(r"[^\s=-]([^=\n]*[^\s=])?")
+"""inner hyphens and spaces may be those of a client's name"""
 _VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 
 
@@ -259,6 +261,9 @@ class _Reader:
         options = {}
         for name, fields in self._mapping(parameters, "parameters").items():
             field = f"parameters.{name}"
+            if not _OPTION.fullmatch(name):
+                remedy = "write its name alone, such as model.client.batch_size: the command line gets the two hyphens"
+                self._refuse(field, f"is no name of an option; {remedy}")
             if name in ("run_dir", "ckpt_path"):
                 self._refuse(field, "leave it out: every run gets its own run directory")
             options[name] = self._parameter(self._mapping(fields, field), field)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from tabulate import tabulate
 
 from fedsim.parsing.error_lines import one_line
 from fedsim.report import Rule, compare_with, group_runs
+from fedsim.report.runs import read_json
 from fedsim.sweep.file import Sample, Sweep, command_of, samples
 
 
@@ -40,7 +40,7 @@ class SweepRun:
     def summary(self) -> dict[str, Any]:
         """Return the content of its summary.json; empty if there is none."""
         path = self.folder / "summary.json"
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
 
 @dataclass(frozen=True)

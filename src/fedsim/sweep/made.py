@@ -8,11 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.papers.files import find_in_paper
 from fedsim.parsing.config_files import shipped_configs
+from fedsim.parsing.documents import parse_yaml
 from fedsim.parsing.error_lines import one_line
 
 _METHODS = Path("configs/methods")
@@ -54,12 +53,14 @@ def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
 
 
 def _ranges(path: Path) -> dict[str, Any]:
-    lines = re.findall(r"^# sweep: (.*)$", path.read_text(), re.MULTILINE)
     try:
-        ranges = yaml.safe_load("\n".join(lines))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path}: cannot read the lines # sweep: OPTION: RANGE ({one_line(str(error))})") from error
-    return dict(ranges or {})
+        lines = re.findall(r"^# sweep: (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot read this config ({one_line(str(error))}); does the file exist?") from error
+    ranges = parse_yaml("\n".join(lines), f"{path}: lines # sweep: OPTION: RANGE")[0] or {}
+    if not isinstance(ranges, dict) or not all(isinstance(option, str) for option in ranges):
+        raise DataError(f"{path}: the lines # sweep: are no options; write # sweep: OPTION: RANGE")
+    return ranges
 
 
 def sweep_of_paper(sweep_name: str, configs: Sequence[str]) -> dict[str, Any]:

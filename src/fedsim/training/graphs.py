@@ -133,7 +133,7 @@ class Replay:
         metrics, report, captured, losses = session.metrics, session.report, _CapturedMetrics(), list[Tensor]()
         session.metrics, session.report = captured, losses.append
         try:
-            graph = self._memory.record(self._model.generators, lambda: step(static))
+            graph = self._memory.capture(self._model.generators, lambda: step(static))
         except Exception as error:  # any error of a method: its plain step shows whether the method is wrong
             for optimizer in before:
                 optimizer.forget_gradients()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsim.core.errors import DataError
+from fedsim.core.files import given_path
 from fedsim.data.images import Domain, ReIDSource
 from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
 
@@ -45,7 +46,7 @@ class DataSet(ReIDSource):
     """whether its files are drawn"""
 
     def __init__(self, root: str) -> None:
-        self.root = Path(root).expanduser()
+        self.root = given_path(root)
 
     def domains(self) -> list[Domain]:
         """Return the data set; see :meth:`ReIDSource.domains`."""

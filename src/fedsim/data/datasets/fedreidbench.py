@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from fedsim.core.errors import DataError
+from fedsim.core.files import given_path
 from fedsim.data.datasets.base import files_of
 from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
 from fedsim.data.leftovers import LeftOut, image_files, left_out_beside, sub_folders
@@ -47,7 +48,7 @@ class FedReIDBench(ReIDSource):
     folder_names = MappingProxyType(_NAMES)
 
     def __init__(self, root: str, names: list[str] | None = None) -> None:
-        self.root, self.names = Path(root).expanduser(), names
+        self.root, self.names = given_path(root), names
 
     def domains(self) -> list[Domain]:
         """Return one domain per folder; see :meth:`ReIDSource.domains`."""

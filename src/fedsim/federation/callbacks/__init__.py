@@ -1,6 +1,6 @@
 """Callbacks that watch a run: progress, signals, the run's summary, W&B."""
 
-from fedsim.federation.callbacks.beginning import RunBeginning
+from fedsim.federation.callbacks.beginning import HoldRunDirectory, RunBeginning
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile, RunSummary, ScoreLastRound
@@ -8,6 +8,7 @@ from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join
 from fedsim.federation.events import RoundCallback
 
 __all__ = [
+    "HoldRunDirectory",
     "KeepConfig",
     "MetricsFile",
     "Preemption",

@@ -130,3 +130,19 @@ class RunBeginning(RoundCallback):
         for callback in callbacks:
             if isinstance(callback, KeepConfig):
                 callback.save_config(trainer, module, "fit")
+
+
+class HoldRunDirectory(RoundCallback):
+    """Makes sure before each round, on the first rank, that the run directory is still the run's.
+
+    Args:
+        lock: of the run directory.
+    """
+
+    def __init__(self, lock: RunLock) -> None:
+        self._lock = lock
+
+    def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise DataError if the directory was removed, or another process has it."""
+        if trainer.is_global_zero:
+            self._lock.check()

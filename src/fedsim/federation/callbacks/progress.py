@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from fedsim.core.placement import Placement
 from fedsim.federation.callbacks.summary import federation_of
-from fedsim.federation.events import RoundCallback
+from fedsim.federation.events import RoundCallback, num_rounds
 from fedsim.training.client import BatchReport
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,8 @@ class RoundProgress(RoundCallback, ProgressBar):
     def __init__(self, interval: float = 0.2, line_interval: float = 60.0) -> None:
         super().__init__()
         self.interval, self.line_interval, self._last = interval, line_interval, 0.0
-        self._first, self._started, self._rounds = 0, 0.0, 0
+        self._first, self._started = 0, 0.0
+        self._rounds: int | None = None  # without a last one
         self._enabled = True
         self._bar: tqdm[NoReturn] | None = None
         self._round, self._clients = 0, list[str]()
@@ -62,12 +63,14 @@ class RoundProgress(RoundCallback, ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar, on terminals only."""
-        self._first, self._started, self._rounds = trainer.current_epoch, time.monotonic(), trainer.max_epochs or 0
+        self._first, self._started, self._rounds = trainer.current_epoch, time.monotonic(), num_rounds(trainer)
         self._last = self._started
         if self._enabled and sys.stderr.isatty():
             layout = "{l_bar}{bar:24}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]{postfix}"
-            total, done = max(trainer.max_epochs or 0, 0) or None, trainer.current_epoch
-            self._bar = tqdm(total=total, initial=done, unit="round", bar_format=layout, dynamic_ncols=True)
+            done = trainer.current_epoch
+            self._bar = tqdm(
+                total=self._rounds or None, initial=done, unit="round", bar_format=layout, dynamic_ncols=True
+            )
 
     def on_round_start(self, round_: int, clients: list[str]) -> None:
         """Store the clients of the round."""
@@ -84,14 +87,17 @@ class RoundProgress(RoundCallback, ProgressBar):
         status = f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}"
         status += f", loss {float(report.loss):.3f}"
         if self._bar is None:
-            log.info("round %d/%d: %s%s", self._round + 1, self._rounds, status, self._time_left(done))
+            log.info("%s: %s%s", self._position(self._round), status, self._time_left(done))
         else:
             self._bar.n = done
             self._bar.set_postfix_str(status)
 
+    def _position(self, round_: int) -> str:
+        return f"round {round_ + 1}" + ("" if self._rounds is None else f"/{self._rounds}")
+
     def _time_left(self, done: float) -> str:
         """Return the time for the remaining rounds at the average pace; empty if unknown. ``done``: rounds."""
-        if done <= self._first or self._rounds <= done:
+        if done <= self._first or self._rounds is None or self._rounds <= done:
             return ""
         seconds = (time.monotonic() - self._started) * (self._rounds - done) / (done - self._first)
         return f", about {timedelta(seconds=round(seconds))} left"
@@ -117,7 +123,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
         if 1 < len(busy) <= _MAX_NAMES:
             shown += f", ranks busy {'/'.join(busy)} %"
-        line = f"round {trainer.current_epoch + 1}/{trainer.max_epochs}: {shown}"
+        line = f"{self._position(trainer.current_epoch)}: {shown}"
         self._last = time.monotonic()
         if self._bar is None:
             log.info(line + self._time_left(trainer.current_epoch + 1))

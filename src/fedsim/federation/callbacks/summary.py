@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from fedsim._version import __version__
 from fedsim.core.files import naming, replacing
 from fedsim.evaluation.query_file import write_queries
-from fedsim.federation.events import was_stopped
+from fedsim.federation.events import num_rounds, was_stopped
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class ScoreLastRound(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the interval to 1 at the start of the last round, which decides whether local models are kept."""
-        every, last = trainer.check_val_every_n_epoch, trainer.max_epochs
+        every, last = trainer.check_val_every_n_epoch, num_rounds(trainer)
         if every is not None and last is not None and every <= last == trainer.current_epoch + 1:
             self._every, trainer.check_val_every_n_epoch = every, 1
 
