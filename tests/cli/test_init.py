@@ -119,9 +119,7 @@ def fits(config, tmp_path):
     return main(["fit", "--config", str(config), "--run_dir", str(tmp_path / "run"), *options]) == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["a\nb: {c", "\U0001f600", "a\u2028b", "# x", '"', "'", "\\", "{0}", "\x85", "a" * 200, "- a"]
-)
+@pytest.mark.parametrize("name", ["b: {c", "\U0001f600", "# x", '"', "'", "\\", "{0}", "a" * 200, "- a"])
 def test_a_config_for_a_folder_of_any_name_fits(tmp_path, name):
     config = tmp_path / "mine.yaml"
     of_cameras(tmp_path / name / f"{name}x", lambda _: (1, 2))
@@ -133,16 +131,30 @@ def test_a_config_for_a_folder_of_any_name_fits(tmp_path, name):
     assert fits(config, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a\nb: {c", "a\u2028b", "\x85"])
+def test_line_breaks_are_for_paths_and_not_for_names(tmp_path, capsys, name):
+    config = tmp_path / "mine.yaml"
+    of_cameras(tmp_path / name / "site", lambda _: (1, 2))
+    assert main(["init", str(tmp_path / name), "--output", str(config)]) == 0
+    assert yaml.safe_load(config.read_text(encoding="utf-8"))["data"]["source"]["init_args"]["root"] == str(
+        tmp_path / name
+    )
+    assert fits(config, tmp_path)
+    of_cameras(tmp_path / "sites" / name, lambda _: (1, 2))
+    assert "of a data set," in refuse(capsys, "init", tmp_path / "sites", "--output", tmp_path / "other.yaml")
+    assert not (tmp_path / "other.yaml").exists()
+
+
 def test_a_name_that_is_no_text_is_refused_by_init_and_fit(tmp_path, capsys):
     os.rename(of_cameras(tmp_path / "data" / "site", lambda _: (1, 2)), os.fsencode(tmp_path / "data") + b"/stra\xdfe")
     config = tmp_path / "mine.yaml"
     line = refuse(capsys, "init", tmp_path / "data", "--output", config)
-    assert "data.source: the name of the data set stra\\udcdfe is not UTF-8; rename the folder" in line
+    assert "data.source: of a data set, 'stra\\udcdfe' holds bytes that are not UTF-8; rename its folder" in line
     assert not config.exists()
     of_cameras(tmp_path / "good" / "site", lambda _: (1, 2))
     assert main(["init", str(tmp_path / "good"), "--output", str(config)]) == 0
     options = ["--config", config, "--data.source.init_args.root", tmp_path / "data", "--run_dir", tmp_path / "run"]
-    assert "data set stra\\udcdfe is not UTF-8" in refuse(capsys, "fit", *options)
+    assert "'stra\\udcdfe' holds bytes that are not UTF-8" in refuse(capsys, "fit", *options)
 
 
 @pytest.mark.parametrize("option", ["--run_dir", "--data.cache_dir", "--data.source.init_args.root", "--config", "-c"])
@@ -150,14 +162,14 @@ def test_a_name_that_is_no_text_is_refused_by_init_and_fit(tmp_path, capsys):
 def test_a_path_that_no_config_can_hold_is_refused(tmp_path, capsys, option, joined):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/stra\xdfe")
     words = [f"{option}={path}"] if joined else [option, path]
-    assert "stra\\udcdfe is not UTF-8" in refuse(capsys, "fit", "--config", "quickstart", *words)
+    assert "stra\\udcdfe holds bytes that are not UTF-8" in refuse(capsys, "fit", "--config", "quickstart", *words)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_whose_own_name_is_no_text_is_refused_as_no_config_can_hold_it(tmp_path, capsys):
     folder, config = os.fsdecode(os.fsencode(tmp_path) + b"/stra\xdfe"), tmp_path / "mine.yaml"
     of_cameras(Path(folder) / "site", lambda _: (1, 2))
-    assert "stra\\udcdfe: its name is not UTF-8" in refuse(capsys, "init", folder, "--output", config)
+    assert "stra\\udcdfe holds bytes that are not UTF-8" in refuse(capsys, "init", folder, "--output", config)
     assert not config.exists()
 
 

@@ -12,7 +12,7 @@ from fedsim.federation.settings import Settings
 from fedsim.methods import FedAvg
 from fedsim.models import SmallCNN
 from fedsim.parsing.config_files import read_config
-from fedsim.parsing.documents import as_yaml
+from fedsim.parsing.documents import as_yaml, parse_yaml
 from fedsim.parsing.typed_names import with_quotes, words_with_quotes
 from fedsim.sweep.file import command_of, read_content, samples, sweep_of
 from sites import site
@@ -167,6 +167,9 @@ def test_emoji_travel_as_yaml(folders, tmp_path, capsys):
     root, _ = folders
     site(root / "😀 & 数", train=range(1, 4))
     assert yaml.safe_load(as_yaml({"😀": ["数", None]})) == {"😀": ["数", None]}
+    for first in range(0, 0x20000, 0x100):  # every character but lone surrogates
+        text = "".join(map(chr, range(first, first + 0x100))) if first not in range(0xD800, 0xE000) else ""
+        assert yaml.safe_load(as_yaml(text)) == text == parse_yaml(as_yaml(text), "text")[0]
     config = tmp_path / "mine😀.yaml"
     assert main(["init", str(root), "--output", str(config)]) == 0
     assert "😀 & 数" in read_config(str(config))["model"]["clients"]

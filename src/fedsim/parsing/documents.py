@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,13 +99,19 @@ def parse_json(text: str | bytes, name: str) -> Any:
     raise _too_deep(name)
 
 
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""characters that JSON leaves as they are, and YAML refuses or takes for line ends, which are blanks within quotes"""
+
+
 def as_yaml(value: Any) -> str:
-    """Return plain values as a line of YAML, in the style of JSON, whose escapes of emoji YAML does not read.
+    r"""Return plain values as a line of YAML, in the style of JSON, whose escapes of emoji YAML does not read.
 
     >>> as_yaml(["a", "😀", None])
     '["a", "😀", null]'
+    >>> as_yaml("a\x85b")
+    '"a\\u0085b"'
     """
-    return json.dumps(value, ensure_ascii=False)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _below(value: Any) -> list[Any]:
