@@ -8,9 +8,10 @@ from runs import HAS_GRAPHS
 
 FOUND = (
     "SimulatedGPUError", "waits of sessions", "steps stay plain", "other bits", "captures of a step that fails",
-    "perform_nocolor_split", "device_id parameter must be",
+    "BadUpdateError", "perform_nocolor_split", "device_id parameter must be",
 )  # fmt: skip
-"""Words of a refusal, of a broken budget, of a comparison; of torch 2.15 and 2.10 where gloo splits no group."""
+"""Words of a refusal, of a broken budget, of a comparison; of a client whose gradient is none; of torch 2.15 and 2.10
+where gloo splits no group."""
 
 
 def test_there_are_many_and_all_of_them_apply():
