@@ -1,11 +1,13 @@
 """Names from users as names of files."""
 
 import random
+import re
 import unicodedata
 from pathlib import Path
 
 import pytest
 
+from fedsim.core import names
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name, file_name, file_names, problem_of_name
 from hostile_names import UNFIT, draws, unfit_draws
@@ -75,3 +77,11 @@ def test_what_cannot_be_a_name_is_refused() -> None:
     assert all(problem_of_name(name) is None for name in draws(3, 2000))
     for nothing in ("", " ", ".", "..", "x" * 501, 7, None, False):
         assert problem_of_name(nothing)
+
+
+def test_names_of_metrics_are_joined_by_one_function() -> None:
+    """A name within an f-string splits the metric if it has a slash."""
+    raw = re.compile(r'f"(?:train|val|test|comm|selection|backbone|oracle)/\{(?:client|name|domain)\W')
+    assert raw.search('f"selection/{client}/loss"')
+    files = Path(names.__file__).parents[1].rglob("*.py")
+    assert [file.name for file in files if raw.search(file.read_text())] == []

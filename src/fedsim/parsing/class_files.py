@@ -29,7 +29,7 @@ def class_files() -> tuple[ClassFile, ...]:
     """Return all classes that are not nested in other classes, by file.
 
     >>> [class_file.bases for class_file in class_files() if class_file.name == "Ditto"]
-    [('BodySharing', 'WeightingChoice', 'Method')]
+    [('BodySharing', 'WeightingChoice', 'KeepsModels', 'Method')]
     """
     files = []
     for path in sorted(_PACKAGE.rglob("*.py")):
