@@ -241,7 +241,7 @@ def test_a_manifest_by_hand(tmp_path):
          r"line 8: q0\.png is in this query twice, first in line 7"),
         ("a1.png,2,1", "a0.png,2,1", r"line 3: a0\.png is in this train twice, first in line 2; remove one of them"),
         ("g0.png,8,1", "a1.png,8,1", r"line 8: a1\.png is tested on \(gallery\), and in train of anna, line 3"),
-        ("a1.png,2,1,town,anna,", "a1.png,2,1,town,\udcff,", "line 3: a name of a client or data set is not UTF-8"),
+        ("a1.png,2,1,town,anna,", "a1.png,2,1,town,\udcff,", r"line 3: of a client, '\\udcff' holds bytes that"),
         ("a1.png,2,1,town,", "a1.png,5,1,new,", ""),  # of two data sets: their numbers are the client's own
         ("a2.png,3,0,town,anna,val_query\n", "", "line 4: a client needs both val_query and val_gallery"),
         ("a2.png,3,0,town,anna,val_gallery\n", "a2.png,3,0,town,anna,val_gallery\n" * 2, "line 6: a2.png is .* twice"),

@@ -58,7 +58,7 @@ def test_steps_that_stay_plain_fail_the_row_though_the_bits_are_equal(bench, mon
     def refuse(memory, generators, work):
         raise RuntimeError("no graphs today")
 
-    monkeypatch.setattr(GraphMemory, "record", refuse)
+    monkeypatch.setattr(GraphMemory, "capture", refuse)
     result = judged(bench, "graph-bits")
     assert result.verdict == "fail"
     assert ": 0 of " in result.figure
