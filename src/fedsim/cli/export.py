@@ -23,6 +23,7 @@ from fedsim.models.attention import holds_attention
 from fedsim.models.onnx_file import Layer, PixelsToFeatures, check_onnx, network_of, write_onnx
 from fedsim.models.reid import ReIDModel
 from fedsim.parsing.config_files import read_config
+from fedsim.strategy.checkpoint_content import INITIAL_KEY
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, find_version, read_checkpoint, read_states
 
 log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ def _client_tensors(
     content = checkpoint[CONTENT_KEY]
     if client not in content["clients"]:
         raise ConfigError(f"--client: there is no client {client}; choose from {', '.join(content['clients'])}")
-    state = read_states(path, content, [client])[client]
+    state = _private_states(checkpoint, path, arch, [client])[client]
     if {"kept.backbone", "kept.norms", "kept.cluster"} & state.keys():
         raise ConfigError(
             f"--client: {content['method']} assembles a client's model in a way of its own; score it with fedsim "
@@ -192,10 +193,18 @@ def _mean_tensors(checkpoint: dict[str, Any], path: Path, arch: str | None) -> d
         raise ConfigError("--mean: the clients have several architectures, which cannot be averaged")
     vector = checkpoint["state_dict"][f"server.vectors.{arch}"]
     end = max((entry["offset"] + math.prod(entry["shape"]) for entry in private), default=len(vector))
-    states = read_states(path, content, list(content["clients"])).values()
+    states = _private_states(checkpoint, path, arch, list(content["clients"])).values()
     private_states = [state["state"][: end - len(vector)] for state in states]  # the client's head follows
     mean = torch.stack(private_states).to(torch.float64).mean(dim=0).to(vector.dtype)
     return _cut(torch.cat([vector, mean]), [*shared, *private])
+
+
+def _private_states(
+    checkpoint: dict[str, Any], path: Path, arch: str | None, clients: Sequence[str]
+) -> dict[str, dict[str, Tensor]]:
+    """Return client -> its private state; without the head, which no export has, if the client has not trained."""
+    states = read_states(path, checkpoint[CONTENT_KEY], clients)
+    return {name: states.get(name) or checkpoint[INITIAL_KEY][_chosen(checkpoint, arch)] for name in clients}
 
 
 def _chosen(checkpoint: dict[str, Any], arch: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -89,10 +90,10 @@ def build_federation(
 
 def check_names(domains: Sequence[Domain]) -> None:
     """Raise ConfigError if a data set cannot be called as it is, or two are called the same."""
-    names = [domain.name for domain in domains]
-    if bad := [name for name in RESERVED if name in names]:
+    times = Counter(domain.name for domain in domains)
+    if bad := [name for name in RESERVED if name in times]:
         raise ConfigError(f"data.source: a data set cannot be called {bad[0]}, the name of a mean; rename the folder")
-    if twice := {name for name in names if names.count(name) > 1}:
+    if twice := [name for name, number in times.items() if number > 1]:
         raise ConfigError(f"data.source: two data sets are called {min(twice)}; rename a folder")
 
 

@@ -70,6 +70,8 @@ class FlatModel:
         )
         self.initial_private = self.flat.private.clone()
         """[num_private] the start of every client"""
+        self.initial_kept: Mapping[str, Tensor] = {}
+        """tensors of the method that every client keeps from the start, by name, on the CPU"""
         # without initial weights: a replica is made within a session, and must not advance its random streams
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the seated client"""
