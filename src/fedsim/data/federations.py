@@ -56,11 +56,13 @@ def build_federation(
             "data: no data set with training images is left for clients; check data.source and data.unseen"
         )
     unknown = {d.name for d in domains if d.name in seen and _is_unlabelled(d)}
+    tested = {d.name for d in domains if len(d.gallery)}
     clients = [
-        _client(name, cap_training(name, train, max_identities, max_images), data_set, val, val_fraction)
+        _client(name, cap_training(name, train, max_identities, max_images), own_tests, val, val_fraction)
         if data_set not in unknown
-        else _client_without_identities(name, cap_training(name, train, max_identities, max_images), data_set, val)
+        else _client_without_identities(name, cap_training(name, train, max_identities, max_images), own_tests, val)
         for data_set, name, train in _shares(seen, partition, parts, alpha)
+        for own_tests in [(data_set,) if data_set in tested else ()]
     ]
     classes = None
     if labels == "common":
@@ -77,7 +79,11 @@ def build_federation(
         clients = [_unite("union", clients)]
     elif partition == "stratified":  # client i has the share i of every data set
         clients = [_unite(f"part{i + 1}", clients[i::parts]) for i in range(parts)]
-    tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
+    tests = {
+        d.name: RetrievalSet(d.query, d.gallery, splits=d.splits)
+        for d in domains
+        if d.name != public and d.name in tested
+    }
     return FederatedData(
         clients=tuple(clients),
         tests=tests,
@@ -114,17 +120,17 @@ def _is_unlabelled(domain: Domain) -> bool:
     return domain.unlabelled
 
 
-def _client(name: str, train: Split, data_set: str, val: Validation, fraction: float) -> ClientData:
+def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:
     kept, held_out = split_validation(name, train, val, fraction)
-    return ClientData(name, kept, np.searchsorted(kept.identities, kept.pids), held_out, (data_set,))
+    return ClientData(name, kept, np.searchsorted(kept.identities, kept.pids), held_out, tests)
 
 
-def _client_without_identities(name: str, train: Split, data_set: str, val: Validation) -> ClientData:
+def _client_without_identities(name: str, train: Split, tests: tuple[str, ...], val: Validation) -> ClientData:
     if val != "none":
         raise DataError(
             f"client {name}: validation needs identities, but those of its images are unknown; set data.val to none"
         )
-    return ClientData(name, train, np.zeros_like(train.pids), None, (data_set,)).without_identities()
+    return ClientData(name, train, np.zeros_like(train.pids), None, tests).without_identities()
 
 
 def _unite(name: str, clients: Sequence[ClientData]) -> ClientData:
