@@ -158,7 +158,7 @@ def test_lost_states_are_noticed(tmp_path):
         next((tmp_path / name).glob("v*")) / "clients-0-0.safetensors" for name in ("early.ckpt", "part.ckpt")
     )
     late.write_bytes(early.read_bytes())
-    with pytest.raises(DataError, match=r"holds no private state of client\d+; is it complete\?"):
+    with pytest.raises(DataError, match=r"holds no private state of town\d+; is it complete\?"):
         train(tmp_path, 4, ckpt_path=tmp_path / "part.ckpt")
 
 

@@ -129,8 +129,8 @@ class SyntheticReID(ReIDSource):
         empty = first.take(np.zeros(0, dtype=np.int64))
         for number in range(self.clients):
             name = f"town{number}"
-            own = SyntheticImages(self.seed, _domain_of(name), images.identities, images.cameras, images.shots)
-            yield Domain(name, Split(own, first.pids, first.camids), empty, empty)
+            pictures = SyntheticImages(self.seed, _domain_of(name), images.identities, images.cameras, images.shots)
+            yield Domain(name, Split(pictures, first.pids, first.camids), empty, empty)
 
     def _domain(self, name: str, size: tuple[int, int, int], trains: bool) -> Domain:
         identities, cameras, shots = size

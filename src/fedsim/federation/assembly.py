@@ -74,12 +74,12 @@ def assemble(
     rank_share = make_rank_share(
         costs, micro_batches, rank, world_size, machine, settings.client_store, device, largest
     )
-    data_of, alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
+    data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
 
     def make(name: str, images: ClientImages) -> Client:
         return Client(
             images=images, training=client_settings[name], objective=settings.objective, model=models[archs[name]],
-            store=rank_share.states, seed=settings.seed, trains_alone=alone,
+            store=rank_share.states, seed=settings.seed, trains_alone=is_alone,
         ).to(device)  # fmt: skip
 
     clients = LazyClients(

@@ -97,8 +97,8 @@ class Parts:
         """Read the images of this rank's clients; ``whole_machine``: those that other ranks have read."""
         if stage == "fit":
             hosted = self.rank_share.hosted_clients
-            own = frozenset(hosted)
-            of_other_ranks = [name for name in self.rank_share.trainable_clients if name not in own]
+            on_this_rank = frozenset(hosted)
+            of_other_ranks = [name for name in self.rank_share.trainable_clients if name not in on_this_rank]
             self.clients.open_images(of_other_ranks if whole_machine else hosted, data)
             if self.federated.public is not None and not whole_machine:
                 images = data.decode(self.federated.public.images, "public images")

@@ -94,7 +94,7 @@ def write_global(version: Path, checkpoint: dict[str, Any], written: Sequence[Wr
         flush_file(version / "config.yaml")
     if CONTENT_KEY in checkpoint:
         content = checkpoint[CONTENT_KEY]
-        content |= {"files": [of.files for of in written], "states": [of.states for of in written]}
+        content |= {"files": [rank.files for rank in written], "states": [rank.states for rank in written]}
         if sum(content["states"]) == content["clients"].count("\n") + 1:
             checkpoint.pop(INITIAL_KEY, None)  # every client has trained
         seal(checkpoint, checkpoint[CONTENT_KEY])
@@ -209,17 +209,17 @@ def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) 
     version, wanted = find_version(path), set(clients)
     states: dict[str, dict[str, Tensor]] = {}
     for rank in sorted({content["hosts"][client] for client in clients}):
-        found: set[str] = set()
+        stored: set[str] = set()
         for name in _shards(content, [rank]):
             with _opened(version / name, content) as shard:
                 for key in shard.keys():  # noqa: SIM118 - it is no dict
                     client, _, tensor = key.rpartition("/")
-                    found.add(client)
+                    stored.add(client)
                     if client in wanted:
                         states.setdefault(client, {})[tensor] = shard.get_tensor(key)
         of_rank = [name for name, host in content["hosts"].items() if host == rank]
-        if len(found) != (content["states"][rank] if "states" in content else len(of_rank)):
-            lacking = next((name for name in of_rank if name not in found), "some clients")
+        if len(stored) != (content["states"][rank] if "states" in content else len(of_rank)):
+            lacking = next((name for name in of_rank if name not in stored), "some clients")
             raise DataError(f"{version}: holds no private state of {lacking}; is it complete?")
     return states
 
