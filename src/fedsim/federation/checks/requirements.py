@@ -92,8 +92,8 @@ def settings_by_client(
     """Return client -> its settings; see :func:`settings_of`."""
     if common.clusters or not federated.has_unlabelled:  # most clients of a large federation have the common ones
         usual = dict.fromkeys((client.name for client in federated.clients), common)
-        others = (client for client in federated.clients if client.name in overrides) if overrides else ()
-        return usual | {client.name: settings_of(client, common, overrides) for client in others}
+        with_overrides = (client for client in federated.clients if client.name in overrides) if overrides else ()
+        return usual | {client.name: settings_of(client, common, overrides) for client in with_overrides}
     return {client.name: settings_of(client, common, overrides) for client in federated.clients}
 
 
