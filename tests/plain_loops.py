@@ -13,7 +13,7 @@ from fedsim.data.batches import shuffled_batches
 from fedsim.functional.normalise import normalise_images
 from fedsim.models import Neck, ReIDModel
 from fedsim.training.settings import LocalTraining
-from small import fit, make_data, make_model, named
+from small import fit, make_data, make_model, named, receive
 
 LR = 0.02
 NECK = Neck(kind="bnneck", dropout=0.0)
@@ -135,6 +135,26 @@ def assert_close(model, reference, tolerance=2e-6, arch="smooth"):
         torch.testing.assert_close(
             tensor.double(), expected[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def assert_personalised(model, expected, tolerance=2e-6):
+    """Compare the clients' personalised models with the reference's: client -> its model and head."""
+    method = model.settings.method
+    for name, client in model.parts.clients.items():
+        client.load()
+        receive(client, method, model.server)
+        method.personalise(client)
+        plain, head = expected[name]
+        state = plain.state_dict() | {f"head.{n}": p.detach() for n, p in head.named_parameters()}
+        resident = client.model
+        personal = {e.name: resident.flat.buffer[e.span].view(e.shape) for e in resident.flat.entries}
+        personal |= {f"head.{n}": p.detach() for n, p in resident.head.named_parameters()}
+        assert personal.keys() == {n for n in state if "num_batches" not in n}
+        for n, tensor in personal.items():
+            torch.testing.assert_close(
+                tensor.double(), state[n].double(), rtol=0, atol=tolerance, msg=lambda m, n=n: f"{name} {n}: {m}"
+            )
+        client.unload()
 
 
 def vector_of(model, resident):
