@@ -100,9 +100,13 @@ def shares(clients):
     return [c.num_images / sum(c.num_images for c in clients) for c in clients]
 
 
-def sgd(model, head, batches, loss_of=None, correct=None, momentum=0.0):
-    """Plain SGD on a model and its head, in place. ``correct(name, p)``: what is added to the gradient of ``p``."""
+def sgd(model, head, batches, loss_of=None, correct=None, momentum=0.0, moves=lambda name: True):
+    """Plain SGD on a model and its head, in place. ``correct(name, p)``: what is added to the gradient of ``p``.
+
+    ``moves(name)``: whether the parameter is stepped; all others stay.
+    """
     parameters = {**dict(model.named_parameters()), **{f"head.{n}": p for n, p in head.named_parameters()}}
+    parameters = {name: p for name, p in parameters.items() if moves(name)}
     velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
     model.train()
     for x, y in batches:
@@ -152,7 +156,11 @@ def assert_personalised(model, expected, tolerance=2e-6):
         assert personal.keys() == {n for n in state if "num_batches" not in n}
         for n, tensor in personal.items():
             torch.testing.assert_close(
-                tensor.double(), state[n].double(), rtol=0, atol=tolerance, msg=lambda m, n=n: f"{name} {n}: {m}"
+                tensor.double(),
+                state[n].double(),
+                rtol=0,
+                atol=tolerance,
+                msg=lambda m, n=n, name=name: f"{name} {n}: {m}",
             )
         client.unload()
 

@@ -11,6 +11,7 @@ from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
 from fedsim.methods.fedprox import FedProx
 from fedsim.methods.fedreid import FedReID, FedReIDFineTune
+from fedsim.methods.fedrep import FedRep
 from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.fedureid import FedUReID
 from fedsim.methods.ifca import IFCA
@@ -40,6 +41,7 @@ __all__ = [
     "FedProx",
     "FedReID",
     "FedReIDFineTune",
+    "FedRep",
     "FedSGD",
     "FedUReID",
     "Local",
