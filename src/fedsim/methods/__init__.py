@@ -3,6 +3,7 @@
 from fedsim.methods.ditto import Ditto
 from fedsim.methods.fedatt import FedAtt
 from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.fedbabu import FedBABU
 from fedsim.methods.fedbn import FedBN
 from fedsim.methods.fedcapr import FedCAPR
 from fedsim.methods.feddip import FedDIP
@@ -32,6 +33,7 @@ __all__ = [
     "Ditto",
     "FedAtt",
     "FedAvg",
+    "FedBABU",
     "FedBN",
     "FedCAPR",
     "FedDIP",
