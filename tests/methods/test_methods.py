@@ -30,6 +30,7 @@ from fedsim.methods import (
     FedProx,
     FedReID,
     FedReIDFineTune,
+    FedSAM,
     FedSGD,
     FedUReID,
     Local,
@@ -344,7 +345,7 @@ class Plain(nn.Module):
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
         FedReID(aggregated=0.5),
-        FedCAPR(), FedUReID(),
+        FedCAPR(), FedUReID(), FedBABU(), FedSAM(),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip

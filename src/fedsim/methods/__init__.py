@@ -13,6 +13,7 @@ from fedsim.methods.fedpav import Distillation, FedPav
 from fedsim.methods.fedprox import FedProx
 from fedsim.methods.fedreid import FedReID, FedReIDFineTune
 from fedsim.methods.fedrep import FedRep
+from fedsim.methods.fedsam import FedSAM
 from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.fedureid import FedUReID
 from fedsim.methods.ifca import IFCA
@@ -44,6 +45,7 @@ __all__ = [
     "FedReID",
     "FedReIDFineTune",
     "FedRep",
+    "FedSAM",
     "FedSGD",
     "FedUReID",
     "Local",
