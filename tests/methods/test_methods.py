@@ -24,6 +24,7 @@ from fedsim.methods import (
     FedBN,
     FedCAPR,
     FedDIP,
+    FedDyn,
     FedKLPR,
     FedNova,
     FedPav,
@@ -345,7 +346,7 @@ class Plain(nn.Module):
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
         FedReID(aggregated=0.5),
-        FedCAPR(), FedUReID(), FedBABU(), FedSAM(),
+        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip

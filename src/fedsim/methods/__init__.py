@@ -7,6 +7,7 @@ from fedsim.methods.fedbabu import FedBABU
 from fedsim.methods.fedbn import FedBN
 from fedsim.methods.fedcapr import FedCAPR
 from fedsim.methods.feddip import FedDIP
+from fedsim.methods.feddyn import FedDyn
 from fedsim.methods.fedklpr import FedKLPR
 from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
@@ -38,6 +39,7 @@ __all__ = [
     "FedBN",
     "FedCAPR",
     "FedDIP",
+    "FedDyn",
     "FedKLPR",
     "FedNova",
     "FedPav",
