@@ -14,6 +14,7 @@ from failing import run_on_ranks
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import (
+    APFL,
     MOON,
     SKA,
     Distillation,
@@ -246,11 +247,12 @@ def assert_same(a, b):
         (MOON(mu=0.0), 2),
         (MOON(), 1),  # nobody has a previous model
         (Ditto(), 2),  # the personal models disturb nothing
+        (APFL(weighting="size"), 2),
         (FedSGD(steps=None, share_head=False), 2),
         (FedPav(), 2),
         (FedPav(distillation=Distillation(every=3)), 2),
     ],
-    ids=["FedProx", "MOON", "MOON-round-1", "Ditto", "FedSGD", "FedPav", "FedPav-kd"],
+    ids=["FedProx", "MOON", "MOON-round-1", "Ditto", "APFL", "FedSGD", "FedPav", "FedPav-kd"],
 )
 def test_methods_without_what_sets_them_apart_are_fedavg(method, rounds):
     data = make_data(public="new0", augmentation=Augmentation(pad=2))
@@ -346,7 +348,7 @@ class Plain(nn.Module):
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
         FedReID(aggregated=0.5),
-        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(),
+        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip

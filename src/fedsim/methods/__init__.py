@@ -1,5 +1,6 @@
 """Federated methods: one file of hooks for each."""
 
+from fedsim.methods.apfl import APFL
 from fedsim.methods.ditto import Ditto
 from fedsim.methods.fedatt import FedAtt
 from fedsim.methods.fedavg import FedAvg
@@ -28,6 +29,7 @@ from fedsim.methods.subfedavg import SubFedAvg
 from fedsim.methods.weighted_pav import WeightedPav
 
 __all__ = [
+    "APFL",
     "IFCA",
     "MOON",
     "SKA",
