@@ -19,6 +19,7 @@ from fedsim.methods import (
     SKA,
     Distillation,
     Ditto,
+    FedALA,
     FedAtt,
     FedAvg,
     FedBABU,
@@ -83,6 +84,8 @@ METHODS = {
     "FedKLPR-zeros-clusters": FedKLPR(
         reg_from=1, sas=False, min_accuracy=0.0, plateau=1.0, tolerance=1.0, prune_from=1
     ),
+    "FedALA": FedALA(start_epochs=3),
+    "FedALA-all": FedALA(layers=None, threshold=1.0, eta=10.0),
     "FedAvg-clusters": FedAvg(),
     "LotteryFL-clusters": LotteryFL(start_accuracy=0.0, step=0.3),
     "SubFedAvg-clusters": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
@@ -248,11 +251,12 @@ def assert_same(a, b):
         (MOON(), 1),  # nobody has a previous model
         (Ditto(), 2),  # the personal models disturb nothing
         (APFL(weighting="size"), 2),
+        (FedALA(eta=0.0), 2),  # W stays at 1
         (FedSGD(steps=None, share_head=False), 2),
         (FedPav(), 2),
         (FedPav(distillation=Distillation(every=3)), 2),
     ],
-    ids=["FedProx", "MOON", "MOON-round-1", "Ditto", "APFL", "FedSGD", "FedPav", "FedPav-kd"],
+    ids=["FedProx", "MOON", "MOON-round-1", "Ditto", "APFL", "FedALA", "FedSGD", "FedPav", "FedPav-kd"],
 )
 def test_methods_without_what_sets_them_apart_are_fedavg(method, rounds):
     data = make_data(public="new0", augmentation=Augmentation(pad=2))
@@ -348,7 +352,7 @@ class Plain(nn.Module):
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
         FedReID(aggregated=0.5),
-        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(),
+        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(), FedALA(),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from fedsim.methods.apfl import APFL
 from fedsim.methods.ditto import Ditto
+from fedsim.methods.fedala import FedALA
 from fedsim.methods.fedatt import FedAtt
 from fedsim.methods.fedavg import FedAvg
 from fedsim.methods.fedbabu import FedBABU
@@ -35,6 +36,7 @@ __all__ = [
     "SKA",
     "Distillation",
     "Ditto",
+    "FedALA",
     "FedAtt",
     "FedAvg",
     "FedBABU",
