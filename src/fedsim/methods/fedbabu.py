@@ -87,7 +87,7 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
         """The part that fine-tuning moves."""
         if self.fine_tune_epochs == 0:
             return {}
-        return {"personal": "model" if self.fine_tune == "all" else "private"}
+        return {"personal": "model"} if self.fine_tune == "all" else {"tuned": "private"}
 
     def check(self, training: LocalTraining, client: str) -> None:
         """Refuse an optimizer whose state would go from one model to the other."""
@@ -121,7 +121,8 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
             for _ in range(self.fine_tune_epochs):
                 for batch in client.batches(0):
                     client.train_on(batch, fine_tuning)
-        client.keep("personal", client.model.whole if self.fine_tune == "all" else client.model.private)
+        for name, part in self.keeps.items():
+            client.keep(name, client.model.whole if part == "model" else client.model.private)
         client.model.whole.copy_(trained)
         client.optimizer.num_steps = steps  # the log is that of the body
 
@@ -129,5 +130,6 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
         """Load the fine-tuned part."""
         super().personalise(client)
         if "personal" in client.kept:
-            part = client.model.whole if self.fine_tune == "all" else client.model.private
-            part.copy_(client.kept["personal"])
+            client.model.whole.copy_(client.kept["personal"])
+        elif "tuned" in client.kept:
+            client.model.private.copy_(client.kept["tuned"])
