@@ -160,6 +160,10 @@ def _global_masks(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Ten
     return {} if mask is None else _cut(mask, checkpoint[CONTENT_KEY]["layouts"][arch])
 
 
+_ASSEMBLED = frozenset(f"kept.{n}" for n in ("alpha", "backbone", "cluster", "norms", "tuned", "weights"))
+"""kept tensors from which APFL, SKA, IFCA, FedBABU and FedALA assemble a client's model"""
+
+
 def _client_tensors(
     checkpoint: dict[str, Any], path: Path, arch: str | None, client: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -168,7 +172,7 @@ def _client_tensors(
     if client not in content["clients"]:
         raise ConfigError(f"--client: there is no client {client}; choose from {', '.join(content['clients'])}")
     state = _private_states(checkpoint, path, arch, [client])[client]
-    if {"kept.backbone", "kept.norms", "kept.cluster"} & state.keys():
+    if _ASSEMBLED & state.keys():
         raise ConfigError(
             f"--client: {content['method']} assembles a client's model in a way of its own; score it with fedsim "
             "test, or leave --client out for the global model"
