@@ -160,6 +160,7 @@ def flat(content, prefix=""):
 LATER = {
     "model.aggregation": None,
     "model.backbone.init_args.ibn": False,
+    "model.backbone.init_args.style": None,
     "model.client.channels_last": False,
     "model.client.compile": False,
     "model.client.graph": False,
