@@ -173,6 +173,7 @@ LATER = {
     "model.method.init_args.lam_first": 5e-4,  # FedDIP's numbers did change: its authors' code
     "model.method.init_args.layer": "pool",
     "model.method.init_args.regrow": False,
+    "model.neck.affine": True,
     "model.neck.pooling": "average",
     "model.objective.center": None,
     "model.objective.metric": None,
