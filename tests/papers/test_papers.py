@@ -167,6 +167,7 @@ LATER = {
     "model.client.long_round.schedule.milestones": [40, 70],
     "model.client.micro_batch": None,
     "model.client.optimizer_state": None,
+    "model.client.positives": "any",
     "model.client.prefetch": False,
     "model.client.schedule.milestones": [40, 70],
     "model.method.init_args.distillation.teacher_mode": "eval",
