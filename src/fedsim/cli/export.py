@@ -22,6 +22,7 @@ from fedsim.core.sparse_file import write_sparse
 from fedsim.models.attention import holds_attention
 from fedsim.models.onnx_file import Layer, PixelsToFeatures, check_onnx, network_of, write_onnx
 from fedsim.models.reid import ReIDModel
+from fedsim.models.style import holds_style
 from fedsim.parsing.config_files import read_config
 from fedsim.strategy.checkpoint_content import INITIAL_KEY
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, find_version, read_checkpoint, read_states
@@ -93,6 +94,9 @@ def export(
     if holds_attention(tensors) and not is_onnx:
         lack = "holds attention, which torchvision's networks lack"
         lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
+    if holds_style(tensors) and not is_onnx:
+        lack = "holds style layers (snr), which torchvision's networks lack"
+        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same style")
     return "\n".join(lines)
 
 
