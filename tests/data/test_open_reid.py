@@ -122,7 +122,9 @@ def spoil(rng, folder):
         (folder / "images" / names[place]).unlink()
         return f"lacks 1 of the .* first {names[place]}"
     if kind == "file":
-        (folder / rng.choice(["meta.json", "splits.json"])).write_bytes(rng.choice([b"", b"{", b"\xff\xfe", b"[" * 9999]))
+        (folder / rng.choice(["meta.json", "splits.json"])).write_bytes(
+            rng.choice([b"", b"{", b"\xff\xfe", b"[" * 9999])
+        )
         return "cannot be read as JSON"
     if kind == "renamed":
         names[place] = rng.choice([f"{person}.jpg", "", "a_b_c.jpg", f"{person:08d}_{camera:02d}_0001"])

@@ -66,7 +66,7 @@ class CUHK03(DataSet):
         for person in sorted(parts["gallery"]):
             answering += [image for camera in _images_of(people, person) for image in self._others(camera)]
         training = [image for person in sorted(parts["trainval"]) for c in _images_of(people, person) for image in c]
-        return Domain(self.name, *(_split(folder, images) for images in (training, asked, answering)))
+        return Domain(self.name, _split(folder, training), _split(folder, asked), _split(folder, answering))
 
     def _chosen(self, images: list[_Image]) -> list[_Image]:
         """Return the queries among a person's images of one camera."""
@@ -89,7 +89,7 @@ def _split(folder: Path, images: Sequence[_Image]) -> Split:
 
 
 def _read_people(path: Path) -> People:
-    """Return the people of ``meta.json``; raise DataError if a name of an image is not that of its person and camera."""
+    """Return the people of ``meta.json``; raise DataError if an image's name is not that of its person and camera."""
     meta = _parsed(path)
     people = meta.get("identities") if isinstance(meta, dict) else None
     if not isinstance(people, list) or not people or not all(map(_is_person, people)):
@@ -103,7 +103,8 @@ def _read_people(path: Path) -> People:
                 match = re.fullmatch(r"(\d{1,18})_(\d{1,18})_\d{1,18}\.\w+", name)
                 if match is None or (int(match[1]), int(match[2])) != (number, camera):
                     raise DataError(
-                        f"{path}: {name[:100]!r} is listed for person {number}, camera {camera}; names are like {_EXAMPLE}"
+                        f"{path}: {name[:100]!r} is listed for person {number}, camera {camera}; names are like "
+                        f"{_EXAMPLE}"
                     )
     return people
 
