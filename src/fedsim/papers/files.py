@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import resources
+from itertools import pairwise
 from typing import Any, cast
 
 import yaml
@@ -138,7 +139,7 @@ def no_such_name(option: str, paper_name: str, names: Collection[str]) -> Config
 
 def rotation_in(words: Sequence[str]) -> tuple[Paper, str] | None:
     """Return the paper and the row if ``--paper`` names one that stands for a run per left-out data set; else None."""
-    for word, value in zip(words, [*words[1:], ""], strict=True):
+    for word, value in pairwise([*words, ""]):
         option, is_joined, joined = word.partition("=")
         if option == "--paper":
             key, _, name = (joined if is_joined else value).partition("/")

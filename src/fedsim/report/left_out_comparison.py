@@ -99,6 +99,8 @@ class LeftOutComparison:
     footnotes: dict[str, int] = field(default_factory=dict)
     """text -> its number"""
     methods: list[Rotations] = field(init=False)
+    labels: list[str] = field(init=False)
+    """names of the methods"""
     names: list[str] = field(init=False)
     """the data sets that are shown"""
 
@@ -110,6 +112,7 @@ class LeftOutComparison:
                     f"{self.table.name}; its columns are {', '.join(self.table.test_sets)}"
                 )
         self.methods = by_method(self.groups, "--compare")
+        self.labels = name_variants([next(iter(rotations.values())).runs[0] for rotations in self.methods])
         self.names = [n for n in self.table.test_sets if self.is_whole or any(n in of for of in self.methods)]
 
     def block(self) -> Block:
@@ -124,8 +127,7 @@ class LeftOutComparison:
         """Yield a line per row of the paper, each followed by runs' lines; runs of other methods come last."""
         below: dict[str, list[_Line]] = {}
         last: list[_Line] = []
-        labels = name_variants([next(iter(rotations.values())).runs[0] for rotations in self.methods])
-        for label, rotations in zip(labels, self.methods, strict=True):
+        for label, rotations in zip(self.labels, self.methods, strict=True):
             matches = {name: closest_row(self.paper, self.table, group.runs[0]) for name, group in rotations.items()}
             for row in self.table.rows:
                 own = {name: rotations[name] for name, match in matches.items() if _is_of(row, match)}
@@ -211,19 +213,18 @@ class LeftOutComparison:
         for row in self.table.rows:
             if not row.scores:
                 yield f"- {row.name}: {row.status}, no numbers are printed; {row.note}"
-        for group in self.groups:
-            yield from self._differences(group)
+        for label, rotations in zip(self.labels, self.methods, strict=True):
+            for left_out, group in rotations.items():
+                yield from self._differences(f"{label}, {left_out} left out", group.runs[0])
 
-    def _differences(self, group: RunGroup) -> Iterator[str]:
-        run = group.runs[0]
-        name = f"{group.label}, {run.setting('data.unseen')[0]} left out"
+    def _differences(self, name: str, run: Run) -> Iterator[str]:
         match = closest_row(self.paper, self.table, run)
         if not run.config:
             yield f"- {name}: no row can be closest to it, because its settings are not known"
         elif match is None:
             yield f"- {name}: no row of this table is of this method"
         else:
-            yield from match.lines(name)
+            yield from match.lines(f"{name},")
         yield from (f"    NOT COMPARABLE: {run.folder} {reason}" for reason in self._reasons(run))
 
 

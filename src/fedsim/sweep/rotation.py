@@ -50,7 +50,7 @@ def run(words: Sequence[str]) -> str:
     runs = runs_of_rotation(options, by_set, seeds)
     finish(runs, parallel)
     folders = [str(sweep_run.folder) for sweep_run in runs]
-    return report(folders, left_out=True, compare=None if rotation is None else _table_of(*rotation))
+    return report(folders, left_out=True, compare=None if rotation is None else table_of_rotation(*rotation))
 
 
 def runs_of_rotation(words: Sequence[str], by_set: dict[str, list[str]], seeds: Sequence[int]) -> list[SweepRun]:
@@ -90,8 +90,8 @@ def _options_of_paper(options: Sequence[str], rotation: tuple[Paper, str]) -> di
     return {data_set: [f"--paper={paper.key}/{row}", *others] for data_set, row in paper.rotations[name].items()}
 
 
-def _table_of(paper: Paper, name: str) -> str:
-    """Return the table of left-out data sets in which the row is printed; else one with its columns."""
+def table_of_rotation(paper: Paper, name: str) -> str:
+    """Return PAPER/TABLE: the table of left-out data sets in which the row is printed; else one with its columns."""
     runs = set(paper.runs_of(name))
     tables = [table for table in paper.tables if table.left_out]
     printed = [table for table in tables if any(runs & {*row.runs} for row in table.rows)]
