@@ -105,69 +105,72 @@ def test_the_pixels_are_those_of_the_named_files(folder):
     for row, place in enumerate((0, 3)):
         name, person, camera = listed(domain.query)[place]
         number = int(name.split("_")[2].partition(".")[0]) + 1
-        assert (pixels[row].float().mean(dim=(1, 2)) - np.array([person - 1, camera, number])).abs().max() < 3
+        assert pixels[row].float().mean(dim=(1, 2)).numpy() == pytest.approx([person - 1, camera, number], abs=3)
+
+
+def spoil_file(rng, folder, names, place):
+    """Make a file wrong."""
+    if rng.random() < 0.5:
+        (folder / "images" / names[place]).unlink()
+        return f"lacks 1 of the .* first {names[place]}"
+    (folder / rng.choice(["meta.json", "splits.json"])).write_bytes(rng.choice([b"", b"{", b"\xff\xfe", b"[" * 9999]))
+    return "cannot be read as JSON"
+
+
+def spoil_meta(rng, meta, at):
+    """Make the list of people wrong; ``at``: person, camera and place of a name."""
+    people, (person, camera, place) = meta["identities"], at
+    names = people[person][camera]
+    renamed = [f"{person}.jpg", "", "a_b_c.jpg", f"{person:08d}_{camera:02d}_0001", f"../{names[place]}"]
+    kinds = {
+        "is listed for person": [
+            lambda: names.__setitem__(place, rng.choice(renamed)),
+            lambda: people[(person + 1) % 12][camera].append(names.pop(place)),
+        ],
+        "twice": [lambda: names.append(names[place])],
+        "num_cameras is": [
+            lambda: people[person].append([]),
+            lambda: meta.update(num_cameras=rng.choice([1, 3, None, "2"])),
+        ],
+        "is not a list of people": [
+            lambda: meta.update(identities=rng.choice([None, [], {}, [[1]], [["a"]], [[["a"], [1]]], "x"])),
+        ],
+    }
+    line = rng.choice([*kinds])
+    rng.choice(kinds[line])()
+    return line
+
+
+def spoil_split(rng, split):
+    """Make a split wrong."""
+    part = rng.choice(["trainval", "query", "gallery"])
+    kinds = {
+        "are not lists of people, each once, from 0 to 11": [
+            lambda: split[part].append(rng.choice([12, -1, 10**9])),
+            lambda: split[part].append(split[part][0]),
+            lambda: split.pop(part),
+            lambda: split[part].clear(),
+            lambda: split[part].__setitem__(0, rng.choice([None, "0", 0.0, True, [0]])),
+        ],
+        "is in training and in test": [lambda: split["trainval"].append(rng.choice(split["gallery"]))],
+        "is in only one of query and gallery": [lambda: split[rng.choice(["query", "gallery"])].pop()],
+    }
+    line = rng.choice([*kinds])
+    rng.choice(kinds[line])()
+    return line
 
 
 def spoil(rng, folder):
     """Make one thing wrong; return words of the line that must name it."""
     meta, splits = (json.loads((folder / f"{name}.json").read_text()) for name in ("meta", "splits"))
-    people, split = meta["identities"], splits[0]
+    people = meta["identities"]
     person = rng.choice([p for p in range(12) if all(len(names) > 1 for names in people[p])])
     camera = rng.randrange(2)
-    names = people[person][camera]
-    place, part = rng.randrange(len(names)), rng.choice(["trainval", "query", "gallery"])
-    kind = rng.choice(["gone", "renamed", "moved", "twice", "camera", "range", "double", "both", "part", "type", "text",
-                       "number", "only", "path", "empty", "file"])  # fmt: skip
-    if kind == "gone":
-        (folder / "images" / names[place]).unlink()
-        return f"lacks 1 of the .* first {names[place]}"
+    place = rng.randrange(len(people[person][camera]))
+    kind = rng.choice(["file", "meta", "split"])
     if kind == "file":
-        (folder / rng.choice(["meta.json", "splits.json"])).write_bytes(
-            rng.choice([b"", b"{", b"\xff\xfe", b"[" * 9999])
-        )
-        return "cannot be read as JSON"
-    if kind == "renamed":
-        names[place] = rng.choice([f"{person}.jpg", "", "a_b_c.jpg", f"{person:08d}_{camera:02d}_0001"])
-        line = "is listed for person"
-    elif kind == "path":
-        names[place] = f"../{names[place]}"
-        line = "is listed for person"
-    elif kind == "moved":
-        people[(person + 1) % 12][camera].append(names.pop(place))
-        line = "is listed for person"
-    elif kind == "twice":
-        names.append(names[place])
-        line = "twice"
-    elif kind == "camera":
-        people[person].append([])
-        line = "num_cameras is 2"
-    elif kind == "number":
-        meta["num_cameras"] = rng.choice([1, 3, None, "2"])
-        line = "num_cameras is"
-    elif kind == "range":
-        split[part].append(rng.choice([12, -1, 10**9]))
-        line = "are not lists of people, each once, from 0 to 11"
-    elif kind == "double":
-        split[part].append(split[part][0])
-        line = "each once"
-    elif kind == "both":
-        split["trainval"].append(rng.choice(split["gallery"]))
-        line = "is in training and in test"
-    elif kind == "only":
-        split[rng.choice(["query", "gallery"])].pop()
-        line = "is in only one of query and gallery"
-    elif kind == "part":
-        del split[part]
-        line = "are not lists of people"
-    elif kind == "empty":
-        split[part].clear()
-        line = "are not lists of people"
-    elif kind == "type":
-        split[part][0] = rng.choice([None, "0", 0.0, True, [0]])
-        line = "are not lists of people"
-    else:
-        meta["identities"] = rng.choice([None, [], {}, [[1]], [["a"]], [[["a"], [1]]], "x"])
-        line = "is not a list of people"
+        return spoil_file(rng, folder, people[person][camera], place)
+    line = spoil_meta(rng, meta, (person, camera, place)) if kind == "meta" else spoil_split(rng, splits[0])
     for name, content in (("meta", meta), ("splits", splits)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return line
@@ -185,8 +188,9 @@ def test_wrong_files_are_one_line_each(folder):
         assert str(folder) in str(error.value)
         seen.add(line.partition(" first")[0])
         for path, content in whole.items():
-            path.write_bytes(content)
-    assert len(seen) >= 10
+            if path.suffix == ".json" or not path.exists():
+                path.write_bytes(content)
+    assert len(seen) == 9
     CUHK03(str(folder)).domains()
 
 

@@ -64,8 +64,8 @@ def test_every_row_is_complete():
             assert test_set.status == "ok" or test_set.note, f"{key} {name} has no reason"
 
 
-ROW_FIELDS = {"client", "clients", "copied", "costs", "mean", "model", "name", "note", "run", "scores", "single", "spread",
-              "status"}  # fmt: skip
+ROW_FIELDS = {"client", "clients", "copied", "costs", "mean", "model", "name", "note", "run", "scores", "single",
+              "spread", "status"}  # fmt: skip
 TABLE_FIELDS = {"title", "columns", "digits", "add", "left_out", "notes", "clients", "rows"}
 
 

@@ -88,7 +88,9 @@ def test_each_source_alone_is_a_row_of_one_run(tmp_path, capsys):
     folder = row_run(tmp_path / "a", "table1_single", "market1501", (0.2, 0.3), method="Local")
     text = compare(capsys, "005/table1", folder)
     lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
-    order = [(line[0].partition(" [")[0], line[3]) for line in lines if len(line) > 3 and line[2] in ("published", "best")]
+    order = [
+        (line[0].partition(" [")[0], line[3]) for line in lines if len(line) > 3 and line[2] in ("published", "best")
+    ]
     assert order[:6] == [("Single (1)", "23.3 / 47.5"), ("Local", "20.0 / 30.0"),  # msmt17, cuhk03, cuhk02
                          ("Single (2)", "13.2 / 31.1"), ("Local", "22.0 / 32.0"),
                          ("Single (3)", "18.9 / 41.2"), ("Local", "21.0 / 31.0")]  # fmt: skip
@@ -97,10 +99,19 @@ def test_each_source_alone_is_a_row_of_one_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda config: config["data"]["source"][1]["init_args"].update(train="train"), "data.source.MSMT17.train train"),
-        (lambda config: config["data"]["source"][3]["init_args"].update(split=1), "data.source.CUHK03.split 1 (row: 0)"),
+        (
+            lambda config: config["data"]["source"][1]["init_args"].update(train="train"),
+            "data.source.MSMT17.train train",
+        ),
+        (
+            lambda config: config["data"]["source"][3]["init_args"].update(split=1),
+            "data.source.CUHK03.split 1 (row: 0)",
+        ),
         (lambda config: config["data"]["source"].pop(2), "data.source without CUHK02 (row: with CUHK02)"),
-        (lambda config: config["model"]["evaluation"].update(camera_aware=False), "model.evaluation.camera_aware false"),
+        (
+            lambda config: config["model"]["evaluation"].update(camera_aware=False),
+            "model.evaluation.camera_aware false",
+        ),
         (lambda config: config["data"].update(max_identities=9), "data.max_identities 9 (row: none)"),
     ],
     ids=["version", "split", "source", "score", "part"],
@@ -126,13 +137,17 @@ def test_of_a_method_without_a_row_the_sets_are_compared_all_the_same(tmp_path, 
 
 def test_wrong_runs_and_options_are_one_line(tmp_path, capsys):
     folder = row_run(tmp_path / "a", "table1_fedpav", "msmt17", (0.2, 0.3))
-    assert "leaves msmt17 out, which is no column of 005/table2" in refuse(capsys, "report", folder, "--compare", "005/table2")
+    assert "leaves msmt17 out, which is no column of 005/table2" in refuse(
+        capsys, "report", folder, "--compare", "005/table2"
+    )
     line = refuse(capsys, "report", folder, "--compare", "003/table4", "--left_out", "true")
     assert "--left_out: 003/table4 is no table of left-out data sets" in line
     assert "has no rank5" in refuse(capsys, "report", folder, "--compare", "005/table1", "--metric", "rank5")
     line = refuse(capsys, "report", folder, "--compare", "005/table1", "--rule", "oracle")
     assert "has a column of its own in a table of left-out data sets" in line
-    seen = row_run(tmp_path / "b", "table1_fedpav", "msmt17", (0.2, 0.3), change=lambda c: c["data"].update(unseen=None))
+    seen = row_run(
+        tmp_path / "b", "table1_fedpav", "msmt17", (0.2, 0.3), change=lambda c: c["data"].update(unseen=None)
+    )
     line = refuse(capsys, "report", seen, "--compare", "005/table1")
     assert "--compare: " in line
     assert "does not leave out exactly one data set by data.unseen" in line
@@ -146,6 +161,8 @@ def test_a_page_has_such_a_table_only_for_runs_that_leave_a_set_out(tmp_path):
     folder = row_run(tmp_path / "a", "table1_fedpav", "msmt17", (0.2, 0.3))
     titles = [title for title, _ in tables_with_runs(None, group_runs([folder]), "mAP", Rule())]
     assert [title for title in titles if "005, table1" in title]
-    seen = write_run(tmp_path / "b", {1: scores_of({"market1501": 0.5})}, config={"data": {"unseen": None}, "model": {}})
+    seen = write_run(
+        tmp_path / "b", {1: scores_of({"market1501": 0.5})}, config={"data": {"unseen": None}, "model": {}}
+    )
     titles = [title for title, _ in tables_with_runs(None, group_runs([seen]), "mAP", Rule())]
     assert not [title for title in titles if re.match(r"Paper 00[567], (table1|supp|ablation|gains)", title)]

@@ -35,59 +35,74 @@ def last(source):
     return source["class_path"].rpartition(".")[2]
 
 
+def change_version(rng, sources):
+    source, name, values = rng.choice(versioned(sources))
+    source["init_args"][name] = rng.choice([value for value in values if value != source["init_args"][name]])
+
+
+def drop_argument(rng, sources):
+    """As in a config that another version of fedsim wrote."""
+    given = [(source, name) for source, name, _ in versioned(sources) if source["init_args"][name]]
+    source, name = rng.choice(given)
+    del source["init_args"][name]
+
+
+def add_set(rng, sources):
+    sources.append({"class_path": f"fedsim.data.datasets.{rng.choice(OTHERS)}", "init_args": {"root": "data"}})
+
+
+def swap_set(rng, sources):
+    rng.choice(sources)["class_path"] = f"fedsim.data.datasets.{rng.choice(OTHERS)}"
+
+
+def change_queries(rng, sources):
+    own = [source for source in sources if last(source) == "CUHK03"]
+    if own:
+        own[0]["init_args"]["query"] = "all"
+    else:
+        sources.append({"class_path": "fedsim.data.datasets.CUHK03", "init_args": {"root": "data", "split": 0}})
+
+
+SOURCES = {
+    "version": change_version,
+    "argument": drop_argument,
+    "added": add_set,
+    "swapped": swap_set,
+    "queries": change_queries,
+    "gone": lambda rng, sources: sources.pop(rng.randrange(len(sources))),
+    "twice": lambda rng, sources: sources.append(copy.deepcopy(rng.choice(sources))),
+}
+PARTITIONS = ("by_camera", "by_identity", "iid", "dirichlet", "stratified", "by_dataset", "union")
+DATA = {  # setting -> other values, of which the row's own is left out
+    "target": ("unseen", [["market1501"], ["msmt17"], ["cuhk02"], ["x"]]),
+    "targets": ("unseen", [["market1501", "cuhk02"], ["cuhk03", "msmt17"], ["cuhk03np", "cuhk02"]]),
+    "no target": ("unseen", [[], None]),
+    "partition": ("partition", PARTITIONS),
+    "images": ("max_images", [1, 99]),
+    "people": ("max_identities", [2, 50]),
+    "batches": ("limit_client_batches", [1, 0.5]),
+    "public": ("public", ["cuhk02", "viper"]),
+    "generated": ("generated", [{"root": "generated", "share": 0.25}]),
+    "labels": ("labels", ["common"]),
+    "drawn": ("dry_run", [True]),
+    "manifest": ("manifest", ["mine.csv"]),
+}
+SCORED = {
+    "layer": ["pool"], "flip": [True], "distance": ["cosine"], "camera_aware": [False], "invalid_as_zero": [True],
+    "single_gallery_shot": [True], "task": ["classification"], "junk_pids": [[], [-1, 0]], "precision": ["run"],
+}  # fmt: skip
+
+
 def change(rng, config):
     """Change a set, a version, a target, a part of the data, or how it is scored; return the kind."""
-    data, scored, sources = config["data"], config["model"]["evaluation"], config["data"]["source"]
-    kind = rng.choice(["version", "query", "gone", "added", "swapped", "twice", "target", "targets", "no target", "none",
-                       "partition", "part", "public", "generated", "labels", "drawn", "manifest", "evaluation", "missing"])  # fmt: skip
-    if kind == "version":
-        source, name, values = rng.choice(versioned(sources))
-        source["init_args"][name] = rng.choice([value for value in values if value != source["init_args"][name]])
-    elif kind == "query":
-        own = [source for source in sources if last(source) == "CUHK03"]
-        if own:
-            own[0]["init_args"]["query"] = "all"
-        else:
-            sources.append({"class_path": "fedsim.data.datasets.CUHK03", "init_args": {"root": "data", "split": 0}})
-    elif kind == "gone":
-        sources.pop(rng.randrange(len(sources)))
-    elif kind == "added":
-        sources.append({"class_path": f"fedsim.data.datasets.{rng.choice(OTHERS)}", "init_args": {"root": "data"}})
-    elif kind == "swapped":
-        rng.choice(sources)["class_path"] = f"fedsim.data.datasets.{rng.choice(OTHERS)}"
-    elif kind == "twice":
-        sources.append(copy.deepcopy(rng.choice(sources)))
-    elif kind == "target":
-        data["unseen"] = [rng.choice([n for n in ("market1501", "msmt17", "cuhk02", "x") if n not in data["unseen"]])]
-    elif kind == "targets":
-        data["unseen"] = [*data["unseen"], "cuhk02"]
-    elif kind in ("no target", "none"):
-        data["unseen"] = [] if kind == "no target" else None
-    elif kind == "partition":
-        others = ["by_camera", "by_identity", "iid", "dirichlet", "stratified", "by_dataset", "union"]
-        data["partition"] = rng.choice([value for value in others if value != data["partition"]])
-    elif kind == "part":
-        data[rng.choice(["max_images", "max_identities", "limit_client_batches"])] = rng.randint(1, 9)
-    elif kind == "public":
-        data["public"] = rng.choice(["cuhk02", "viper"])
-    elif kind == "generated":
-        data["generated"] = {"root": "generated", "share": 0.25}
-    elif kind == "labels":
-        data["labels"] = "common"
-    elif kind == "drawn":
-        data["dry_run"] = True
-    elif kind == "manifest":
-        data["manifest"] = "mine.csv"
-    elif kind == "missing":  # as in a config that another version wrote
-        source, name, _ = rng.choice([(s, n, v) for s, n, v in versioned(sources) if s["init_args"][n]])
-        del source["init_args"][name]
-    else:
-        name, values = rng.choice([
-            ("layer", ["pool"]), ("flip", [True]), ("distance", ["cosine"]), ("camera_aware", [False]),
-            ("invalid_as_zero", [True]), ("single_gallery_shot", [True]), ("task", ["classification"]),
-            ("junk_pids", [[], [-1, 0]]), ("precision", ["run"]),
-        ])  # fmt: skip
-        scored[name] = rng.choice(values)
+    kind = rng.choice([*SOURCES, *DATA, *SCORED])
+    if kind in SOURCES:
+        SOURCES[kind](rng, config["data"]["source"])
+        return kind
+    (section, name, values) = (
+        (config["data"], *DATA[kind]) if kind in DATA else (config["model"]["evaluation"], kind, SCORED[kind])
+    )
+    section[name] = rng.choice([value for value in values if value != section.get(name)])
     return kind
 
 
@@ -105,32 +120,26 @@ def test_no_drawn_change_of_sets_versions_or_scores_slips_through():
         if not list(wrong_sets(row, run_of(config, unseen))):
             slipped.append((key, name, kind))
     assert slipped == []
-    assert len(kinds) == 19
+    assert kinds == {*SOURCES, *DATA, *SCORED}
+
+
+HARMLESS = [
+    lambda rng, config: [source["init_args"].update(root="elsewhere") for source in config["data"]["source"]],
+    lambda rng, config: rng.shuffle(config["data"]["source"]),
+    lambda rng, config: config.update(seed_everything=rng.randint(2, 99)),
+    lambda rng, config: config["model"]["client"].update(batch_size=32),
+    lambda rng, config: config["data"].update(val="none"),
+    lambda rng, config: config["model"]["evaluation"].update(batch_size=8, backend="torch", ensemble=True),
+    lambda rng, config: config["data"].update(size=[128, 64]),
+    lambda rng, config: config["trainer"].update(max_epochs=3),
+    lambda rng, config: config["data"].update(cache="host", workers=0, cache_dir="somewhere"),
+]
 
 
 def harmless(rng, config):
     """Change what is not the data: it is an ordinary difference, or none."""
-    data, model, sources = config["data"], config["model"], config["data"]["source"]
-    for kind in rng.sample(range(9), 3):
-        if kind == 0:
-            for source in sources:
-                source["init_args"]["root"] = "elsewhere"
-        elif kind == 1:
-            rng.shuffle(sources)
-        elif kind == 2:
-            config["seed_everything"] = model["seed"] = rng.randint(2, 99)
-        elif kind == 3:
-            model["client"]["batch_size"] = 32
-        elif kind == 4:
-            data["val"] = "none"
-        elif kind == 5:
-            model["evaluation"] |= {"batch_size": 8, "backend": "torch", "ensemble": True}
-        elif kind == 6:
-            data["size"] = [128, 64]
-        elif kind == 7:
-            config["trainer"]["max_epochs"] = 3
-        else:
-            data |= {"cache": "host", "workers": 0, "cache_dir": "somewhere"}
+    for alter in rng.sample(HARMLESS, 3):
+        alter(rng, config)
 
 
 def test_what_is_no_other_set_is_not_refused():

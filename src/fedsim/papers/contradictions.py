@@ -37,9 +37,9 @@ def contradictions_in(paper: Paper) -> Iterator[tuple[list[Cell], list[str], str
 
 def find_cell(paper: Paper, name: str) -> Cell:
     """Return the row that ``TABLE/ROW``, or ``PAPER/TABLE/ROW`` of another paper, names."""
-    key, _, rest = name.partition("/")
+    key, _, below = name.partition("/")
     if key.isdecimal():
-        paper, name = read_paper(key), rest
+        paper, name = read_paper(key), below
     table_name, _, row_name = name.partition("/")
     table = next(table for table in paper.tables if table.name == table_name)
     row = next(row for row in table.rows if row.name == row_name)
@@ -55,8 +55,8 @@ def differing_sets(first: Scores, second: Scores) -> list[str]:
     >>> differing_sets(table, {"viper": {"mAP": 1.0}, "cuhk03np": {"mAP": 3.0}})
     ['cuhk03']
     """
-    others = {_family(name): scores for name, scores in second.items()}
-    return [name for name, scores in first.items() if others.get(_family(name), scores) != scores]
+    by_family = {_family(name): scores for name, scores in second.items()}
+    return [name for name, scores in first.items() if by_family.get(_family(name), scores) != scores]
 
 
 def lines_of(paper: Paper) -> Iterator[str]:
@@ -109,4 +109,4 @@ def _family(name: str) -> str:
 
 
 def _own_name(cell: Cell, name: str) -> str:
-    return next(own for own in cell.row.scores if _family(own) == _family(name))
+    return next(data_set for data_set in cell.row.scores if _family(data_set) == _family(name))

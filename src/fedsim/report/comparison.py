@@ -53,8 +53,8 @@ def compare_with(
     paper, named_table = find_table(reference)
     names = {named_table.name} if named_table else {closest_table(paper, group.runs[0]).name for group in groups}
     chosen = [table for table in paper.tables if table.name in names]
-    if left_out and (others := [table.name for table in chosen if not table.left_out]):
-        raise ConfigError(f"--left_out: {paper.key}/{others[0]} is no table of left-out data sets; leave it out")
+    if left_out and (plain := [table.name for table in chosen if not table.left_out]):
+        raise ConfigError(f"--left_out: {paper.key}/{plain[0]} is no table of left-out data sets; leave it out")
     rules = {group: _rules(paper, group, rule, is_given) for group in groups}
     texts = [
         left_out_text(left_out_comparison(paper, table, groups, metric, rule if is_given else None), left_out)

@@ -113,7 +113,9 @@ class LeftOutComparison:
                 )
         self.methods = by_method(self.groups, "--compare")
         self.labels = name_variants([next(iter(rotations.values())).runs[0] for rotations in self.methods])
-        self.names = [n for n in self.table.test_sets if self.is_whole or any(n in of for of in self.methods)]
+        self.names = [
+            n for n in self.table.test_sets if self.is_whole or any(n in rotations for rotations in self.methods)
+        ]
 
     def block(self) -> Block:
         """Return the paper's rows, each followed by the runs closest to it, and the notes."""
@@ -130,10 +132,10 @@ class LeftOutComparison:
         for label, rotations in zip(self.labels, self.methods, strict=True):
             matches = {name: closest_row(self.paper, self.table, group.runs[0]) for name, group in rotations.items()}
             for row in self.table.rows:
-                own = {name: rotations[name] for name, match in matches.items() if _is_of(row, match)}
-                below.setdefault(row.name, []).extend(self._lines_of_run(label, row, own))
-            alone = {name: rotations[name] for name, match in matches.items() if match is None}
-            last += self._lines_of_run(label, None, alone)
+                of_row = {name: rotations[name] for name, match in matches.items() if _is_of(row, match)}
+                below.setdefault(row.name, []).extend(self._lines_of_run(label, row, of_row))
+            unmatched = {name: rotations[name] for name, match in matches.items() if match is None}
+            last += self._lines_of_run(label, None, unmatched)
         for row in self.table.rows:
             if any(name in row.scores for name in self.names):
                 yield self._published(row)

@@ -65,18 +65,18 @@ def runs_of_rotation(words: Sequence[str], by_set: dict[str, list[str]], seeds: 
     mark, files = mark_of(options), file_names(by_set)
     runs = []
     for name, seed in product(by_set, seeds or (None,)):
-        own, _ = take_values(by_set[name], "--run_dir")  # the folder is that of all runs
+        arguments, _ = take_values(by_set[name], "--run_dir")  # the folder is that of all runs
         words_of_seed = [] if seed is None else [f"--seed_everything={seed}"]
         folder = root / "-".join([files[name], *([] if seed is None else [f"seed{seed}"]), mark])
         sample = {"left_out": name} | ({} if seed is None else {"seed": seed})
-        runs.append(run_in(Path(folder), [*own, *words_of_seed], sample))
+        runs.append(run_in(Path(folder), [*arguments, *words_of_seed], sample))
     return runs
 
 
 def _options_of_sets(options: Sequence[str], data_sets: Sequence[str]) -> dict[str, list[str]]:
     if len(data_sets) < 2:
-        one = json.dumps(list(data_sets))
-        raise ConfigError(f"{_OPTION}: a rotation needs two data sets or more; for one, give --data.unseen='{one}'")
+        unseen = json.dumps(list(data_sets))
+        raise ConfigError(f"{_OPTION}: a rotation needs two data sets or more; for one, give --data.unseen='{unseen}'")
     for name in data_sets:
         check_name(name, _OPTION)
         if data_sets.count(name) > 1:
@@ -86,8 +86,8 @@ def _options_of_sets(options: Sequence[str], data_sets: Sequence[str]) -> dict[s
 
 def _options_of_paper(options: Sequence[str], rotation: tuple[Paper, str]) -> dict[str, list[str]]:
     paper, name = rotation
-    others, _ = take_values(options, "--paper")
-    return {data_set: [f"--paper={paper.key}/{row}", *others] for data_set, row in paper.rotations[name].items()}
+    without, _ = take_values(options, "--paper")
+    return {data_set: [f"--paper={paper.key}/{row}", *without] for data_set, row in paper.rotations[name].items()}
 
 
 def table_of_rotation(paper: Paper, name: str) -> str:

@@ -60,13 +60,13 @@ class CUHK03(DataSet):
         people = _read_people(folder / "meta.json")
         parts = _read_split(folder / "splits.json", self.split, len(people))
         _check_images(folder, people)
-        asked, answering = [], []
+        queries, gallery = [], []
         for person in sorted(parts["query"]):
-            asked += [image for camera in _images_of(people, person) for image in self._chosen(camera)]
+            queries += [image for camera in _images_of(people, person) for image in self._chosen(camera)]
         for person in sorted(parts["gallery"]):
-            answering += [image for camera in _images_of(people, person) for image in self._others(camera)]
+            gallery += [image for camera in _images_of(people, person) for image in self._others(camera)]
         training = [image for person in sorted(parts["trainval"]) for c in _images_of(people, person) for image in c]
-        return Domain(self.name, _split(folder, training), _split(folder, asked), _split(folder, answering))
+        return Domain(self.name, _split(folder, training), _split(folder, queries), _split(folder, gallery))
 
     def _chosen(self, images: list[_Image]) -> list[_Image]:
         """Return the queries among a person's images of one camera."""
@@ -123,8 +123,8 @@ def _read_split(path: Path, number: int, num_people: int) -> dict[str, list[int]
             f"{path}: split {number}: {names} are not lists of people, each once, from 0 to {num_people - 1}"
         )
     parts = {part: split[part] for part in _PARTS}
-    if both := {*parts["trainval"]} & {*parts["query"], *parts["gallery"]}:
-        raise DataError(f"{path}: split {number}: person {min(both)} is in training and in test")
+    if shared := {*parts["trainval"]} & {*parts["query"], *parts["gallery"]}:
+        raise DataError(f"{path}: split {number}: person {min(shared)} is in training and in test")
     if {*parts["query"]} != {*parts["gallery"]}:
         person = min({*parts["query"]} ^ {*parts["gallery"]})
         raise DataError(f"{path}: split {number}: person {person} is in only one of query and gallery")
