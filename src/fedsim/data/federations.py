@@ -15,6 +15,7 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
 from fedsim.data.images import Domain, Index, Split
 from fedsim.data.partitions import Partition, cap_training, divide
+from fedsim.data.unseen import check_unseen
 
 Validation = Literal["identities", "first_image", "images", "none"]
 LabelScope = Literal["own", "common"]  # numbering of the identities: by each client, or common to all
@@ -42,8 +43,8 @@ def build_federation(
     :class:`fedsim.data.FederatedDataModule`, and for details :func:`fedsim.data.partitions.divide`,
     :func:`fedsim.data.partitions.cap_training` (before validation images are held out) and :func:`split_validation`.
 
-    Raises ConfigError if a name does not exist, no client is left to train, or ``val`` would hold out classes;
-    DataError if a client's data cannot be split.
+    Raises ConfigError if a name does not exist, no client is left to train, a client trains on people of an unseen data
+    set, or ``val`` would hold out classes; DataError if a client's data cannot be split.
     """
     check_names(domains)
     names = [domain.name for domain in domains]
@@ -55,6 +56,7 @@ def build_federation(
         raise ConfigError(
             "data: no data set with training images is left for clients; check data.source and data.unseen"
         )
+    check_unseen(domains, unseen, seen)
     unknown = {d.name for d in domains if d.name in seen and _is_unlabelled(d)}
     tested = {d.name for d in domains if len(d.gallery)}
     clients = [
