@@ -28,7 +28,7 @@ from fedsim.federation.checks.requirements import settings_by_client
 from fedsim.federation.events import strategy_of
 from fedsim.federation.parts import Parts, trains_alone
 from fedsim.federation.settings import Settings
-from fedsim.methods.base import HoldsModels, KeepsModels
+from fedsim.methods.base import HoldsModels, KeepsModels, Method, TrainsTensors
 from fedsim.models.reid import KeyedDropout
 from fedsim.strategy.sharing import FIELD
 from fedsim.training.flat_model import FlatModel
@@ -46,7 +46,7 @@ class DeviceMemory:
     models: int
     """of all the rank's models, with their initial private tensors"""
     gradients: int
-    """of a client's model; models that train together for a client step in turn"""
+    """of a client's model, and of tensors that train beside it; models that train together for a client step in turn"""
     moments: int
     """of the optimizers of all models that train for a client"""
     trained: int
@@ -106,6 +106,7 @@ class _Estimate:
         self._moments_of = {id(t): _state_of(t.optimizer) for t in self._training.values()}
         models = parts.models.items()
         self._trainable = {a: sum(p.nbytes for p in m.network.parameters() if p.requires_grad) for a, m in models}
+        self._loose = _loose_bytes(settings.method, data)
         self._start = {arch: sum(tensor.nbytes for tensor in model.initial_kept.values()) for arch, model in models}
 
     @property
@@ -120,7 +121,7 @@ class _Estimate:
         return DeviceMemory(
             models=per_arch * models,
             gradients=gradients,
-            moments=self._trained * max(self._moments(name) for name in names),
+            moments=max(self._moments(name) for name in names),
             trained=self._trained,
             frozen=self._frozen,
             server=self._server(),
@@ -157,10 +158,11 @@ class _Estimate:
         return 4 * self._model(client).head_room(self._parts.num_classes[client])
 
     def _gradients(self, client: str) -> int:
-        return self._trainable[self._parts.archs[client]] + self._head(client)
+        return self._trainable[self._parts.archs[client]] + self._head(client) + self._loose
 
     def _moments(self, client: str) -> int:
-        return round(_copies(self._moments_of[id(self._training[client])]) * self._gradients(client))
+        tensors = self._trained * (self._gradients(client) - self._loose) + self._loose
+        return round(_copies(self._moments_of[id(self._training[client])]) * tensors)
 
     def _server(self) -> int:
         make, server = self._settings.server_optimizer, self._parts.server
@@ -193,16 +195,17 @@ class _Estimate:
         model, method = self._model(client), self._settings.method
         whole = 4 * model.flat.num_model + self._head(client)
         sizes = {"model": whole, "shared": model.shared.nbytes, "private": self._state(client)}
-        kept = self._start[self._parts.archs[client]]
+        kept = self._start[self._parts.archs[client]] + self._loose
         if isinstance(method, KeepsModels):
             kept += sum(sizes[part] for part in method.keeps.values())
         if self._training[client].keeps_state(trains_alone(method, self._parts.federated)):
-            kept += self._trained * len(self._moments_of[id(self._training[client])]) * whole
+            kept += len(self._moments_of[id(self._training[client])]) * (self._trained * whole + self._loose)
         return kept
 
     def _copies_in_session(self, client: str) -> int:
         method = self._settings.method
-        return method.session_copies * 4 * self._model(client).flat.num_model if isinstance(method, KeepsModels) else 0
+        copies = method.session_copies if isinstance(method, KeepsModels) else 0
+        return copies * 4 * self._model(client).flat.num_model + self._loose
 
     def _activations(self) -> tuple[int | None, int]:
         """Return the bytes that the largest batch or micro-batch keeps for the backward pass, and its images."""
@@ -211,8 +214,7 @@ class _Estimate:
             training = self._training[client.name]
             images = training.micro_batch_of(client.num_images) or training.batch_of(client.num_images)
             sizes[archs[client.name]] = max(sizes[archs[client.name]], images)
-        pixels = self._data.augmentation.crop or self._data.size
-        estimates = {arch: self._kept_by(arch, (n, 3, *pixels)) for arch, n in sizes.items() if n}
+        estimates = {arch: self._kept_by(arch, (n, *_image_of(self._data))) for arch, n in sizes.items() if n}
         counted = {arch: size for arch, size in estimates.items() if size is not None}
         largest = max(counted or estimates, key=lambda arch: counted.get(arch, 0))
         return counted.get(largest), sizes[largest]
@@ -224,6 +226,17 @@ class _Estimate:
         if size is None or self._precision != "bf16-mixed":
             return size
         return (size + sum(p.nbytes for p in network.parameters() if p.dim() > 1)) // 2
+
+
+def _image_of(data: FederatedDataModule) -> tuple[int, int, int]:
+    """Return the shape of a training image."""
+    return 3, *(data.augmentation.crop or data.size)
+
+
+def _loose_bytes(method: Method, data: FederatedDataModule) -> int:
+    """Return the bytes of the tensors that a client trains beside its models."""
+    shapes = method.loose_tensors(_image_of(data)).values() if isinstance(method, TrainsTensors) else ()
+    return 4 * sum(map(math.prod, shapes))
 
 
 def placement_of(settings: Settings, parts: Parts, num_ranks: int, per_machine: int) -> Placement:

@@ -46,6 +46,29 @@ def batch_hard_triplet(features: Tensor, labels: Tensor, margin: float = 0.3, sq
     return F.relu(margin + positive - negative).sum() / valid.sum().clamp_min(1)
 
 
+def mean_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy of the softmax of logits [B, Z] float in nats, a mean over the batch: a scalar.
+
+    >>> mean_entropy(torch.zeros(3, 2)).item() == torch.tensor(2.0).log().item()
+    True
+    """
+    log_p = logits.log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1).mean()
+
+
+def authenticity(plain: Tensor, styled: Tensor, styled_local: Tensor) -> Tensor:
+    """Return ``sp(H(G(x)) - H(G(x'))) + sp(H(G(x')) - H(L(x')))``, a scalar (DACS, Eqs. 5 and 6).
+
+    ``sp(t)`` is ``ln(1 + e^t)``. Arguments are the entropies H, scalars: of the global model G on images x and on stylised ones x', and of the local
+    expert L on x'. Minimised, G is less certain of x' than of x, and L less than G.
+
+    >>> h = torch.tensor(1.5)
+    >>> round(authenticity(h, h, h).item(), 5)  # 2 ln 2
+    1.38629
+    """
+    return F.softplus(plain - styled) + F.softplus(styled - styled_local)
+
+
 def center_loss(features: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
     """``1/2 |f_i - c_{y_i}|^2``, a mean over the batch (Wen et al., ECCV 2016, Eq. 2, which is the sum).
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 
-def style_of(x: Tensor, eps: float, box: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def style_of(
+    x: Tensor, eps: float, box: Tensor | None = None, *, unbiased: bool = True
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return mean and standard deviation of each channel of maps [B, C, H, W], both [B, C, 1, 1], at least float32.
 
-    The variance is unbiased, and ``eps`` is added to it under the root. ``box`` [H, W] bool marks the pixels that
-    count, at least two; None: all.
+    The variance divides by the pixels less one if it is ``unbiased``, otherwise by the pixels; ``eps`` is added to it
+    under the root. ``box`` [H, W] bool marks the pixels that count, at least two; None: all.
 
     >>> mean, std = style_of(torch.tensor([[[[0.0, 2.0, 4.0, 9.0]]]]), 0.0, torch.tensor([[True, True, True, False]]))
     >>> mean.item(), std.item()
@@ -22,11 +24,11 @@ def style_of(x: Tensor, eps: float, box: Tensor | None = None) -> tuple[Tensor, 
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if box is None:
-        variance, mean = torch.var_mean(x, dim=(2, 3), keepdim=True)
+        variance, mean = torch.var_mean(x, dim=(2, 3), correction=int(unbiased), keepdim=True)
     else:
         counts, size = box.to(x.dtype), box.sum()
         mean = (x * counts).sum(dim=(2, 3), keepdim=True) / size
-        variance = ((x - mean).square() * counts).sum(dim=(2, 3), keepdim=True) / (size - 1)
+        variance = ((x - mean).square() * counts).sum(dim=(2, 3), keepdim=True) / (size - int(unbiased))
     return mean, (variance + eps).sqrt()
 
 
@@ -67,3 +69,34 @@ def swap_styles(
     scale = given_std[partners] / std
     swapped = (x * scale + (given_mean[partners] - mean * scale)).to(x.dtype)
     return swapped if content_box is None else torch.where(content_box, swapped, x)
+
+
+def restyle(x: Tensor, style: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor], eps: float = 1e-8) -> Tensor:
+    """Return ``s (x - mu) / (sigma + eps) + m``: images with a style for each place (DACS, Eqs. 1 and 2).
+
+    ``x`` are images [B, C, H, W], ``style`` is their :func:`style_of`: mu and sigma [B, C, 1, 1]. ``given`` is m and s,
+    both [C, H, W].
+
+    >>> x = torch.tensor([[[[1.0, 5.0]]]])
+    >>> m, s = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[1.0, 2.0]]])
+    >>> restyle(x, style_of(x, 0.0, unbiased=False), (m, s)).flatten().tolist()
+    [-0.5, 2.5]
+    """
+    (mean, std), (given_mean, given_std) = style, given
+    return given_std * ((x - mean) / (std + eps)) + given_mean
+
+
+def style_gap(style: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor], variances: bool = False) -> Tensor:
+    """Return ``(mu - m)^2 + (sigma - s)^2``, a mean over images, channels and places: a scalar (DACS, Eqs. 3 and 4).
+
+    Arguments are those of :func:`restyle`. ``variances``: the second term is ``(sigma^2 - s^2)^2``.
+
+    >>> style = torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1, 1), 3.0)
+    >>> given = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
+    >>> style_gap(style, given).item(), style_gap(style, given, variances=True).item()
+    (5.0, 65.0)
+    """
+    (mean, std), (given_mean, given_std) = style, given
+    if variances:
+        std, given_std = std.square(), given_std.square()
+    return (mean - given_mean).square().mean() + (std - given_std).square().mean()

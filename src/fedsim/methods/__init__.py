@@ -1,6 +1,7 @@
 """Federated methods: one file of hooks for each."""
 
 from fedsim.methods.apfl import APFL
+from fedsim.methods.dacs import DACS
 from fedsim.methods.ditto import Ditto
 from fedsim.methods.fedala import FedALA
 from fedsim.methods.fedatt import FedAtt
@@ -31,6 +32,7 @@ from fedsim.methods.weighted_pav import WeightedPav
 
 __all__ = [
     "APFL",
+    "DACS",
     "IFCA",
     "MOON",
     "SKA",

@@ -283,6 +283,17 @@ class KeepsModels(ABC):
         """The tensors that clients keep."""
 
 
+class TrainsTensors(ABC):
+    """Base of methods whose clients train, and keep, tensors beside their models (:meth:`Client.loose_optimizer`).
+
+    ``fedsim describe`` counts their memory.
+    """
+
+    @abstractmethod
+    def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
+        """Return names and shapes of the tensors, float32; ``image`` is the shape (3, H, W) of a training image."""
+
+
 def message_to(method: Method, server: Server, arch: str) -> Download:
     """Return the server's message to the clients of an architecture: the model, and the declared tensors."""
     payload = method.payload(server, arch, server.round)

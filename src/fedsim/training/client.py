@@ -26,7 +26,7 @@ from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.labels.labeller import source_of
 from fedsim.training.messages import Download, Measured, Signals
 from fedsim.training.objective import Objective, supervised_loss
-from fedsim.training.optimizer import LocalOptimizer
+from fedsim.training.optimizer import LocalOptimizer, loose_optimizer
 from fedsim.training.session import BatchReport, ClientSession, Outcome
 from fedsim.training.settings import LocalTraining
 
@@ -146,7 +146,21 @@ class Client(LightningModule):
         if model.network.has_dropout:
             model.network.set_generator(self.generator(f"dropout{role}", device=self.device))
         model.network.train()
-        optimizer = self.session.optimizers[f"{_MOMENTS}{role}."] = model.optimizer(self.training_settings)
+        return self._begin_steps(model.optimizer(self.training_settings), role)
+
+    def loose_optimizer(self, role: str, module: nn.Module, lr: float | None = None) -> LocalOptimizer:
+        """Return an optimizer of this session for the parameters of a module that is no part of a model.
+
+        It is the configured one, with rates that follow the schedule from ``lr``; None: from the client's own. It steps
+        with the model, by ``client.step(loss, loose=[optimizer])``. ``module`` is on the client's device, its
+        parameters are float32, and ``role`` names its moments if they are kept. Keep the parameters, too
+        (:meth:`keep`), and declare them (:class:`~fedsim.methods.base.TrainsTensors`).
+        """
+        return self._begin_steps(loose_optimizer(self.training_settings, module, lr), f" {role}")
+
+    def _begin_steps(self, optimizer: LocalOptimizer, role: str) -> LocalOptimizer:
+        """Make an optimizer ready for the steps of this session."""
+        self.session.optimizers[f"{_MOMENTS}{role}."] = optimizer
         optimizer.reset(self.round)
         if self._keeps_optimizers:
             prefix = f"{_MOMENTS}{role}."
@@ -209,13 +223,19 @@ class Client(LightningModule):
         return pseudo.score(output.features.neck, batch.labels)
 
     def step(
-        self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None
+        self,
+        loss: Tensor,
+        correct: Callable[[], None] | None = None,
+        optimizer: LocalOptimizer | None = None,
+        *,
+        loose: Sequence[LocalOptimizer] = (),
     ) -> bool:
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
         A step takes the mean gradient over its images, whatever its number of batches and micro-batches.
         ``correct`` changes the gradient of a step, before clipping. ``optimizer`` is that of a replica; None: the
-        client's own, and then progress is reported. Returns whether the optimizer stepped.
+        client's own, and then progress is reported. The ``loose`` ones step with it, which needs whole batches.
+        ``grad_clip`` bounds each optimizer's gradient on its own. Returns whether the optimizer stepped.
         """
         settings, stepped = self.training_settings, optimizer or self.optimizer
         _, done, total = self.session.progress
@@ -229,9 +249,10 @@ class Client(LightningModule):
         if steps:
             if correct is not None:
                 correct()
-            if settings.grad_clip is not None:
-                nn.utils.clip_grad_norm_(stepped.parameters, settings.grad_clip)
-            stepped.step()
+            for stepping in (stepped, *loose):
+                if settings.grad_clip is not None:
+                    nn.utils.clip_grad_norm_(stepping.parameters, settings.grad_clip)
+                stepping.step()
         if stepped is self.optimizer:
             self.session.report(loss.detach())
         return steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -207,14 +207,18 @@ class FlatModel:
         """
         trainable = [p for p in (*self.network.parameters(), *self.head.parameters()) if p.requires_grad and p.numel()]
         ends = self.flat.num_shared_parameters
-        fixed = [p for p in trainable if (self.flat.place_of(p) < ends) == (part == "private")]
-        for parameter in fixed:
-            parameter.requires_grad_(False)
-        try:
+        with _without_gradient([p for p in trainable if (self.flat.place_of(p) < ends) == (part == "private")]):
             yield
-        finally:
-            for parameter in fixed:
-                parameter.requires_grad_(True)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Fix all parameters for a while: gradients pass through the model to its images, and none reaches a parameter.
+
+        So no gradient of a parameter is computed, which saves a third of a pass. Layers keep their mode.
+        """
+        parameters = (*self.network.parameters(), *self.head.parameters())
+        with _without_gradient([parameter for parameter in parameters if parameter.requires_grad]):
+            yield
 
     def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
         """Return the optimizer of clients with these settings; it is made once and reset for each of them."""
@@ -291,6 +295,18 @@ class FlatModel:
         needless = {"neck": {Group.HEAD}, "pool": {Group.HEAD, *(BODY - BACKBONE)}, "head": set()}[layer]
         needed = [entry for entry in self.flat.entries if self.groups[entry.name] not in needless]
         return all(entry.shared or entry.name in names for entry in needed)
+
+
+@contextmanager
+def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Fix parameters, which all require gradients, for a while."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def _remove_idle_counters(network: nn.Module) -> None:

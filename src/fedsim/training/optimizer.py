@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -264,6 +265,18 @@ class LocalOptimizer:
             segment.vector.data = self.flat.buffer[begin:end]
             segment.vector.grad = gradients[begin:end]
         self._segment_gradients = [gradients[slice(*segment.span())] for segment in self._segments]
+
+
+def loose_optimizer(settings: LocalTraining, module: nn.Module, lr: float | None) -> LocalOptimizer:
+    """Return the configured optimizer for the parameters of a ``module`` that is no part of a model.
+
+    They become views of a flat buffer of their own. ``lr`` is their learning rate before the schedule; None: that of
+    the settings.
+    """
+    flat, parameters = FlatParameters(module, lambda _: False), list(module.named_parameters())
+    if lr is None:
+        return LocalOptimizer(settings, flat, [parameters, []])
+    return LocalOptimizer(replace(settings, head_lr=lr), flat, [[], parameters])  # the group with a rate of its own
 
 
 class _Segment:

@@ -1,0 +1,226 @@
+"""Diversity-Authenticity Co-constrained Stylization for Federated Domain Generalization in Person Re-ID (DACS).
+
+F. Yang, Z. Zhong, Z. Luo, Y. He, S. Li, N. Sebe. AAAI 2024.
+
+| hook      | Section "Method"                                                                                       |
+|-----------|--------------------------------------------------------------------------------------------------------|
+| download  | f_G is the server's model; its head stays with the client                                              |
+| train     | Eq. (7): the local expert f_L trains on the images x of a batch; it lives from round to round          |
+| train     | Eqs. (1), (2): the style model (s, m) turns x into x'                                                  |
+| train     | Eqs. (3), (4): L_div = -|mu - m|^2 - |sigma - s|^2                                                     |
+| train     | Eqs. (5), (6): L_au = sp(H(f_G(x)) - H(f_G(x'))) + sp(H(f_G(x')) - H(f_L(x'))), sp(t) = ln(1 + e^t)     |
+| train     | Eq. (8): L = L_loc(x; f_G) + L_loc(x'; f_G) + lambda_div L_div + lambda_au L_au, one step of all of it |
+| upload    | backbone and neck of f_G                                                                               |
+| weights   | Eq. (9): theta <- sum over k of (n_k / n) theta_k                                                      |
+
+Which loss moves what; in L_au, f_G and f_L are fixed:
+
+| loss          | f_L | head of f_L                     | f_G | head of f_G                     | s, m |
+|---------------|-----|---------------------------------|-----|---------------------------------|------|
+| L_loc(x; f_L) | yes | yes; ``expert_head: shared``: no| no  | no                              | no   |
+| L_loc(x; f_G) | no  | no                              | yes | yes                             | no   |
+| L_loc(x'; f_G)| no  | no                              | yes | yes                             | yes  |
+| L_div         | no  | no                              | no  | no                              | yes  |
+| L_au          | no  | no                              | no  | if ``authenticity_moves_head``  | yes  |
+
+Paper and code (user.py of FlyingRoastDuck/DACS_official), where they differ; the default is the paper's:
+
+| what                | paper               | code                                           | option                      |
+|---------------------|---------------------|------------------------------------------------|-----------------------------|
+| lambda_au           | 5                   | 1 in the script of ResNet-50, 5 in that of ViT | ``lam_au``                  |
+| sigma in Eq. (1)    | of all pixels       | unbiased                                       | ``statistics``              |
+| sigma, s in Eq. (4) | deviations          | variances                                      | ``diversity``               |
+| head of f_L         | its own, by Eq. (7) | that of f_G, which the joint step alone moves  | ``expert_head``             |
+| L_au                | moves s, m alone    | moves the head, too                            | ``authenticity_moves_head`` |
+
+The code's settings are ``lam_au: 1``, ``statistics: unbiased``, ``diversity: variance``, ``expert_head: shared`` and
+``authenticity_moves_head: true``.
+
+Deviations and silences:
+
+- Squared norms in Eqs. (3) and (4) are means over images, channels and places, as in the code; the paper has neither
+  sum nor mean. **L_div is inert as released**: its gradient for a number of s is at most 4 s |s^2 - sigma^2| / (C H W),
+  below the weight decay of 5e-4. It moves s by 0.002 in all 40 rounds, where the initial noise is 0.1. As a sum, m
+  would run away thirty-fold in a round, so there is no such option.
+- Start of the style model (the code's): s ~ N(1, 0.1^2), m ~ N(0, 0.1^2), once for each client; eps = 1e-8. Momentum
+  and weight decay are those of the client's optimizer.
+- The expert starts from the received model and the client's head when the client first takes part. Each round begins
+  with new optimizers, as for the models of other methods (``optimizer_state``).
+- The first round is plain in the code, since heads are random before: ``first_styled_round: 1``. The expert trains.
+- f_L and f_G see x' in training mode, so x' enters their running statistics. In L_au f_G is a copy from before the
+  batch, in evaluation mode; f_L is the expert after its step.
+- Entropies are means over the batch, and sp acts on their differences. Logits of L_au are float32 in any precision.
+- With ``lam_au: 0`` nothing reads the expert, so there is none. With ``style_lr: 0`` the style model stays as it was
+  drawn, which is one reading of the row RS of Table 2.
+- With SNR the code is another method (statistics of each place over the batch, no L_div, f_G moves in L_au); it is not
+  built.
+- A batch costs five passes instead of one, about four times FedPav's time. The log counts f_G on x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fedsim.core.checks import at_least, not_negative
+from fedsim.core.seeding import torch_generator
+from fedsim.functional.losses import authenticity, mean_entropy
+from fedsim.functional.style import restyle, style_gap, style_of
+from fedsim.methods.base import (
+    BodySharing,
+    HoldsModels,
+    KeepsModels,
+    KeptModels,
+    Method,
+    Need,
+    Replicas,
+    TrainsTensors,
+    WeightingChoice,
+)
+from fedsim.training.client import Batch, Client
+from fedsim.training.flat_model import FlatModel
+
+_EXPERT, _JUDGE = "expert", "judge"
+_MEAN, _STD = "style_mean", "style_std"
+_NOISE = 0.1
+"""deviation of a new style model's numbers"""
+
+
+class StyleModel(nn.Module):
+    """A client's style model: a deviation s and a mean m for each channel and place, both [C, H, W]."""
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)
+
+    @property
+    def style(self) -> tuple[Tensor, Tensor]:
+        """Return m and s."""
+        return self.mean, self.std
+
+
+@dataclass(frozen=True, kw_only=True)
+class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors, Method):
+    """Averaging of clients that also train on restyled images, in a style that each of them learns."""
+
+    requires: ClassVar[frozenset[Need]] = frozenset({"identities", "plain_steps", "whole_batches"})
+    # a client's heads share one label space; a loop of its own; the style model steps with the whole batch
+
+    lam_div: float = 1.0
+    """$\\lambda_{div}$, weight of the diversity loss; it hardly acts, whatever its weight"""
+    lam_au: float = 5.0
+    """$\\lambda_{au}$, weight of the authenticity loss; 0: there is no expert"""
+    diversity: Literal["deviation", "variance"] = "deviation"
+    """whether Eq. (4) compares deviations, or variances (the authors' code)"""
+    statistics: Literal["population", "unbiased"] = "population"
+    """whether variances of images divide by H W, or by H W - 1 (the authors' code)"""
+    expert_head: Literal["own", "shared"] = "own"
+    """the expert's head: its own, or the client's, which the expert does not move (the authors' code)"""
+    authenticity_moves_head: bool = False
+    """whether the authenticity loss moves the client's head, too (the authors' code)"""
+    first_styled_round: int = 1
+    """the first round, from 0, with restyled images"""
+    style_lr: float | None = None
+    """learning rate of the style model, with the client's schedule; null: that of the client"""
+
+    def __post_init__(self) -> None:
+        not_negative("model.method", lam_div=self.lam_div, lam_au=self.lam_au, style_lr=self.style_lr)
+        at_least("model.method", 0, first_styled_round=self.first_styled_round)
+
+    @property
+    def replicas(self) -> Replicas:
+        """The expert, and the copy of f_G that judges restyled images."""
+        return {_EXPERT: "trained", _JUDGE: "frozen"} if self.lam_au else {}
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The expert."""
+        return {_EXPERT: "model"} if self.lam_au else {}
+
+    def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of m and s."""
+        return {_MEAN: image, _STD: image}
+
+    def train(self, client: Client) -> None:
+        """Step the expert, and then f_G and the style model, on each batch; keep expert and style model."""
+        expert = self._load_expert(client) if self.lam_au else None
+        style: StyleModel | None = None
+        for epoch in range(client.local_epochs):
+            for batch in client.batches(epoch):
+                if expert is not None:
+                    _step_expert(client, expert, batch)
+                if client.round < self.first_styled_round:
+                    client.step(client.training_step(batch))
+                    continue
+                if style is None:
+                    style = _style_model(client, batch.images.shape[1:])
+                    optimizer = client.loose_optimizer("style", style, self.style_lr)
+                client.step(self._joint_loss(client, expert, style, batch), loose=[optimizer])
+        if expert is not None:
+            client.keep(_EXPERT, expert.whole)
+        if style is not None:
+            client.keep(_MEAN, style.mean)
+            client.keep(_STD, style.std)
+
+    def _load_expert(self, client: Client) -> FlatModel:
+        """Return the client's expert, ready to train; at first it is the received model with the client's head."""
+        replica = client.model.replica(_EXPERT)
+        replica.whole.copy_(client.kept.get(_EXPERT, client.model.whole))
+        if self.expert_head == "shared":
+            for parameter in replica.head.parameters():
+                parameter.requires_grad_(False)  # before its optimizer is made
+        return client.trainable_replica(_EXPERT)
+
+    def _joint_loss(self, client: Client, expert: FlatModel | None, style: StyleModel, batch: Batch) -> Tensor:
+        """Return L of Eq. (8), a scalar."""
+        of_images = style_of(batch.images, 0.0, unbiased=self.statistics == "unbiased")  # Eq. (1)
+        styled = restyle(batch.images, of_images, style.style)  # Eq. (2)
+        l_au = None if expert is None else self._authenticity(client, expert, (batch.images, styled))
+        loss = client.training_step(batch)  # Eq. (7)
+        loss = loss + client.supervised_loss(client.forward(styled), batch, counts=False)  # Eq. (7) of x'
+        if self.lam_div:  # Eqs. (3), (4)
+            loss = loss - self.lam_div * style_gap(of_images, style.style, variances=self.diversity == "variance")
+        return loss if l_au is None else loss + self.lam_au * l_au
+
+    def _authenticity(self, client: Client, expert: FlatModel, images: tuple[Tensor, Tensor]) -> Tensor:
+        """Return L_au of images x and x', both [B, 3, H, W]: a scalar."""
+        judge, head = client.model.replica(_JUDGE), client.model.head
+        judge.whole.copy_(client.model.whole)
+        judge.network.eval()
+        precision = client.session.precision
+        with judge.frozen(), expert.frozen():  # not no_grad: gradients pass through them to x'
+            models = (judge, judge, expert)
+            x, styled = images
+            outputs = [model.forward(z, precision) for model, z in zip(models, (x, styled, styled), strict=True)]
+        heads = [head, head, head if self.expert_head == "shared" else expert.head]
+        entropies = []
+        for output, used in zip(outputs, heads, strict=True):
+            tensors = (used.weight, used.bias)
+            weight, bias = tensors if self.authenticity_moves_head and used is head else [t.detach() for t in tensors]
+            entropies.append(mean_entropy(linear(output.features.neck, weight, bias)))
+        return authenticity(*entropies)  # Eqs. (5), (6)
+
+
+def _step_expert(client: Client, expert: FlatModel, batch: Batch) -> None:
+    """Step the expert by Eq. (7)."""
+    if not expert.head.weight.requires_grad:  # the client's own, which its joint steps move
+        with torch.no_grad():
+            expert.head.weight.copy_(client.model.head.weight)
+            expert.head.bias.copy_(client.model.head.bias)
+    output = expert.forward(batch.images, client.session.precision)
+    loss = client.supervised_loss(output, batch, counts=False)
+    client.step(loss, optimizer=expert.optimizer(client.training_settings))
+
+
+def _style_model(client: Client, shape: torch.Size) -> StyleModel:
+    """Return the client's style model for images of this ``shape`` [C, H, W]: the kept one, or a new one."""
+    if _MEAN in client.kept:
+        return StyleModel(client.kept[_MEAN].clone(), client.kept[_STD].clone())
+    stream = torch_generator(client.seed, client.client_name, "style")
+    std, mean = _NOISE * torch.randn((2, *shape), generator=stream)
+    return StyleModel(mean.to(client.device), 1 + std.to(client.device))  # Paper silent; the authors' code
