@@ -59,8 +59,8 @@ def mean_entropy(logits: Tensor) -> Tensor:
 def authenticity(plain: Tensor, styled: Tensor, styled_local: Tensor) -> Tensor:
     """Return ``sp(H(G(x)) - H(G(x'))) + sp(H(G(x')) - H(L(x')))``, a scalar (DACS, Eqs. 5 and 6).
 
-    ``sp(t)`` is ``ln(1 + e^t)``. Arguments are the entropies H, scalars: of the global model G on images x and on stylised ones x', and of the local
-    expert L on x'. Minimised, G is less certain of x' than of x, and L less than G.
+    ``sp(t)`` is ``ln(1 + e^t)``. Arguments are the entropies H, scalars: of the global model G on images x and on
+    restyled ones x', and of the local expert L on x'. Minimised, G is less certain of x' than of x, and L less than G.
 
     >>> h = torch.tensor(1.5)
     >>> round(authenticity(h, h, h).item(), 5)  # 2 ln 2

@@ -71,32 +71,32 @@ def swap_styles(
     return swapped if content_box is None else torch.where(content_box, swapped, x)
 
 
-def restyle(x: Tensor, style: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor], eps: float = 1e-8) -> Tensor:
+def restyle(x: Tensor, style: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], eps: float = 1e-8) -> Tensor:
     """Return ``s (x - mu) / (sigma + eps) + m``: images with a style for each place (DACS, Eqs. 1 and 2).
 
-    ``x`` are images [B, C, H, W], ``style`` is their :func:`style_of`: mu and sigma [B, C, 1, 1]. ``given`` is m and s,
-    both [C, H, W].
+    ``x`` are images [B, C, H, W], ``style`` is their :func:`style_of`: mu and sigma, both [B, C, 1, 1]. ``target`` is m
+    and s, both [C, H, W].
 
     >>> x = torch.tensor([[[[1.0, 5.0]]]])
     >>> m, s = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[1.0, 2.0]]])
     >>> restyle(x, style_of(x, 0.0, unbiased=False), (m, s)).flatten().tolist()
     [-0.5, 2.5]
     """
-    (mean, std), (given_mean, given_std) = style, given
-    return given_std * ((x - mean) / (std + eps)) + given_mean
+    (mean, std), (target_mean, target_std) = style, target
+    return target_std * ((x - mean) / (std + eps)) + target_mean
 
 
-def style_gap(style: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor], variances: bool = False) -> Tensor:
+def style_gap(style: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], variances: bool = False) -> Tensor:
     """Return ``(mu - m)^2 + (sigma - s)^2``, a mean over images, channels and places: a scalar (DACS, Eqs. 3 and 4).
 
     Arguments are those of :func:`restyle`. ``variances``: the second term is ``(sigma^2 - s^2)^2``.
 
     >>> style = torch.zeros(1, 1, 1, 1), torch.full((1, 1, 1, 1), 3.0)
-    >>> given = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
-    >>> style_gap(style, given).item(), style_gap(style, given, variances=True).item()
+    >>> target = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
+    >>> style_gap(style, target).item(), style_gap(style, target, variances=True).item()
     (5.0, 65.0)
     """
-    (mean, std), (given_mean, given_std) = style, given
+    (mean, std), (target_mean, target_std) = style, target
     if variances:
-        std, given_std = std.square(), given_std.square()
-    return (mean - given_mean).square().mean() + (std - given_std).square().mean()
+        std, target_std = std.square(), target_std.square()
+    return (mean - target_mean).square().mean() + (std - target_std).square().mean()

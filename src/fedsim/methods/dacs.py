@@ -1,13 +1,13 @@
 """Diversity-Authenticity Co-constrained Stylization for Federated Domain Generalization in Person Re-ID (DACS).
 
-F. Yang, Z. Zhong, Z. Luo, Y. He, S. Li, N. Sebe. AAAI 2024.
+F. Yang et al. AAAI 2024.
 
 | hook      | Section "Method"                                                                                       |
 |-----------|--------------------------------------------------------------------------------------------------------|
 | download  | f_G is the server's model; its head stays with the client                                              |
 | train     | Eq. (7): the local expert f_L trains on the images x of a batch; it lives from round to round          |
 | train     | Eqs. (1), (2): the style model (s, m) turns x into x'                                                  |
-| train     | Eqs. (3), (4): L_div = -|mu - m|^2 - |sigma - s|^2                                                     |
+| train     | Eqs. (3), (4): L_div = -(mu - m)^2 - (sigma - s)^2                                                     |
 | train     | Eqs. (5), (6): L_au = sp(H(f_G(x)) - H(f_G(x'))) + sp(H(f_G(x')) - H(f_L(x'))), sp(t) = ln(1 + e^t)     |
 | train     | Eq. (8): L = L_loc(x; f_G) + L_loc(x'; f_G) + lambda_div L_div + lambda_au L_au, one step of all of it |
 | upload    | backbone and neck of f_G                                                                               |
@@ -15,23 +15,23 @@ F. Yang, Z. Zhong, Z. Luo, Y. He, S. Li, N. Sebe. AAAI 2024.
 
 Which loss moves what; in L_au, f_G and f_L are fixed:
 
-| loss          | f_L | head of f_L                     | f_G | head of f_G                     | s, m |
-|---------------|-----|---------------------------------|-----|---------------------------------|------|
-| L_loc(x; f_L) | yes | yes; ``expert_head: shared``: no| no  | no                              | no   |
-| L_loc(x; f_G) | no  | no                              | yes | yes                             | no   |
-| L_loc(x'; f_G)| no  | no                              | yes | yes                             | yes  |
-| L_div         | no  | no                              | no  | no                              | yes  |
-| L_au          | no  | no                              | no  | if ``authenticity_moves_head``  | yes  |
+| loss           | f_L | head of f_L                      | f_G | head of f_G                    | s, m |
+|----------------|-----|----------------------------------|-----|--------------------------------|------|
+| L_loc(x; f_L)  | yes | yes; not ``expert_head: shared`` | no  | no                             | no   |
+| L_loc(x; f_G)  | no  | no                               | yes | yes                            | no   |
+| L_loc(x'; f_G) | no  | no                               | yes | yes                            | yes  |
+| L_div          | no  | no                               | no  | no                             | yes  |
+| L_au           | no  | no                               | no  | if ``authenticity_moves_head`` | yes  |
 
 Paper and code (user.py of FlyingRoastDuck/DACS_official), where they differ; the default is the paper's:
 
-| what                | paper               | code                                           | option                      |
-|---------------------|---------------------|------------------------------------------------|-----------------------------|
-| lambda_au           | 5                   | 1 in the script of ResNet-50, 5 in that of ViT | ``lam_au``                  |
-| sigma in Eq. (1)    | of all pixels       | unbiased                                       | ``statistics``              |
-| sigma, s in Eq. (4) | deviations          | variances                                      | ``diversity``               |
-| head of f_L         | its own, by Eq. (7) | that of f_G, which the joint step alone moves  | ``expert_head``             |
-| L_au                | moves s, m alone    | moves the head, too                            | ``authenticity_moves_head`` |
+| what                | paper               | code                                       | option                      |
+|---------------------|---------------------|--------------------------------------------|-----------------------------|
+| lambda_au           | 5                   | 1 for ResNet-50, 5 for ViT                 | ``lam_au``                  |
+| sigma in Eq. (1)    | of all pixels       | unbiased                                   | ``statistics``              |
+| sigma, s in Eq. (4) | deviations          | variances                                  | ``diversity``               |
+| head of f_L         | its own, by Eq. (7) | that of f_G, moved by the joint step alone | ``expert_head``             |
+| L_au                | moves s, m alone    | moves the head, too                        | ``authenticity_moves_head`` |
 
 The code's settings are ``lam_au: 1``, ``statistics: unbiased``, ``diversity: variance``, ``expert_head: shared`` and
 ``authenticity_moves_head: true``.
@@ -83,7 +83,7 @@ from fedsim.methods.base import (
     WeightingChoice,
 )
 from fedsim.training.client import Batch, Client
-from fedsim.training.flat_model import FlatModel
+from fedsim.training.flat_model import FlatModel, Head
 
 _EXPERT, _JUDGE = "expert", "judge"
 _MEAN, _STD = "style_mean", "style_std"
@@ -189,21 +189,25 @@ class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
 
     def _authenticity(self, client: Client, expert: FlatModel, images: tuple[Tensor, Tensor]) -> Tensor:
         """Return L_au of images x and x', both [B, 3, H, W]: a scalar."""
-        judge, head = client.model.replica(_JUDGE), client.model.head
+        judge, precision = client.model.replica(_JUDGE), client.session.precision
         judge.whole.copy_(client.model.whole)
         judge.network.eval()
-        precision = client.session.precision
         with judge.frozen(), expert.frozen():  # not no_grad: gradients pass through them to x'
-            models = (judge, judge, expert)
-            x, styled = images
-            outputs = [model.forward(z, precision) for model, z in zip(models, (x, styled, styled), strict=True)]
-        heads = [head, head, head if self.expert_head == "shared" else expert.head]
-        entropies = []
-        for output, used in zip(outputs, heads, strict=True):
-            tensors = (used.weight, used.bias)
-            weight, bias = tensors if self.authenticity_moves_head and used is head else [t.detach() for t in tensors]
-            entropies.append(mean_entropy(linear(output.features.neck, weight, bias)))
-        return authenticity(*entropies)  # Eqs. (5), (6)
+            f_x, f_styled = (judge.forward(x, precision).features.neck for x in images)
+            f_local = expert.forward(images[1], precision).features.neck
+        head = _head_of(client.model, moves=self.authenticity_moves_head)
+        local_head = head if self.expert_head == "shared" else _head_of(expert, moves=False)
+        h_x, h_styled, h_local = (
+            mean_entropy(linear(features, *layer))
+            for features, layer in ((f_x, head), (f_styled, head), (f_local, local_head))
+        )
+        return authenticity(h_x, h_styled, h_local)  # Eqs. (5), (6)
+
+
+def _head_of(model: FlatModel, moves: bool) -> Head:
+    """Return weight and bias of a model's head; a loss of them has a gradient if the head ``moves``."""
+    weight, bias = model.head.weight, model.head.bias
+    return Head(weight, bias) if moves else Head(weight.detach(), bias.detach())
 
 
 def _step_expert(client: Client, expert: FlatModel, batch: Batch) -> None:
