@@ -217,7 +217,9 @@ class _Estimate:
         estimates = {arch: self._kept_by(arch, (n, *_image_of(self._data))) for arch, n in sizes.items() if n}
         counted = {arch: size for arch, size in estimates.items() if size is not None}
         largest = max(counted or estimates, key=lambda arch: counted.get(arch, 0))
-        return counted.get(largest), sizes[largest]
+        activations, method = counted.get(largest), self._settings.method
+        passes = method.passes if isinstance(method, HoldsModels) else 1
+        return None if activations is None else passes * activations, sizes[largest]
 
     def _kept_by(self, arch: str, shape: tuple[int, ...]) -> int | None:
         """Return the activations of an architecture in the run's precision: bf16 halves them, and casts weights."""

@@ -259,6 +259,11 @@ class HoldsModels(ABC):
     """Base of methods that hold further models on the rank: ``fedsim describe`` counts their memory."""
 
     @property
+    def passes(self) -> int:
+        """Number of passes of a batch that one backward pass goes through: each keeps its activations until then."""
+        return 1
+
+    @property
     @abstractmethod
     def replicas(self) -> Replicas:
         """The further models."""

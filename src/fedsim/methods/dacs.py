@@ -138,6 +138,11 @@ class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
         return {_EXPERT: "trained", _JUDGE: "frozen"} if self.lam_au else {}
 
     @property
+    def passes(self) -> int:
+        """f_G on x and x', and judge and expert on x'."""
+        return 4 if self.lam_au else 2
+
+    @property
     def keeps(self) -> KeptModels:
         """The expert."""
         return {_EXPERT: "model"} if self.lam_au else {}
