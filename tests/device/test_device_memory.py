@@ -24,6 +24,7 @@ FITS = {
     "frozen models": ["moon"],
     "a second model that trains": ["ska"],
     "personal models": ["ditto"],
+    "tensors beside models": ["dacs", "--model.method.init_args.first_styled_round=0"],
     "masks": ["subfedavg"],
     "states on the host": ["moon", "--model.client_store=host", "--data.cache=host"],
     "micro-batches": ["fedavg", "--model.client.micro_batch=4"],

@@ -365,8 +365,12 @@ def play(method, rounds=3, data=None, **options):
 
 @pytest.mark.parametrize(
     ("options", "of_loops"),
-    [({}, {}), ({**CODE, "lam_au": 1.0, "style_lr": 0.3}, {"code": True, "lam_au": 1.0, "style_lr": 0.3})],
-    ids=["paper", "code"],
+    [
+        ({}, {}),
+        ({"style_lr": 0.3}, {"style_lr": 0.3}),
+        ({**CODE, "lam_au": 1.0, "style_lr": 0.3}, {"code": True, "lam_au": 1.0, "style_lr": 0.3}),
+    ],
+    ids=["paper", "paper, other rate", "code"],
 )
 def test_rounds(options, of_loops):
     """Everything that is left after three rounds: f_G, heads, experts, style models."""
@@ -392,7 +396,7 @@ def test_rounds(options, of_loops):
         kept = client.kept["expert"]
         for entry in resident.flat.entries:
             near(kept[entry.span].view(entry.shape).double(), expert.state_dict()[entry.name])
-        if not of_loops:
+        if "code" not in of_loops:
             near(kept[resident.flat.num_model :][: head.weight.numel()].double(), head.weight.detach().flatten())
         client.unload()
 

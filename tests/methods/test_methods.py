@@ -15,6 +15,7 @@ from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import (
     APFL,
+    DACS,
     MOON,
     SKA,
     Distillation,
@@ -93,6 +94,15 @@ METHODS = {
     "FedCAPR-clusters": FedCAPR(),
     "Local-keep": Local(),
     "FedReID-keep": FedReID(),
+    "DACS": DACS(),
+    "DACS-code": DACS(
+        first_styled_round=0,
+        statistics="unbiased",
+        diversity="variance",
+        expert_head="shared",
+        authenticity_moves_head=True,
+    ),
+    "DACS-keep": DACS(style_lr=0.01),
     "FedUReID": FedUReID(precision=0.1, update=0.3),
     "FedUReID-bottom-up": FedUReID(update=0.3),
 }
@@ -352,7 +362,7 @@ class Plain(nn.Module):
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
         FedReID(aggregated=0.5),
-        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(), FedALA(),
+        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(), FedALA(), DACS(),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip
