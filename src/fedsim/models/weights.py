@@ -24,13 +24,21 @@ _WRAPPERS = ("state_dict", "model")
 """names under which training programs store the tensors, next to epochs and optimizers"""
 
 
-def load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None] = lambda: None) -> None:
+def load_around(
+    backbone: nn.Module,
+    weights: str | None,
+    name: str,
+    insert: Callable[[], None] = lambda: None,
+    *,
+    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
+) -> None:
     """Load weights, then ``insert`` attention and style layers; the other way round if the weights include such.
 
     ``weights``: torchvision's name, a local file (never unpickled beyond tensors), or None. ``name``: torchvision's
-    name of the network. Raises ConfigError if the weights do not exist or do not fit.
+    name of the network. ``rename``: gives the tensors of a file torchvision's names. Raises ConfigError if the weights
+    do not exist or do not fit.
     """
-    state = None if weights is None else read_file(weights) if is_file(weights) else _download(weights, name)
+    state = None if weights is None else rename(read_file(weights)) if is_file(weights) else _download(weights, name)
     steps: list[Callable[[], None]] = [insert]
     if state is not None:
         steps.insert(0, partial(load_state, backbone, state, str(weights), name))
