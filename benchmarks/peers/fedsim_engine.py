@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import fedsim  # noqa: F401 # before Lightning, which then starts faster
+
+# isort: split
 import numpy as np
 import torch
 from common import BATCH, CLIENTS, FRACTION, IMAGES, LR, WIDTH, Clock, Work, body, load_work, parse_job
@@ -44,30 +47,32 @@ class Memory(Images):
     """Images that are decoded already.
 
     Args:
-        pixels: [n, 3, 32, 32] uint8.
+        pixels: [N, 3, 32, 32] uint8: all images of the work, which are not copied before they are decoded.
+        index: [n] int64: which of them these are.
     """
 
-    def __init__(self, pixels: NDArray[np.uint8]) -> None:
+    def __init__(self, pixels: NDArray[np.uint8], index: NDArray[np.int64]) -> None:
         self.pixels = pixels
+        self.index = index
 
     def __len__(self) -> int:
         """Return n."""
-        return len(self.pixels)
+        return len(self.index)
 
     def take(self, index: NDArray[np.int64]) -> Memory:
         """Return the images at ``index``."""
-        return Memory(self.pixels[index])
+        return Memory(self.pixels, self.index[index])
 
     def decode(self, size: Size) -> Tensor:
-        """Return them."""
-        return torch.from_numpy(self.pixels)
+        """Return them, [n, 3, 32, 32]."""
+        return torch.from_numpy(self.pixels[self.index])
 
 
 class Pictures(ReIDSource):
     """The work's images as CLIENTS data sets of IMAGES images each."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
-        self.all = Split(Memory(images), labels, np.zeros_like(labels))
+        self.all = Split(Memory(images, np.arange(len(images))), labels, np.zeros_like(labels))
 
     def domains(self) -> list[Domain]:
         """Return one data set per client, with nothing to test on."""
