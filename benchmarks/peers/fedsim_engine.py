@@ -10,7 +10,7 @@ import fedsim  # noqa: F401 # before Lightning, which then starts faster
 # isort: split
 import numpy as np
 import torch
-from common import BATCH, CLIENTS, FRACTION, IMAGES, LR, WIDTH, Clock, Work, body, load_work, parse_job
+from common import BATCH, CLIENTS, IMAGES, LR, SELECTED, WIDTH, Clock, Work, body, load_work, parse_job
 from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ SEED = 0
 
 
 def name_of(client: int) -> str:
-    """Return the name of client 0 to CLIENTS - 1; names sort like numbers."""
+    """Return the name of client 0 to 999; names sort like numbers."""
     return f"client{client:03}"
 
 
@@ -69,7 +69,7 @@ class Memory(Images):
 
 
 class Pictures(ReIDSource):
-    """The work's images as CLIENTS data sets of IMAGES images each."""
+    """The work's images as data sets of IMAGES images each."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
         self.all = Split(Memory(images, np.arange(len(images))), labels, np.zeros_like(labels))
@@ -77,7 +77,7 @@ class Pictures(ReIDSource):
     def domains(self) -> list[Domain]:
         """Return one data set per client, with nothing to test on."""
         nothing = self.all.take(np.arange(0))
-        spans = [np.arange(k * IMAGES, (k + 1) * IMAGES) for k in range(CLIENTS)]
+        spans = np.split(np.arange(len(self.all.images)), len(self.all.images) // IMAGES)
         return [Domain(name_of(k), self.all.take(span), nothing, nothing) for k, span in enumerate(spans)]
 
 
@@ -100,19 +100,18 @@ class Stopwatch(Callback):
             self.clock.tick(named_weights(pl_module))
 
 
-def sgd(params: Iterable[Any]) -> torch.optim.SGD:
-    """Return the clients' optimizer."""
-    return torch.optim.SGD(params, lr=LR)
-
-
 def make_model(layers: nn.Sequential, model: str) -> Federation:
-    """Return the federation of one of the two networks."""
+    """Return the federation of one of the networks."""
+
+    def sgd(params: Iterable[Any]) -> torch.optim.SGD:
+        return torch.optim.SGD(params, lr=LR[model])
+
     return Federation(
         FedAvg(share_head=True),
         backbone=Trunk(layers, WIDTH[model]),
         neck=Neck(kind="none", dropout=0.0),
         client=LocalTraining(batch_size=BATCH, optimizer=sgd),
-        selection=RandomFraction(FRACTION),
+        selection=RandomFraction(SELECTED[model] / CLIENTS[model]),
         evaluation=Evaluation(test_during_fit=False),
         seed=SEED,
     )
@@ -159,7 +158,7 @@ def main() -> None:
     """Run the job."""
     job, clock = parse_job(), Clock()
     work = load_work(job.work)
-    weights = work.weights[job.model]
+    weights = work.weights
     layers = body(job.model)
     layers.load_state_dict({n.removeprefix("backbone."): t for n, t in weights.items() if n.startswith("backbone.")})
     trainer = make_trainer(job.rounds, job.workers, Stopwatch(clock, weights))
