@@ -108,6 +108,10 @@ class Pixels(Images):
         """Return some of them."""
         return Pixels(self.pixels[torch.from_numpy(index)])
 
+    def is_decoded(self, size: tuple[int, int]) -> bool:
+        """They are in memory."""
+        return True
+
     def decode(self, size: tuple[int, int]) -> Tensor:
         """Return them as they are."""
         return self.pixels

@@ -13,7 +13,7 @@ from fedsim.data.batches import shuffled_batches
 from fedsim.functional.normalise import normalise_images
 from fedsim.models import Neck, ReIDModel
 from fedsim.training.settings import LocalTraining
-from small import fit, make_data, make_model, named
+from small import fit, make_data, make_model, named, receive
 
 LR = 0.02
 NECK = Neck(kind="bnneck", dropout=0.0)
@@ -100,9 +100,13 @@ def shares(clients):
     return [c.num_images / sum(c.num_images for c in clients) for c in clients]
 
 
-def sgd(model, head, batches, loss_of=None, correct=None, momentum=0.0):
-    """Plain SGD on a model and its head, in place. ``correct(name, p)``: what is added to the gradient of ``p``."""
+def sgd(model, head, batches, loss_of=None, correct=None, momentum=0.0, moves=lambda name: True):
+    """Plain SGD on a model and its head, in place. ``correct(name, p)``: what is added to the gradient of ``p``.
+
+    ``moves(name)``: whether the parameter is stepped; all others stay.
+    """
     parameters = {**dict(model.named_parameters()), **{f"head.{n}": p for n, p in head.named_parameters()}}
+    parameters = {name: p for name, p in parameters.items() if moves(name)}
     velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
     model.train()
     for x, y in batches:
@@ -135,6 +139,30 @@ def assert_close(model, reference, tolerance=2e-6, arch="smooth"):
         torch.testing.assert_close(
             tensor.double(), expected[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def assert_personalised(model, expected, tolerance=2e-6):
+    """Compare the clients' personalised models with the reference's: client -> its model and head."""
+    method = model.settings.method
+    for name, client in model.parts.clients.items():
+        client.load()
+        receive(client, method, model.server)
+        method.personalise(client)
+        plain, head = expected[name]
+        state = plain.state_dict() | {f"head.{n}": p.detach() for n, p in head.named_parameters()}
+        resident = client.model
+        personal = {e.name: resident.flat.buffer[e.span].view(e.shape) for e in resident.flat.entries}
+        personal |= {f"head.{n}": p.detach() for n, p in resident.head.named_parameters()}
+        assert personal.keys() == {n for n in state if "num_batches" not in n}
+        for n, tensor in personal.items():
+            torch.testing.assert_close(
+                tensor.double(),
+                state[n].double(),
+                rtol=0,
+                atol=tolerance,
+                msg=lambda m, n=n, name=name: f"{name} {n}: {m}",
+            )
+        client.unload()
 
 
 def vector_of(model, resident):

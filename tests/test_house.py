@@ -248,8 +248,10 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "error_lines": {"_actions"},
     },
     "torch": {
+        "apfl": {"_foreach_mul_"},
         "devices": {"_is_mkldnn_bf16_supported"},
         "flat": {"_non_persistent_buffers_set"},
+        "fedsam": {"_foreach_add_", "_foreach_copy_", "_foreach_mul_"},
         "groups": {"_NormBase"},
         "lora": {"_BatchNorm"},
         "memory": {"_cdata"},

@@ -21,19 +21,17 @@ from fedsim.cli.doctor.facts import (
     FaissFacts,
     FitDevices,
     Gpu,
-    Room,
     TorchFacts,
     Wandb,
     Wish,
-    memory_room,
     nvidia_on_bus,
-    room_of,
     slurm_of,
     wandb_of,
 )
 from fedsim.cli.doctor.probe import disagreement
 from fedsim.core.cores import usable_cores
 from fedsim.core.nvidia import nvidia_driver
+from fedsim.core.room import Room, memory_room, room_of
 from fedsim.functional.neighbours import Neighbours
 from small import refuse
 

@@ -12,7 +12,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import DataError
 from fedsim.core.sparse_file import read_sparse, write_sparse
 from fedsim.functional.encodings import sparse_bytes
-from fedsim.methods import IFCA, Ditto, FedBN, FedDIP, FedPav, Local, LotteryFL
+from fedsim.methods import APFL, IFCA, Ditto, FedALA, FedBABU, FedBN, FedDIP, FedPav, Local, LotteryFL
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit, make_model, named, receive, refuse
 
@@ -87,7 +87,9 @@ def test_a_sparse_file_is_as_long_as_its_encoding(dip, tmp_path, capsys):
     assert path.stat().st_size == 8 + header + payload
 
 
-@pytest.mark.parametrize("method", [FedPav(), FedBN(), Local(), Ditto()], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method", [FedPav(), FedBN(), Local(), Ditto(), FedBABU()], ids=lambda method: type(method).__name__
+)
 def test_any_client_s_personalised_model_can_be_exported(method, tmp_path, capsys):
     model, output = fit(make_model(method)), tmp_path / "town1.safetensors"
     model.trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -116,10 +118,13 @@ def test_a_file_says_what_it_is_and_others_may_read_it(dip, tmp_path, capsys):
     assert (about["method"], about["model"], about["round"], about["format"]) == ("FedDIP", "global", "2", "pt")
 
 
-def test_a_model_that_a_method_puts_together_is_refused(tmp_path, capsys):
-    fit(make_model(IFCA(clusters=2))).trainer.save_checkpoint(tmp_path / "last.ckpt")
+@pytest.mark.parametrize(
+    "method", [IFCA(clusters=2), APFL(), FedALA(), FedBABU(fine_tune="head")], ids=lambda method: type(method).__name__
+)
+def test_a_model_that_a_method_puts_together_is_refused(method, tmp_path, capsys):
+    fit(make_model(method)).trainer.save_checkpoint(tmp_path / "last.ckpt")
     args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x", "--client", "town0"]
-    assert "IFCA assembles a client's model in a way of its own" in refuse(capsys, "export", *args)
+    assert f"{type(method).__name__} assembles a client's model in a way of its own" in refuse(capsys, "export", *args)
 
 
 def test_what_cannot_be_exported_is_refused_in_a_line(lottery, dip, tmp_path, capsys):

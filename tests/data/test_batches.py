@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from fedsim.core.errors import ConfigError
 from fedsim.data.batches import identity_batches, shuffled_batches
+from fedsim.training.settings import LocalTraining
 
 
 def seeded(seed=0):
@@ -191,3 +193,49 @@ def test_images_of_an_identity_meet_in_other_groups_every_epoch():
     labels = torch.zeros(8, dtype=torch.int64)
     groups = {frozenset(identity_batches(labels, 4, 4, seeded(seed))[0].tolist()) for seed in range(40)}
     assert len(groups) > 20  # of 70
+
+
+# -- images of other cameras -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("size", "k"), [(16, 4), (6, 2), (12, 3)])
+def test_positives_of_other_cameras(size, k, seed):
+    """Each group against a plain rule: a first image, then those that it may have, all of them before one repeats."""
+    labels = labels_of(UNEVEN, seed)
+    cameras = torch.randint(0, 3, (len(labels),), generator=seeded(seed + 1))
+    batches = identity_batches(labels, size, k, seeded(seed), cameras=cameras)
+    plain = identity_batches(labels, size, k, seeded(seed))
+    assert max(map(len, batches)) == max(map(len, plain)) == size
+    firsts = []
+    for group in torch.cat(batches).view(-1, k).tolist():
+        first, *positives = group
+        firsts.append(first)
+        mates = [i for i in range(len(labels)) if labels[i] == labels[first]]
+        allowed = [i for i in mates if cameras[i] != cameras[first]] or [i for i in mates if i != first] or mates
+        assert set(positives) <= set(allowed)
+        assert len(set(positives)) == min(k - 1, len(allowed))
+    assert len(firsts) == len(set(firsts)), "no image is the first one twice"
+
+
+def test_as_many_groups_of_other_cameras_as_of_any():
+    labels = labels_of([8, 12, 5, 1])
+    cameras = torch.zeros(len(labels), dtype=torch.int64)
+    groups = dict.fromkeys(range(4), 0)
+    for batch in identity_batches(labels, 4, 4, seeded(), cameras=cameras):
+        groups[int(labels[batch[0]])] += 1
+    assert groups == {0: 2, 1: 3, 2: 2, 3: 1}
+
+
+def test_other_cameras_change_with_the_stream_only():
+    labels, cameras = labels_of(UNEVEN), torch.arange(sum(UNEVEN)) % 2
+    orders = [flat(identity_batches(labels, 16, 4, seeded(seed), cameras=cameras)) for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_other_cameras_need_batches_of_identities():
+    with pytest.raises(
+        ConfigError, match=r"^c\.positives: other_cameras needs sampler: identity; set it, or positives"
+    ):
+        LocalTraining(positives="other_cameras").check("c")
+    LocalTraining(positives="other_cameras", sampler="identity", batch_size=8).check("c")

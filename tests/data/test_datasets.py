@@ -14,6 +14,7 @@ from fedsim.data.datasets import (
     CIFAR10,
     CUHK01,
     CUHK02,
+    CUHK03,
     CUHK03NP,
     CUHKSYSU,
     GRID,
@@ -33,7 +34,7 @@ from fedsim.data.standins import STANDINS, write_standin
 from fedsim.data.synthetic import SyntheticReID
 
 SMALL = (CUHK01, PRID2011, VIPeR, ThreeDPeS, ILIDS, GRID, CAVIAR4REID)
-KINDS = (Market1501, CUHK03NP, MSMT17, CUHK02, CUHKSYSU, *SMALL)
+KINDS = (Market1501, CUHK03NP, CUHK03, MSMT17, CUHK02, CUHKSYSU, *SMALL)
 PEOPLE = 8
 
 
@@ -63,6 +64,7 @@ def expected_of(name, people=PEOPLE):
         "market1501": (people, 12 * people, 6 * people, 12 * people + 2),
         "dukemtmc": (people, 16 * people, 8 * people, 16 * people),
         "cuhk03np": (people, 4 * people, 2 * people, 4 * people),
+        "cuhk03": (people, 6 * people, 2 * people, 4 * people),  # of three images, the last asks
         "msmt17": (people, 5 * people, 3 * people, 3 * people),  # of six, one validates
         "cuhk01": (half, 4 * half, 2 * half, 2 * half),
         "cuhk02": (4 * people, 16 * people, 2 * people, 2 * people),

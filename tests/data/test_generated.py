@@ -22,7 +22,22 @@ from fedsim.data.generated import Mixture
 from fedsim.data.images import ImageArray
 from fedsim.data.pixels import HeldPixels
 from fedsim.functional.normalise import normalise_images
-from fedsim.methods import MOON, SKA, Ditto, FedCAPR, FedKLPR, FedPav, FedReID, FedReIDFineTune, Local, PFedMe
+from fedsim.methods import (
+    APFL,
+    MOON,
+    SKA,
+    Ditto,
+    FedBABU,
+    FedCAPR,
+    FedKLPR,
+    FedPav,
+    FedReID,
+    FedReIDFineTune,
+    FedRep,
+    FedSAM,
+    Local,
+    PFedMe,
+)
 from fedsim.models import Neck, ReIDModel
 from fedsim.training.labels import Clustering
 from fedsim.training.objective import Objective
@@ -432,6 +447,7 @@ def test_all_views_of_a_batch_show_the_same_images(root):
 
 METHODS = [
     SKA(), FedReID(), FedReIDFineTune(), FedCAPR(), FedKLPR(prune=False, weighting="size"), Ditto(), MOON(), PFedMe(),
+    APFL(), FedBABU(fine_tune_epochs=1), FedRep(head_epochs=1), FedSAM(),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import torch
 
 import once
 from fedsim.core.errors import ConfigError
+from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.people import CAMERA, IDENTITY, SHOT, draw_people
 from fedsim.data.synthetic import GENERATOR_VERSION, SyntheticImages, SyntheticReID, content_hash
 from fedsim.evaluation.ranker import rank_features
@@ -240,3 +241,27 @@ def test_every_number_shows(numbers, drawn, kind, name):
 def test_noise_shows(numbers, drawn):
     changed = draw_people(**{**numbers, "noise": 1 - numbers["noise"]}, factor=1)
     assert (changed != drawn).any(axis=(1, 2, 3)).all()
+
+
+def test_clients_that_are_alike_have_four_images_of_each_identity_and_no_test_sets():
+    """They are other pictures for each client, and the same in a federation of another size."""
+    source = SyntheticReID(clients=3, unseen=1, scale=0.1, identities=5)
+    few, many = source.domains(), SyntheticReID(clients=40, unseen=0, identities=5).domains()
+    assert [d.name for d in few] == ["town0", "town1", "town2", "new0"]
+    for one, same in zip(few[:3], many, strict=False):
+        assert len(one.train) == 20
+        assert [len(one.query), len(one.gallery)] == [0, 0]
+        pairs = list(zip(one.train.pids.tolist(), one.train.camids.tolist(), strict=True))
+        assert pairs == [(i, c) for i in range(1, 6) for c in range(2) for _ in range(2)]
+        assert torch.equal(one.train.images.decode((16, 8)), same.train.images.decode((16, 8)))
+    assert not torch.equal(few[0].train.images.decode((16, 8)), few[1].train.images.decode((16, 8)))
+    assert many[0].train.pids is many[39].train.pids
+    federated = FederatedDataModule(source, val="none").federated
+    assert list(federated.tests) == ["new0"]
+    assert [client.tests for client in federated.clients] == [(), (), ()]
+
+
+@pytest.mark.parametrize("settings", [{"identities": 1}, {"identities": 0}, {"clients": 10**8, "identities": 4}])
+def test_federations_of_impossible_sizes_are_refused(settings):
+    with pytest.raises(ConfigError, match=r"data\.source"):
+        SyntheticReID(**settings)

@@ -175,6 +175,11 @@ MUTANTS = [
     Mutant("core/allocator.py", "        caller_stream.wait_stream(self._stream)\n", "", "graph, last batches"),
     Mutant("training/optimizer.py", 'group["capturable"] = True', 'group["capturable"] = False', "graph Adam"),
     Mutant("training/client.py", "self.session.report(loss.detach())", "self.session.report(loss.item())", "graph"),
+    Mutant("models/style.py", "validate_args=False", "validate_args=True", "graph styles"),
+    Mutant("models/style.py", "ones = torch.ones(2, size, device=device)", "ones = torch.ones(2, size)",
+           "graph styles"),
+    Mutant("models/style.py", "torch.stack(bounds).index_select(1, first)", "torch.stack(bounds)[:, first.item()]",
+           "graph styles"),
     # -- steps that cannot be recorded
     Mutant("training/graphs.py", "self._memory.gave_up = True", "self._memory.gave_up = False", "graph that fails"),
     Mutant("training/graphs.py", "while error.__context__ is not None:", "while False:", "graph that fails"),
@@ -325,6 +330,9 @@ RUNS = {
         folder, "fedavg", "--model.client.optimizer=AdamW", "--model.client.optimizer.lr=0.001"
     ),
     "graph control": lambda folder: _graph(folder, "scaffold"),
+    "graph styles": lambda folder: _graph(
+        folder, "fedpav", "--model.backbone.init_args.style={kind: cross, crop: both, after: [input, layer1]}"
+    ),
     "graph rates": lambda folder: _graph(
         folder, "fedavg", "--model.client.long_round={round: 1, local_epochs: 3, schedule: {kind: step, step: 1}}"
     ),

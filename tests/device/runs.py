@@ -44,6 +44,7 @@ OF_MACHINES = ("time/", "memory/")
 _CLUSTERS = ["--model.client.cluster.k1=6", "--model.client.cluster.k2=2", "--model.client.cluster.min_samples=2"]
 _MASKS = ["--model.method.target=0.7", "--model.method.step=0.3"]
 SETTINGS = {
+    "fedala": ["--model.method.start_epochs=3"],
     "fedcapr": _CLUSTERS,
     "feddip": ["--model.method.rounds=3", "--model.method.initial=0.3", "--model.method.reconfig_interval=2"],
     "fedklpr": [

@@ -15,7 +15,7 @@ from fedsim.__main__ import main
 from fedsim.federation.federation import Federation
 from fedsim.functional.losses import mean_of_chosen
 from fedsim.methods import FedPav, FedProx
-from fedsim.models import Neck, ResNet, SmallCNN
+from fedsim.models import Neck, ResNet, SmallCNN, StyleLayers
 from fedsim.training.labels.proxies import update_memory
 from fedsim.training.messages import Upload
 from fedsim.training.settings import LocalTraining
@@ -92,6 +92,15 @@ def test_a_mean_of_chosen_values_needs_no_wait(gpu):
     found = mean_of_chosen(*on_device)
     assert gpu.reading().since(before).waits == 0
     torch.testing.assert_close(found.cpu(), mean_of_chosen(values, chosen))
+
+
+@pytest.mark.parametrize("kind", ["mix", "cross", "snr"])
+def test_style_layers_need_no_wait(gpu, kind):
+    layer = StyleLayers(kind=kind, crop="both").build("input", 3).to("cuda")
+    x = torch.rand(4, 3, 8, 8, device="cuda", requires_grad=True)
+    before = gpu.reading()
+    layer(x).square().sum().backward()
+    assert gpu.reading().since(before).waits == 0
 
 
 def test_an_upload_that_waits_for_weights_costs_one_wait(gpu):

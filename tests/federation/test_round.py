@@ -447,7 +447,7 @@ def test_one_local_step_is_fedsgd():
 @pytest.mark.parametrize(("most", "shown"), [(3, True), (2, False)])
 def test_single_clients_are_logged_while_they_are_few(monkeypatch, most, shown):
     """Three clients; as many names are shown as the limit says, and none if they are more."""
-    for module in ("round", "round_table", "components.ledger"):
+    for module in ("round", "components.ledger"):
         monkeypatch.setattr(f"fedsim.federation.{module}.MAX_NAMES", most)
     logged = fit(make_model(FedPav(), selection=UCB(count=3)), rounds=1).round_metrics
     for group in ("train", "comm", "selection"):

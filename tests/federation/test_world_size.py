@@ -15,7 +15,7 @@ from fedsim.data import Augmentation, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.selection import Availability, RandomFraction
 from fedsim.methods import FedPav
-from fedsim.models import Neck, SmallCNN
+from fedsim.models import Neck, SmallCNN, StyleLayers
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.objective import Objective
 from fedsim.training.server_optimizers import FedAdam
@@ -47,6 +47,7 @@ def settings_by_name():
             "client": training(micro_batch=4, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
             "clients": {"town3": ClientOverride(local_epochs=10, batch_size=15)},
         },
+        "mixed styles": {"backbone": SmallCNN(width=8, style=StyleLayers(kind="mix", after=("input", "layer1")))},
     }
 
 

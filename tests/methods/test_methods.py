@@ -14,21 +14,26 @@ from failing import run_on_ranks
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import (
+    APFL,
     MOON,
     SKA,
     Distillation,
     Ditto,
+    FedALA,
     FedAtt,
     FedAvg,
+    FedBABU,
     FedBN,
     FedCAPR,
     FedDIP,
+    FedDyn,
     FedKLPR,
     FedNova,
     FedPav,
     FedProx,
     FedReID,
     FedReIDFineTune,
+    FedSAM,
     FedSGD,
     FedUReID,
     Local,
@@ -53,6 +58,8 @@ METHODS = {
     "FedProx": FedProx(mu=0.1),
     "FedProx-backbone": FedProx(mu=0.1, share_neck=False, weighting="uniform"),
     "MOON": MOON(),
+    "FedBABU": FedBABU(),
+    "FedBABU-head": FedBABU(fine_tune_epochs=2, fine_tune="head", share_neck=False),
     "FedBN": FedBN(),
     "FedBN-head": FedBN(share_head=True),
     "Scaffold": Scaffold(global_lr=0.8),
@@ -77,6 +84,8 @@ METHODS = {
     "FedKLPR-zeros-clusters": FedKLPR(
         reg_from=1, sas=False, min_accuracy=0.0, plateau=1.0, tolerance=1.0, prune_from=1
     ),
+    "FedALA": FedALA(start_epochs=3),
+    "FedALA-all": FedALA(layers=None, threshold=1.0, eta=10.0),
     "FedAvg-clusters": FedAvg(),
     "LotteryFL-clusters": LotteryFL(start_accuracy=0.0, step=0.3),
     "SubFedAvg-clusters": SubFedAvg(min_accuracy=0.0, min_distance=0.0, step=0.3),
@@ -241,11 +250,13 @@ def assert_same(a, b):
         (MOON(mu=0.0), 2),
         (MOON(), 1),  # nobody has a previous model
         (Ditto(), 2),  # the personal models disturb nothing
+        (APFL(weighting="size"), 2),
+        (FedALA(eta=0.0), 2),  # W stays at 1
         (FedSGD(steps=None, share_head=False), 2),
         (FedPav(), 2),
         (FedPav(distillation=Distillation(every=3)), 2),
     ],
-    ids=["FedProx", "MOON", "MOON-round-1", "Ditto", "FedSGD", "FedPav", "FedPav-kd"],
+    ids=["FedProx", "MOON", "MOON-round-1", "Ditto", "APFL", "FedALA", "FedSGD", "FedPav", "FedPav-kd"],
 )
 def test_methods_without_what_sets_them_apart_are_fedavg(method, rounds):
     data = make_data(public="new0", augmentation=Augmentation(pad=2))
@@ -341,7 +352,7 @@ class Plain(nn.Module):
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
         FedReID(aggregated=0.5),
-        FedCAPR(), FedUReID(),
+        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(), FedALA(),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip

@@ -258,7 +258,7 @@ def test_weights_with_attention_are_loaded_as_they_are(pretrained, norm, tmp_pat
     loaded = ResNet(18, weights=str(tmp_path / "trained.pth"), norm=norm)
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in trained.state_dict().items())
     for other in {"bn", *NORMS} - {norm}:
-        with pytest.raises(ConfigError, match=r"^backbone\.weights: .*, width and norm$"):
+        with pytest.raises(ConfigError, match=r"^backbone\.weights: .*, width, norm and style$"):
             ResNet(18, weights=str(tmp_path / "trained.pth"), norm=other)
 
 

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from fedsim.core.errors import ConfigError
+from fedsim.methods import FedPav
 from fedsim.models import BACKBONE, Features, GeM, KeyedDropout, Neck, ReIDModel, SmallCNN, group_names, make_head
+from small import fit, make_model, named
 
 
 def generator(seed=0):
@@ -50,6 +52,28 @@ def test_a_bnneck_without_bias():
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     expected = (x - x.mean(0)) / (x.var(0, unbiased=False) + norm.eps).sqrt() * norm.weight
     torch.testing.assert_close(norm(x), expected)
+
+
+def test_a_neck_without_affine_weights_standardises():
+    torch.manual_seed(0)
+    for neck in (
+        Neck(kind="bnneck", dropout=0.0, affine=False),
+        Neck(kind="bnneck", dropout=0, affine=False, bias=False),
+    ):
+        (norm,) = neck.build(8)
+        assert [*norm.parameters()] == []
+        x = torch.randn(6, 8, generator=generator())
+        torch.testing.assert_close(norm(x), (x - x.mean(0)) / (x.var(0, unbiased=False) + norm.eps).sqrt())
+    names = {name: group for name, group in group_names(ReIDModel(SmallCNN(4), neck)).items() if "neck" in name}
+    assert [group for name, group in names.items() if "running" in name] == ["neckstat", "neckstat"]
+    assert layers(Neck(affine=False)) == [nn.Linear, nn.BatchNorm1d, KeyedDropout]
+
+
+def test_a_federation_without_affine_weights_in_the_neck_sends_their_statistics():
+    model = fit(make_model(FedPav(), neck=Neck(kind="bnneck", dropout=0.0, affine=False)))
+    sent = {name for name in named(model) if name.startswith("neck.")}
+    assert sent == {"neck.0.running_mean", "neck.0.running_var"}
+    assert all(tensor.isfinite().all() for tensor in named(model).values())
 
 
 def test_no_neck():

@@ -67,7 +67,7 @@ def test_all_options_are_those_of_the_parser(capsys):
     assert "E: passes over the client's images" in text
     options = set(re.findall(r"^ +(?:-\w, )?(?:-c \S+, )?--([\w.]+)", text, re.MULTILINE))
     linked = {"help", "model.seed"}  # the latter is seed_everything's
-    several = {"seeds", "parallel"}  # a command of its own reads them
+    several = {"seeds", "parallel", "left_out"}  # a command of its own reads them
     assert [name for name in all_options("fit") if name not in options | linked | several] == []
     own = {name for name in options if "." not in name} - {"trainer", "model", "data"}
     assert own <= {*all_options("fit"), "no_save_ranking", "no_save_maps"}

@@ -18,6 +18,7 @@ VARIANTS = {  # with settings that are neither defaults of the method nor those 
     **{name.lower(): f"FedPav server_optimizer {name}" for name in ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")},
     "feduca": "FedAvg share_head false",
     "feducc": "FedBN weighting size",
+    "fedper": "FedAvg share_head false, share_neck false",
     "parameter_average": "FedAvg share_head false, share_neck false, weighting uniform",
 }
 

@@ -14,10 +14,11 @@ from fedsim.cli.commands import plain_command
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
+from fedsim.papers.files import rotation_in
 from fedsim.parsing.config_files import check_words
 from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
-from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_several, check_options
+from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_rotation, asks_for_several, check_options
 from fedsim.parsing.output import end_output, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 from fedsim.parsing.typed_names import with_quotes, words_with_quotes
@@ -84,7 +85,12 @@ def _run(command: str, words: list[str]) -> None:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
     helps = asks_for_help(words)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)
-    if asks_for_several(words, command) and not helps:
+    if command == "fit" and not helps and (asks_for_rotation(words) or rotation_in(words)):
+        from fedsim.sweep.rotation import run as run_rotation
+
+        _set_up_messages()
+        print_text(run_rotation(words))
+    elif asks_for_several(words, command) and not helps:
         from fedsim.sweep.seeds import run as run_seeds
 
         _set_up_messages()

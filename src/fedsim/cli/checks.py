@@ -18,7 +18,7 @@ from fedsim.federation.checkpoint import check_checkpoint
 from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation, listeners_of
-from fedsim.federation.memory import check_memory
+from fedsim.federation.memory import check_memory, warn_of_states
 from fedsim.models.weights import is_file
 from fedsim.parsing.config_files import config_at, read_config
 from fedsim.parsing.values import check_values
@@ -87,3 +87,4 @@ def check_fit(
         if checkpoint is not None:
             check_checkpoint(checkpoint, parts, listeners)
         check_memory(trainer, settings, parts, data)
+        warn_of_states(trainer, model.settings, parts, data)

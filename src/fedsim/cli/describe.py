@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from lightning import Trainer
 from tabulate import tabulate
@@ -13,7 +14,7 @@ from tabulate import tabulate
 from fedsim.core.placement import Placement, by_device
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
-from fedsim.evaluation.summary import MAX_NAMES
+from fedsim.evaluation.summary import MAX_LISTED, MAX_NAMES
 from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.ledger import Traffic
 from fedsim.federation.events import num_rounds, strategy_of
@@ -95,6 +96,8 @@ def group_table(model: FlatModel) -> str:
 
 def _client_table(model: Federation, placement: Placement) -> str:
     groups, federated, rows = placement.groups, model.parts.federated, []
+    if len(federated.clients) > MAX_LISTED:
+        return f"{_quantiles_of_clients(federated)}\n\n{_test_table(federated)}"
     group_of = {name: number for number, ranks in enumerate(groups) for name in placement.shared_by(ranks)}
     has_generated = any(c.generated is not None for c in federated.clients)
     for c in federated.clients:
@@ -107,14 +110,40 @@ def _client_table(model: Federation, placement: Placement) -> str:
     return f"{tabulate(rows, headers, intfmt=',', disable_numparse=_NAMES)}\n\n{_test_table(federated)}"
 
 
+def _quantiles_of_clients(federated: FederatedData) -> str:
+    clients = federated.clients
+    counts = {
+        "images": [c.num_images for c in clients],
+        "identities": [c.num_classes for c in clients],
+        "cameras": [c.num_cameras for c in clients],
+        "val queries": [len(c.val.query) if c.val else 0 for c in clients],
+    }
+    largest = max(clients, key=lambda c: c.num_images)
+    return f"{_quantiles('clients', counts)}\nThe largest is {largest.name}."
+
+
+def _quantiles(subjects: str, counts: Mapping[str, list[int]]) -> str:
+    """Return how many of something each of many ``subjects`` has; ``counts``: what is counted -> numbers."""
+    number = len(next(iter(counts.values())))
+    rows = [
+        [name, *(int(value) for value in np.quantile(values, (0, 0.1, 0.5, 0.9, 1), method="lower")), sum(values)]
+        for name, values in counts.items()
+    ]
+    headers = [f"of {number:,} {subjects}", "fewest", "10 %", "median", "90 %", "most", "all"]
+    return tabulate(rows, headers, intfmt=",", disable_numparse=_NAMES)
+
+
 def _test_table(federated: FederatedData) -> str:
     """Return one line per test set. A set with random splits takes the queries of each split from its gallery."""
+    queries_of = {n: len(s.splits[0].query if s.splits else s.query) for n, s in federated.tests.items()}
+    if len(queries_of) > MAX_LISTED:
+        galleries = [len(sets.gallery) for sets in federated.tests.values()]
+        return _quantiles("test sets", {"queries": list(queries_of.values()), "gallery": galleries})
     rows = []
     for name, sets in federated.tests.items():
-        queries = len(sets.splits[0].query if sets.splits else sets.query)
         notes = [f"{len(sets.splits)} splits of the gallery"] if sets.splits else []
         notes += ["unseen"] if name in federated.unseen else []
-        rows.append([name, queries, len(sets.gallery), ", ".join(notes)])
+        rows.append([name, queries_of[name], len(sets.gallery), ", ".join(notes)])
     return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",", disable_numparse=_NAMES)
 
 

@@ -22,7 +22,9 @@ from fedsim.core.sparse_file import write_sparse
 from fedsim.models.attention import holds_attention
 from fedsim.models.onnx_file import Layer, PixelsToFeatures, check_onnx, network_of, write_onnx
 from fedsim.models.reid import ReIDModel
+from fedsim.models.style import holds_style
 from fedsim.parsing.config_files import read_config
+from fedsim.strategy.checkpoint_content import INITIAL_KEY
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, find_version, read_checkpoint, read_states
 
 log = logging.getLogger(__name__)
@@ -92,6 +94,9 @@ def export(
     if holds_attention(tensors) and not is_onnx:
         lack = "holds attention, which torchvision's networks lack"
         lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
+    if holds_style(tensors) and not is_onnx:
+        lack = "holds style layers (snr), which torchvision's networks lack"
+        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same style")
     return "\n".join(lines)
 
 
@@ -159,6 +164,10 @@ def _global_masks(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Ten
     return {} if mask is None else _cut(mask, checkpoint[CONTENT_KEY]["layouts"][arch])
 
 
+_ASSEMBLED = frozenset(f"kept.{n}" for n in ("alpha", "backbone", "cluster", "norms", "tuned", "weights"))
+"""kept tensors from which APFL, SKA, IFCA, FedBABU and FedALA assemble a client's model"""
+
+
 def _client_tensors(
     checkpoint: dict[str, Any], path: Path, arch: str | None, client: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -166,8 +175,8 @@ def _client_tensors(
     content = checkpoint[CONTENT_KEY]
     if client not in content["clients"]:
         raise ConfigError(f"--client: there is no client {client}; choose from {', '.join(content['clients'])}")
-    state = read_states(path, content, [client])[client]
-    if {"kept.backbone", "kept.norms", "kept.cluster"} & state.keys():
+    state = _private_states(checkpoint, path, arch, [client])[client]
+    if _ASSEMBLED & state.keys():
         raise ConfigError(
             f"--client: {content['method']} assembles a client's model in a way of its own; score it with fedsim "
             "test, or leave --client out for the global model"
@@ -192,10 +201,18 @@ def _mean_tensors(checkpoint: dict[str, Any], path: Path, arch: str | None) -> d
         raise ConfigError("--mean: the clients have several architectures, which cannot be averaged")
     vector = checkpoint["state_dict"][f"server.vectors.{arch}"]
     end = max((entry["offset"] + math.prod(entry["shape"]) for entry in private), default=len(vector))
-    states = read_states(path, content, list(content["clients"])).values()
+    states = _private_states(checkpoint, path, arch, list(content["clients"])).values()
     private_states = [state["state"][: end - len(vector)] for state in states]  # the client's head follows
     mean = torch.stack(private_states).to(torch.float64).mean(dim=0).to(vector.dtype)
     return _cut(torch.cat([vector, mean]), [*shared, *private])
+
+
+def _private_states(
+    checkpoint: dict[str, Any], path: Path, arch: str | None, clients: Sequence[str]
+) -> dict[str, dict[str, Tensor]]:
+    """Return client -> its private state; without the head, which no export has, if the client has not trained."""
+    states = read_states(path, checkpoint[CONTENT_KEY], clients)
+    return {name: states.get(name) or checkpoint[INITIAL_KEY][_chosen(checkpoint, arch)] for name in clients}
 
 
 def _chosen(checkpoint: dict[str, Any], arch: str | None) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
+from tabulate import tabulate
 
 from fedsim.core.errors import FedSimError
+from fedsim.papers.contradictions import lines_of
 from fedsim.papers.files import Paper, list_papers, no_such_name, read_paper
 from fedsim.parsing.output import print_text
 
@@ -40,6 +42,8 @@ def run_papers_command(args: list[str]) -> int:
     keys = list_papers() if name is None else [name]
     try:
         text = _part(name) if "/" in (name or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)
+        if name in keys and "/" not in name:
+            text = "\n".join([text, *_printed(read_paper(name))])
     except FedSimError as error:
         sys.stderr.write(f"fedsim: error: {error}\n")
         return 2
@@ -58,6 +62,37 @@ def _overview(key: str) -> Iterator[str]:
     for kind, name, text in lines:
         start = f"  {kind:<7} {key}/{name}"
         yield f"{start:<38}  {textwrap.shorten(text, _WIDTH - 40, placeholder=' ...')}"
+
+
+def _printed(paper: Paper) -> Iterator[str]:
+    """Yield the tables of left-out data sets with every printed row, then the contradictions between tables.
+
+    Other tables are wider than a terminal: ``fedsim papers PAPER/TABLE`` shows them.
+    """
+    for table in paper.tables:
+        if not table.left_out:
+            continue
+        lines = []
+        for row in table.rows:
+            numbers = [*(row.scores.get(name, {}).values() for name in table.test_sets), row.mean]
+            cells = [" / ".join(f"{value:.{table.digits}f}" for value in values) or "-" for values in numbers]
+            runs = sorted({_rotation_of(paper, run) for run in row.runs})
+            lines.append([row.name, *cells, row.status, ", ".join(runs) or "-"])
+        metrics = " / ".join(paper.content["tables"][table.name].get("columns", paper.content["columns"]))
+        headers = ["row", *table.test_sets, "mean", "status", "run"]
+        sides = ("left", *["right"] * (len(table.test_sets) + 1), "left", "left")
+        yield f"\n{paper.key}/{table.name}: {table.title}; {metrics} in percent\n"
+        yield tabulate(lines, headers, disable_numparse=True, colalign=sides if lines else None)
+    if remarks := [f"  {name}: {entry.remark}" for name, entry in paper.test_sets.items() if entry.remark]:
+        yield from ("\ndata sets, as the paper has them:", *remarks)
+    if contradictions := list(lines_of(paper)):
+        yield "\nprinted tables that contradict each other:"
+        yield from (f"  {line}" for line in contradictions)
+
+
+def _rotation_of(paper: Paper, run: str) -> str:
+    """Return the row of the file that stands for a run and for those of the other left-out data sets."""
+    return next((name for name, runs in paper.rotations.items() if run in runs.values()), run)
 
 
 def _part(name: str) -> str:

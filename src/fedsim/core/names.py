@@ -51,7 +51,8 @@ def problem_of_name(name: object) -> str | None:
         return "the name is empty" if not name else f"the name {name!r} is blank"
     if name in (".", ".."):
         return f"{name!r} stands for a folder, and is not a name"
-    if character := next(filter(_kind_of, name), None):
+    is_plain = name.isascii() and name.isprintable()  # most are, and federations may have millions of names
+    if not is_plain and (character := next(filter(_kind_of, name), None)):
         code = f" (U+{ord(character):04X})" if unicodedata.category(character) != "Cs" else ""
         return f"{ascii(name) if len(name) <= _LONGEST else 'the name'} holds {_kind_of(character)}{code}"
     if (length := len(name.encode())) > _LONGEST_NAME:

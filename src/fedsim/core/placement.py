@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,13 +62,15 @@ def place(costs: Mapping[str, float], num_ranks: int, per_machine: int = 1) -> P
         ranks = {c: m * per_machine + rank for m, part in enumerate(parts) for c, rank in part.ranks.items()}
         loads = tuple(load for part in parts for load in part.loads)
         return Placement({client: ranks[client] for client in costs}, loads, per_machine)
-    work = [0.0] * num_ranks
+    least = [(0.0, rank) for rank in range(num_ranks)]  # a heap: the least loaded rank is first
     assigned: dict[str, int] = {}
     for client in sorted(costs, key=lambda name: -costs[name]):  # sorted() is stable: ties keep the order of ``costs``
-        rank = min(range(num_ranks), key=work.__getitem__)
+        load, rank = least[0]
         assigned[client] = rank
-        work[rank] += costs[client]
-    return Placement({client: assigned[client] for client in costs}, tuple(work), per_machine)
+        heapq.heapreplace(least, (load + costs[client], rank))
+    work = {rank: load for load, rank in least}
+    ordered = tuple(work[rank] for rank in range(num_ranks))
+    return Placement({client: assigned[client] for client in costs}, ordered, per_machine)
 
 
 def by_device(devices: Sequence[object]) -> str:

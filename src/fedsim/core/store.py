@@ -46,7 +46,11 @@ class ClientStore(ABC):
 
     @abstractmethod
     def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace a client's tensors by copies of these."""
+        """Replace a client's tensors by copies of these; without any, it is as if it never had some."""
+
+    @abstractmethod
+    def clients(self) -> set[str]:
+        """Return the clients that have tensors."""
 
 
 class MemoryStore(ClientStore):
@@ -65,8 +69,13 @@ class MemoryStore(ClientStore):
 
     def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a client's tensors; see :meth:`ClientStore.write`."""
-        old = self._kept.get(client, {})
-        self._kept[client] = {name: self._put(tensor, old.get(name)) for name, tensor in tensors.items()}
+        old = self._kept.pop(client, {})
+        if tensors:
+            self._kept[client] = {name: self._put(tensor, old.get(name)) for name, tensor in tensors.items()}
+
+    def clients(self) -> set[str]:
+        """Return the clients that have tensors."""
+        return {*self._kept}
 
     def _put(self, tensor: Tensor, old: Tensor | None) -> Tensor:
         if old is tensor:
@@ -121,6 +130,14 @@ class FileStore(ClientStore):
                 "folder with room"
             ) from error
 
+    def clients(self) -> set[str]:
+        """Return the clients that have tensors."""
+        heads = os.pread(self._file, self._begin - self._END.size, self._END.size)
+        heads += bytes(-len(heads) % self._HEAD.size)  # the file may end within a head
+        return {
+            name for name, (_, length, _) in zip(self._heads, self._HEAD.iter_unpack(heads), strict=False) if length
+        }
+
     def _head(self, client: str) -> tuple[int, int, int]:
         content = os.pread(self._file, self._HEAD.size, self._heads[client])
         head: tuple[int, int, int] = self._HEAD.unpack(content) if len(content) == self._HEAD.size else (0, 0, 0)
@@ -132,7 +149,7 @@ class FileStore(ClientStore):
 
     def _write_table(self, client: str, head: tuple[int, int, int], table: Mapping[str, _Saved]) -> None:
         entries = [(name, *saved[:2], str(saved.dtype)[6:], list(saved.shape)) for name, saved in table.items()]
-        text = json.dumps(entries).encode()
+        text = json.dumps(entries).encode() if entries else b""
         offset, _, room = head
         if len(text) > room:
             room = 2 * len(text)

@@ -24,14 +24,23 @@ def shuffled_batches(
     return list(batches if len(batches[-1]) >= smallest else batches[:-1])
 
 
-def identity_batches(labels: Tensor, batch_size: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:
+def identity_batches(
+    labels: Tensor, batch_size: int, num_instances: int, generator: torch.Generator, *, cameras: Tensor | None = None
+) -> list[Tensor]:
     """Return batches of P identities with K images each (Hermans et al., 2017), as int64 index tensors.
 
     Each identity's shuffled images are cut into groups of K (a short group repeats images). A batch has one group of
     each of P identities, as long as P identities have groups left; with fewer than P identities, one group of each.
     ``labels`` [n] int64; ``batch_size`` is P * K, ``num_instances`` K; the generator is on the CPU.
+
+    With ``cameras`` [n] int64 there are as many groups, each of a random image and K - 1 of the identity's images of
+    other cameras; if it has none, of its other images. The first images differ, the others may come again.
     """
-    groups = {int(z): _groups_of(labels, int(z), num_instances, generator) for z in labels.unique()}
+    images = {int(z): torch.nonzero(labels == z).flatten() for z in labels.unique()}
+    if cameras is None:
+        groups = {z: _groups_of(index, num_instances, generator) for z, index in images.items()}
+    else:
+        groups = {z: _groups_across(index, cameras[index], num_instances, generator) for z, index in images.items()}
     per_batch = min(batch_size // num_instances, len(groups))
     batches: list[Tensor] = []
     while True:
@@ -42,16 +51,32 @@ def identity_batches(labels: Tensor, batch_size: int, num_instances: int, genera
         batches.append(torch.cat([groups[left[i]].pop(0) for i in order]))
 
 
-def _groups_of(labels: Tensor, identity: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    index = torch.nonzero(labels == identity).flatten()
+def _groups_of(index: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Cut the images of an identity into random groups."""
     index = index[torch.randperm(len(index), generator=generator)]
     groups = list(index.split(size))
     short = size - len(groups[-1])
     if short:  # the group that repeats images is the last to be used
         candidates = index[: -len(groups[-1])] if len(groups) > 1 else index
-        order = torch.randperm(len(candidates), generator=generator)[torch.arange(short) % len(candidates)]
-        groups[-1] = torch.cat([groups[-1], candidates[order]])
+        groups[-1] = torch.cat([groups[-1], _sample(candidates, short, generator)])
     return groups
+
+
+def _groups_across(index: Tensor, cameras: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Return groups of the images of an identity, each of a random image and some of ``cameras`` [n] other than its."""
+    groups = []
+    for first in torch.randperm(len(index), generator=generator)[: -(-len(index) // size)].tolist():
+        is_other = torch.arange(len(index)) != first
+        is_elsewhere = cameras != cameras[first]
+        candidates = index[is_elsewhere] if is_elsewhere.any() else index[is_other] if is_other.any() else index
+        groups.append(torch.cat([index[[first]], _sample(candidates, size - 1, generator)]))
+    return groups
+
+
+def _sample(index: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return ``count`` random images; they repeat only if there are fewer."""
+    order = torch.randperm(len(index), generator=generator)[torch.arange(count) % len(index)]
+    return index[order]
 
 
 def shares_of_steps(batches: list[Tensor], accumulate: int) -> list[float]:

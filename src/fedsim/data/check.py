@@ -22,9 +22,9 @@ from fedsim.data.reading import problem_of
 from fedsim.data.use import is_readable_file, notes_of, obstacle_of
 
 _CLASSES: tuple[type[DataSet], ...] = (
-    datasets.Market1501, datasets.CUHK03NP, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02, datasets.PRID2011,
-    datasets.VIPeR, datasets.ThreeDPeS, datasets.ILIDS, datasets.GRID, datasets.CAVIAR4REID, datasets.CUHKSYSU,
-    datasets.Omniglot, datasets.CIFAR10,
+    datasets.Market1501, datasets.CUHK03NP, datasets.CUHK03, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02,
+    datasets.PRID2011, datasets.VIPeR, datasets.ThreeDPeS, datasets.ILIDS, datasets.GRID, datasets.CAVIAR4REID,
+    datasets.CUHKSYSU, datasets.Omniglot, datasets.CIFAR10,
 )  # fmt: skip
 
 

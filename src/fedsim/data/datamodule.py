@@ -281,6 +281,10 @@ class FederatedDataModule(LightningDataModule):
             return ReadPixels(images, size, device, workers=0 if is_decoded else self.workers)
         return None
 
+    def must_decode(self, images: Images) -> bool:
+        """Whether :meth:`open_train` decodes these images to memory; else it opens a reader, or only copies."""
+        return self.cache != "none" and not images.is_decoded(self.size)
+
     def decode(self, images: Images, name: str, size: Size | None = None) -> Tensor:
         """Read images to uint8 [n, 3, H, W] in host memory, by default in the training size.
 

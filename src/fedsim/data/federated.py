@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,7 @@ class FederatedData:
         clients = (client.without_identities() if client.name in names else client for client in self.clients)
         return replace(self, clients=tuple(clients))
 
-    @property
+    @cached_property
     def has_unlabelled(self) -> bool:
         """Whether the identities of some client are unknown."""
         return not all(client.knows_identities for client in self.clients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -14,6 +15,7 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
 from fedsim.data.images import Domain, Index, Split
 from fedsim.data.partitions import Partition, cap_training, divide
+from fedsim.data.unseen import check_unseen
 
 Validation = Literal["identities", "first_image", "images", "none"]
 LabelScope = Literal["own", "common"]  # numbering of the identities: by each client, or common to all
@@ -41,8 +43,8 @@ def build_federation(
     :class:`fedsim.data.FederatedDataModule`, and for details :func:`fedsim.data.partitions.divide`,
     :func:`fedsim.data.partitions.cap_training` (before validation images are held out) and :func:`split_validation`.
 
-    Raises ConfigError if a name does not exist, no client is left to train, or ``val`` would hold out classes;
-    DataError if a client's data cannot be split.
+    Raises ConfigError if a name does not exist, no client is left to train, a client trains on people of an unseen data
+    set, or ``val`` would hold out classes; DataError if a client's data cannot be split.
     """
     check_names(domains)
     names = [domain.name for domain in domains]
@@ -54,12 +56,15 @@ def build_federation(
         raise ConfigError(
             "data: no data set with training images is left for clients; check data.source and data.unseen"
         )
+    check_unseen(domains, unseen, seen)
     unknown = {d.name for d in domains if d.name in seen and _is_unlabelled(d)}
+    tested = {d.name for d in domains if len(d.gallery)}
     clients = [
-        _client(name, cap_training(name, train, max_identities, max_images), data_set, val, val_fraction)
+        _client(name, cap_training(name, train, max_identities, max_images), own_tests, val, val_fraction)
         if data_set not in unknown
-        else _client_without_identities(name, cap_training(name, train, max_identities, max_images), data_set, val)
+        else _client_without_identities(name, cap_training(name, train, max_identities, max_images), own_tests, val)
         for data_set, name, train in _shares(seen, partition, parts, alpha)
+        for own_tests in [(data_set,) if data_set in tested else ()]
     ]
     classes = None
     if labels == "common":
@@ -76,7 +81,11 @@ def build_federation(
         clients = [_unite("union", clients)]
     elif partition == "stratified":  # client i has the share i of every data set
         clients = [_unite(f"part{i + 1}", clients[i::parts]) for i in range(parts)]
-    tests = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name != public}
+    tests = {
+        d.name: RetrievalSet(d.query, d.gallery, splits=d.splits)
+        for d in domains
+        if d.name != public and d.name in tested
+    }
     return FederatedData(
         clients=tuple(clients),
         tests=tests,
@@ -89,10 +98,10 @@ def build_federation(
 
 def check_names(domains: Sequence[Domain]) -> None:
     """Raise ConfigError if a data set cannot be called as it is, or two are called the same."""
-    names = [domain.name for domain in domains]
-    if bad := [name for name in RESERVED if name in names]:
+    times = Counter(domain.name for domain in domains)
+    if bad := [name for name in RESERVED if name in times]:
         raise ConfigError(f"data.source: a data set cannot be called {bad[0]}, the name of a mean; rename the folder")
-    if twice := {name for name in names if names.count(name) > 1}:
+    if twice := [name for name, number in times.items() if number > 1]:
         raise ConfigError(f"data.source: two data sets are called {min(twice)}; rename a folder")
 
 
@@ -113,17 +122,17 @@ def _is_unlabelled(domain: Domain) -> bool:
     return domain.unlabelled
 
 
-def _client(name: str, train: Split, data_set: str, val: Validation, fraction: float) -> ClientData:
+def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:
     kept, held_out = split_validation(name, train, val, fraction)
-    return ClientData(name, kept, np.searchsorted(kept.identities, kept.pids), held_out, (data_set,))
+    return ClientData(name, kept, np.searchsorted(kept.identities, kept.pids), held_out, tests)
 
 
-def _client_without_identities(name: str, train: Split, data_set: str, val: Validation) -> ClientData:
+def _client_without_identities(name: str, train: Split, tests: tuple[str, ...], val: Validation) -> ClientData:
     if val != "none":
         raise DataError(
             f"client {name}: validation needs identities, but those of its images are unknown; set data.val to none"
         )
-    return ClientData(name, train, np.zeros_like(train.pids), None, (data_set,)).without_identities()
+    return ClientData(name, train, np.zeros_like(train.pids), None, tests).without_identities()
 
 
 def _unite(name: str, clients: Sequence[ClientData]) -> ClientData:

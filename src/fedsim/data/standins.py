@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import pickle
 import shutil
@@ -98,6 +99,27 @@ def _market(cameras: int, name: str, distractors: bool = False, variants: tuple[
             yield _Picture(f"bounding_box_test/{text}_c1s1_000001_00.jpg", 10_000 + pid, 0)
 
     return layout
+
+
+def _cuhk03(people: int) -> Iterator[_Picture]:
+    """Three images of a person and camera, in the order of both kinds of boxes."""
+    for pid, camera, shot in product(range(2 * people), range(2), range(3)):
+        yield _Picture(f"images/{pid:08d}_{camera:02d}_{shot:04d}.jpg", pid, camera, shot)
+
+
+def _write_open_reid(folder: Path, pictures: list[_Picture]) -> None:
+    """Write open-reid's two files, with as many splits as the library's own."""
+    people: list[list[list[str]]] = [[[], []] for _ in {picture.pid for picture in pictures}]
+    for picture in pictures:
+        people[picture.pid][picture.camera].append(Path(picture.path).name)
+    meta = {"name": "cuhk03", "shot": "multiple", "num_cameras": 2, "identities": people}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    splits = []
+    for number in range(20):
+        order = [(pid + number) % len(people) for pid in range(len(people))]
+        train, test = sorted(order[: len(people) // 2]), sorted(order[len(people) // 2 :])
+        splits.append({"trainval": train, "query": test, "gallery": test})
+    (folder / "splits.json").write_text(json.dumps(splits))
 
 
 def _msmt17(people: int) -> Iterator[_Picture]:
@@ -230,8 +252,8 @@ def _write_partitions(folder: Path, pictures: list[_Picture]) -> None:
 
 
 _PEOPLE = {
-    "MSMT17": 108, "DukeMTMC": 24, "Market1501": 28, "CUHK03NP": 64, "PRID2011": 12, "CUHK01": 66, "VIPeR": 75,
-    "ThreeDPeS": 32, "ILIDS": 24,
+    "MSMT17": 108, "DukeMTMC": 24, "Market1501": 28, "CUHK03NP": 64, "CUHK03": 64, "PRID2011": 12, "CUHK01": 66,
+    "VIPeR": 75, "ThreeDPeS": 32, "ILIDS": 24,
 }  # fmt: skip
 """Identities per part. Training images are in proportion to the roots of paper 003's numbers (Table 1): 540 to 48."""
 
@@ -239,6 +261,7 @@ STANDINS: dict[str, tuple[str, Layout, Callable[[Path, list[_Picture]], None] | 
     "market1501": ("Market-1501-v15.09.15", _market(6, "{pid:04d}_c{cam}s1_{shot:06d}_00.jpg", True), None),
     "dukemtmc": ("DukeMTMC-reID", _market(8, "{pid:04d}_c{cam}_f{shot:07d}.jpg"), None),
     "cuhk03np": ("cuhk03-np", _market(2, "{pid:04d}_c{cam}_{shot}.png", variants=("detected/", "labeled/")), None),
+    "cuhk03": ("cuhk03_release", _cuhk03, _write_open_reid),
     "msmt17": ("MSMT17_V2", _msmt17, _write_lists),
     "cuhk01": ("CUHK01", _numbered("campus/", ".png", 4, shots=2), None),
     "cuhk02": ("CUHK02", _cuhk02, None),

@@ -8,6 +8,7 @@ tuned in favour of any method.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +30,9 @@ _BATCH = 16  # images drawn at a time: small enough for the intermediate arrays 
 _SIZES = ((40, 4, 3), (32, 4, 3), (30, 3, 3), (24, 2, 3), (16, 2, 2), (12, 2, 2), (12, 2, 2), (8, 2, 2), (6, 2, 2))
 _TEST_IDENTITIES = 24
 _TEST_SHOTS = 2
-_MOST = 100_000  # domains, or factor on their size: listing more pictures would take too long
+_MOST = 100_000  # test-only domains, or factor on the size of domains: listing more pictures would take too long
+_MOST_CLIENTS = 10_000_000
+_OF_A_CLIENT = (2, 2)  # cameras, and pictures per identity and camera, where all domains are alike
 
 
 @dataclass(frozen=True)
@@ -88,23 +91,46 @@ class SyntheticReID(ReIDSource):
     training identities (480 to 48 images). Every domain has 24 test identities of its own, with one query and one
     gallery picture per identity and camera.
 
+    With ``identities``, all training domains are alike and have no test sets: a federation of any size, up to millions
+    of clients, takes about a kilobyte for each.
+
     Args:
         clients: number of domains with training images.
         unseen: number of test-only domains.
         scale: factor on the number of identities, for training and test.
         seed: of the drawing; independent of the seed of training.
+        identities: training identities of every client, each with four images of two cameras; None: as above.
     """
 
-    def __init__(self, clients: int = 6, unseen: int = 2, scale: float = 1.0, seed: int = 0) -> None:
-        within("data.source", f"[1, {_MOST}]", clients=clients)
+    def __init__(
+        self, clients: int = 6, unseen: int = 2, scale: float = 1.0, seed: int = 0, identities: int | None = None
+    ) -> None:
+        within("data.source", f"[1, {_MOST if identities is None else _MOST_CLIENTS}]", clients=clients)
         within("data.source", f"[0, {_MOST}]", unseen=unseen)
         within("data.source", f"(0, {_MOST}]", scale=scale)
-        self.clients, self.unseen, self.scale, self.seed = clients, unseen, scale, seed
+        if identities is not None:
+            within("data.source", f"[2, {_MOST}]", identities=identities)
+        self.clients, self.unseen, self.scale, self.seed, self.identities = clients, unseen, scale, seed, identities
 
     def domains(self) -> list[Domain]:
         """Return the training domains, the largest first, then the unseen ones."""
-        seen = [self._domain(f"town{i}", _SIZES[min(i, len(_SIZES) - 1)], True) for i in range(self.clients)]
+        if self.identities is None:
+            seen = [self._domain(f"town{i}", _SIZES[min(i, len(_SIZES) - 1)], True) for i in range(self.clients)]
+        else:
+            seen = list(self._alike(self.identities))
         return seen + [self._domain(f"new{i}", _SIZES[i % 3], False) for i in range(self.unseen)]
+
+    def _alike(self, identities: int) -> Iterator[Domain]:
+        """Yield training domains of one size, without test sets; they share the arrays of their labels."""
+        cameras, shots = _OF_A_CLIENT
+        first = self._split("", range(identities), cameras, range(shots))
+        images = first.images
+        assert isinstance(images, SyntheticImages)
+        empty = first.take(np.zeros(0, dtype=np.int64))
+        for number in range(self.clients):
+            name = f"town{number}"
+            pictures = SyntheticImages(self.seed, _domain_of(name), images.identities, images.cameras, images.shots)
+            yield Domain(name, Split(pictures, first.pids, first.camids), empty, empty)
 
     def _domain(self, name: str, size: tuple[int, int, int], trains: bool) -> Domain:
         identities, cameras, shots = size
@@ -118,8 +144,12 @@ class SyntheticReID(ReIDSource):
     def _split(self, name: str, identities: range, cameras: int, shots: range) -> Split:
         grid = np.array([(i, c, s) for i in identities for c in range(cameras) for s in shots], dtype=np.int64)
         pids, camids, shot = grid.T
-        domain = f"v{GENERATOR_VERSION}/{name}"
-        return Split(SyntheticImages(self.seed, domain, pids, camids, shot), pids + 1, camids)
+        return Split(SyntheticImages(self.seed, _domain_of(name), pids, camids, shot), pids + 1, camids)
+
+
+def _domain_of(name: str) -> str:
+    """Return the part of a picture's key that names its domain."""
+    return f"v{GENERATOR_VERSION}/{name}"
 
 
 def content_hash(source: ReIDSource, size: Size = (64, 32)) -> str:

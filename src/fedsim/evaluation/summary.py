@@ -23,6 +23,8 @@ METRICS_OF: dict[str, tuple[str, ...]] = {"retrieval": METRICS, "classification"
 
 MAX_NAMES = 50
 """Largest number of clients or data sets with curves of their own in loggers."""
+MAX_LISTED = 1000
+"""Largest number of clients or test sets that a run lists by name in its summary and its description."""
 
 
 class ScoreRow(NamedTuple):

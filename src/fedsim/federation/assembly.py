@@ -18,15 +18,17 @@ from fedsim.federation.checks.requirements import (
     check_image_sizes,
     check_micro_batches,
     check_settings,
-    settings_of,
+    settings_by_client,
 )
 from fedsim.federation.components.ledger import Ledger
+from fedsim.federation.lazy_clients import LazyClients
 from fedsim.federation.parts import Parts, layout_of, trains_alone
 from fedsim.federation.scheduling.rank_share import make_rank_share
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
 from fedsim.models.reid import ReIDModel
 from fedsim.strategy.machine import Machine
+from fedsim.training.batch import ClientImages
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.server import Server
@@ -48,7 +50,7 @@ def assemble(
     Raises:
         ConfigError: if settings and data contradict each other.
     """
-    client_settings = {c.name: settings_of(c, settings.client, settings.overrides) for c in data.federated.clients}
+    client_settings = settings_by_client(data.federated, settings.client, settings.overrides)
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
     check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
     check_batches(federated.clients, client_settings, logs=rank == 0)
@@ -63,23 +65,26 @@ def assemble(
     for model in models.values():
         model.prepare(client_settings.values())
     server = Server(models, archs, data.augmentation, settings.seed, len(federated.public or ()))
-    server.load_kept({arch: settings.method.initial_state(model).server for arch, model in models.items()})
+    initial = {arch: settings.method.initial_state(model) for arch, model in models.items()}
+    server.load_kept({arch: state.server for arch, state in initial.items()})
+    for arch, model in models.items():  # copies, as states are often views of the model
+        model.initial_kept = {name: tensor.to("cpu", copy=True) for name, tensor in initial[arch].client.items()}
     largest = max(model.flat.buffer.nbytes for model in models.values())
     micro_batches = {c.name: client_settings[c.name].micro_batches_of(c.num_images) for c in federated.clients}
     rank_share = make_rank_share(
         costs, micro_batches, rank, world_size, machine, settings.client_store, device, largest
     )
-    trainable = set(rank_share.trainable_clients)
-    clients = {
-        client.name: Client(
-            data=client, training=client_settings[client.name], objective=settings.objective,
-            augmentation=data.augmentation, model=models[archs[client.name]], store=rank_share.states,
-            seed=settings.seed, trains_alone=trains_alone(settings.method, federated),
-        ).to(device)
-        for client in federated.clients if client.name in trainable
-    }  # fmt: skip
-    for name in rank_share.hosted_clients:  # now, so that out-of-memory shows before round 1
-        clients[name].start(settings.method.initial_state(models[archs[name]]).client)
+    data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
+
+    def make(name: str, images: ClientImages) -> Client:
+        return Client(
+            images=images, training=client_settings[name], objective=settings.objective, model=models[archs[name]],
+            store=rank_share.states, seed=settings.seed, trains_alone=is_alone,
+        ).to(device)  # fmt: skip
+
+    clients = LazyClients(
+        rank_share.trainable_clients, make, lambda name: ClientImages(data_of[name], data.augmentation, device)
+    )
     return Parts(
         method=settings.method, federated=federated, models=models, archs=archs, costs=costs,
         micro_batches=micro_batches, rank_share=rank_share,

@@ -16,8 +16,15 @@ from fedsim.federation.adaptive_backbones import OTHER_LADDER, BackboneLadder
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
-from fedsim.strategy.checkpoint_content import difference, is_count, unlike
-from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
+from fedsim.strategy.checkpoint_content import INITIAL_KEY, difference, is_count, pack_clients, unlike
+from fedsim.strategy.checkpoint_files import (
+    CONTENT_KEY,
+    FORMAT,
+    SERVER_KEY,
+    STATES_KEY,
+    read_states,
+)
+from fedsim.training.client import kept_tensors
 from fedsim.training.flat_model import FlatModel
 
 log = logging.getLogger(__name__)
@@ -33,13 +40,14 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
         "private_layouts": {arch: _layout(_private_entries(model)) for arch, model in models},
         "fixed": {arch: model.fixed_checksum for arch, model in models if model.fixed},
         "complete": {arch: model.is_complete for arch, model in models},
-        "clients": dict(parts.num_classes),
-        "hosts": dict(parts.rank_share.placement.ranks),
         "threads": threads,
+        **pack_clients(parts.num_classes, parts.rank_share.placement.ranks),
     }
     states = {listener.key: listener.state_dict() for listener in listeners if listener.key}
-    private = ((name, parts.rank_share.states.read(name)) for name in parts.rank_share.hosted_clients)
-    return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, STATES_KEY: private}
+    stored = parts.rank_share.states.clients()
+    private = ((n, parts.rank_share.states.read(n)) for n in parts.rank_share.hosted_clients if n in stored)
+    initial = {arch: {"state": m.initial_private, **kept_tensors(m.initial_kept)} for arch, m in models}
+    return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, INITIAL_KEY: initial, STATES_KEY: private}
 
 
 def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener], threads: int) -> None:
@@ -57,7 +65,15 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
         state = content.get(listener.key, {})
         _check_listener(listener, state)
         listener.load_state_dict(state)
-    for name, private in read_states(Path(content["path"]), content, parts.rank_share.hosted_clients).items():
+    saved = read_states(Path(content["path"]), content, parts.rank_share.hosted_clients)
+    for name in parts.rank_share.states.clients() & {*parts.rank_share.hosted_clients} - saved.keys():
+        parts.rank_share.states.write(name, {})  # of this process: they had not trained in the checkpoint's round
+    for arch, tensors in checkpoint.get(INITIAL_KEY, {}).items():
+        fresh_start = {"state": parts.models[arch].initial_private, **kept_tensors(parts.models[arch].initial_kept)}
+        _check_tensors(tensors, fresh_start, f"the initial private state of {arch}")
+        for name, tensor in fresh_start.items():
+            tensor.copy_(tensors[name])
+    for name, private in saved.items():
         # on a ladder, clients have changed their architecture since; digests cover the shapes there
         fresh = {} if content.get(BackboneLadder.key) else parts.clients[name].private_state()
         _check_tensors(private, fresh, f"the private state of {name}")

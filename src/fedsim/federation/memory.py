@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import Placement, place
+from fedsim.core.room import memory_room, room_of
+from fedsim.core.shared import memory_folder, slow_folder
 from fedsim.core.store import StorePlace
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
 from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
 from fedsim.federation.aggregation.sums import PlainSum
-from fedsim.federation.checks.requirements import settings_of
+from fedsim.federation.checks.requirements import settings_by_client
 from fedsim.federation.events import strategy_of
 from fedsim.federation.parts import Parts, trains_alone
 from fedsim.federation.settings import Settings
@@ -29,6 +32,8 @@ from fedsim.methods.base import HoldsModels, KeepsModels
 from fedsim.models.reid import KeyedDropout
 from fedsim.strategy.sharing import FIELD
 from fedsim.training.flat_model import FlatModel
+
+log = logging.getLogger(__name__)
 
 CUDA_BYTES = 2**29
 """memory that CUDA and its libraries take for each process, about"""
@@ -97,12 +102,11 @@ class _Estimate:
         self._placement, self._precision = placement, precision
         replicas = list(settings.method.replicas.values()) if isinstance(settings.method, HoldsModels) else []
         self._trained, self._frozen = 1 + replicas.count("trained"), replicas.count("frozen")
-        self._training = {c.name: settings_of(c, settings.client, settings.overrides) for c in parts.federated.clients}
+        self._training = settings_by_client(parts.federated, settings.client, settings.overrides)
         self._moments_of = {id(t): _state_of(t.optimizer) for t in self._training.values()}
         models = parts.models.items()
         self._trainable = {a: sum(p.nbytes for p in m.network.parameters() if p.requires_grad) for a, m in models}
-        start = {arch: settings.method.initial_state(model).client.values() for arch, model in models}
-        self._start = {arch: sum(tensor.nbytes for tensor in tensors) for arch, tensors in start.items()}
+        self._start = {arch: sum(tensor.nbytes for tensor in model.initial_kept.values()) for arch, model in models}
 
     @property
     def memory(self) -> DeviceMemory:
@@ -121,7 +125,7 @@ class _Estimate:
             frozen=self._frozen,
             server=self._server(),
             sums=self._sums() + max(self._sums_of_micro_batches(name) for name in names),
-            states=self._most_of_a_rank({name: self._state(name) + self._kept(name) for name in names}),
+            states=self.states,
             states_place="host" if self._in_shared_files else self._settings.client_store,
             kept=max(self._kept(name) + self._copies_in_session(name) for name in names),
             pixels=self._most_of_a_rank(training_pixels(self._data)) if self._data.cache == "device" else 0,
@@ -129,6 +133,11 @@ class _Estimate:
             activations=activations,
             images=images,
         )
+
+    @property
+    def states(self) -> int:
+        """The bytes of the private states of the rank that has most."""
+        return self._most_of_a_rank({name: self._state(name) + self._kept(name) for name in self._parts.names})
 
     @property
     def _in_shared_files(self) -> bool:
@@ -276,6 +285,22 @@ def kept_by(network: nn.Module, shape: tuple[int, ...]) -> int | None:
     finally:
         network.train(was_training)
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in of_network)
+
+
+def warn_of_states(trainer: Trainer, settings: Settings, parts: Parts, data: FederatedDataModule) -> None:
+    """Warn if the private states of all clients take more room than there is: they are made as clients train."""
+    placement = placement_of(settings, parts, trainer.world_size, strategy_of(trainer).num_processes)
+    needed = _Estimate(settings, parts, data, placement, str(trainer.precision)).states
+    if settings.client_store == "disk":
+        room = room_of(slow_folder())
+    else:
+        room = room_of(memory_folder()) if placement.per_machine > 1 else memory_room()
+    if settings.client_store != "device" and needed > room.free:
+        remedy = "remove files there" if settings.client_store == "disk" else "set it to disk"
+        log.warning(
+            "model.client_store: the private states of all %s clients take %.1f GiB, and %.1f GiB are free (%s); if "
+            "most clients train, %s", f"{len(parts.names):,}", needed / 2**30, room.free / 2**30, room.where, remedy,
+        )  # fmt: skip
 
 
 def check_memory(trainer: Trainer, settings: Settings, parts: Parts, data: FederatedDataModule) -> None:

@@ -12,9 +12,9 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData, FederatedData
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.components.ledger import Ledger
+from fedsim.federation.lazy_clients import LazyClients
 from fedsim.federation.scheduling.rank_share import RankShare
 from fedsim.methods.base import Method
-from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels.labeller import FACTS
 from fedsim.training.objective import Objective
@@ -49,7 +49,7 @@ class Parts:
     """counts the simulated traffic"""
     objective: Objective
     """the supervised loss"""
-    clients: Mapping[str, Client]
+    clients: LazyClients
     """name -> client, for the clients that this rank may train"""
 
     @cached_property
@@ -69,8 +69,7 @@ class Parts:
 
     def limit_batches(self, limit: float | None) -> None:
         """Let clients train on fewer batches; see FederatedDataModule.limit_client_batches."""
-        for client in self.clients.values():
-            client.limit_batches = limit
+        self.clients.limit_batches = limit
 
     def read_images(self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool) -> None:
         """Decode the images that this rank needs in ``stage``, so that a damaged file stops the run before it starts.
@@ -98,9 +97,9 @@ class Parts:
         """Read the images of this rank's clients; ``whole_machine``: those that other ranks have read."""
         if stage == "fit":
             hosted = self.rank_share.hosted_clients
-            of_other_ranks = [name for name in self.rank_share.trainable_clients if name not in hosted]
-            for name in of_other_ranks if whole_machine else hosted:
-                self.clients[name].images.open(data.open_train)
+            on_this_rank = frozenset(hosted)
+            of_other_ranks = [name for name in self.rank_share.trainable_clients if name not in on_this_rank]
+            self.clients.open_images(of_other_ranks if whole_machine else hosted, data)
             if self.federated.public is not None and not whole_machine:
                 images = data.decode(self.federated.public.images, "public images")
                 device = next(iter(self.models.values())).device

@@ -71,7 +71,7 @@ class Round:
         extras = {arch: method.payload(parts.server, arch, round_).up for arch in parts.models}
         self.aggregator.begin(round_, extras, self._early_weights(called))
         # 3. Each rank trains its clients, one after another.
-        table = self._empty_table()
+        table = self._empty_table(called)
         error = self.worker.train(round_, called, work, table, keep_snapshots)
         # 4. All ranks exchange reports, clients that are left out, stop signals, and small sums.
         self.strategy.exchange([*table.parts, *self.aggregator.ready()], error)
@@ -88,7 +88,7 @@ class Round:
         # 8. The listeners observe the round.
         overall = method.weights(reports).clients if reports and settings.selection.learns else {}
         shown = {name: overall[name] for name in reports if overall}
-        record = RoundRecord(round_, settings.seed, list(work), reports, shown, dict(parts.archs))
+        record = RoundRecord(round_, settings.seed, list(work), reports, shown, parts.archs)
         for listener in self.listeners:
             listener.observe(record)
         shares = {name: weights[parts.archs[name]].clients[name] for name in reports}
@@ -103,12 +103,13 @@ class Round:
         reports = {name: Report(parts.data_of[name].num_images, {}) for name in called}
         return aggregation_weights(method, reports, parts.archs)
 
-    def _empty_table(self) -> RoundTable:
+    def _empty_table(self, called: list[str]) -> RoundTable:
         method, parts = self.settings.method, self.parts
         numbers, tensors = (tuple(n for n, kind in method.measures.items() if kind == k) for k in ("client", "tensor"))
         columns = Columns(parts.facts, numbers, self.aggregator.columns, tensors)
-        num_tensors = {name: len(parts.statistics[arch].parameters) for name, arch in parts.archs.items() if tensors}
-        return RoundTable(parts.names, columns, self.strategy.world_size, num_tensors)
+        num_tensors = {name: len(parts.statistics[parts.archs[name]].parameters) for name in called if tensors}
+        named = len(parts.names) <= MAX_NAMES  # few selected clients per round add up to many names
+        return RoundTable(called, columns, self.strategy.world_size, num_tensors, named)
 
     def _report(self, table: RoundTable, name: str) -> Report:
         hardware = self.settings.hardware

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, NoClustersError
 from fedsim.core.names import metric_name
-from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.training.client import Outcome
 from fedsim.training.messages import Report
 
@@ -60,16 +59,22 @@ class RoundTable:
     """Numbers of a round. Entries of other ranks are zero until the strategy has summed :attr:`parts`.
 
     Args:
-        clients: names of all clients, in the order of the rows.
+        clients: names of the clients that are called, in the order of the rows.
         columns: further columns.
         world_size: number of ranks.
         num_tensors: client -> number of its shared parameter tensors, if there are numbers for each.
+        named: whether numbers of single clients are logged.
     """
 
     def __init__(
-        self, clients: Sequence[str], columns: Columns, world_size: int, num_tensors: Mapping[str, int]
+        self,
+        clients: Sequence[str],
+        columns: Columns,
+        world_size: int,
+        num_tensors: Mapping[str, int],
+        named: bool = True,
     ) -> None:
-        self._columns, self._num_tensors = columns, num_tensors
+        self._columns, self._num_tensors, self._named = columns, num_tensors, named
         shape = (len(clients), max(self._num_tensors.values(), default=0))
         self._tensors = {name: torch.zeros(shape, dtype=torch.float64) for name in columns.tensors}
         self._row_of = {name: row for row, name in enumerate(clients)}
@@ -182,7 +187,7 @@ class RoundTable:
             metrics["time/images_per_second"] = images / wall
         if peak := float(self._peaks.max()):
             metrics["memory/peak_gib"] = peak / 2**30
-        if len(self._row_of) <= MAX_NAMES:  # of all clients: few selected ones per round add up to many names
+        if self._named:
             for name, report in reports.items():
                 numbers = {"loss": report.loss, **report.facts, **report.signals}
                 metrics |= {metric_name("train", name, key): value for key, value in numbers.items()}

@@ -1,16 +1,22 @@
 """Federated methods: one file of hooks for each."""
 
+from fedsim.methods.apfl import APFL
 from fedsim.methods.ditto import Ditto
+from fedsim.methods.fedala import FedALA
 from fedsim.methods.fedatt import FedAtt
 from fedsim.methods.fedavg import FedAvg
+from fedsim.methods.fedbabu import FedBABU
 from fedsim.methods.fedbn import FedBN
 from fedsim.methods.fedcapr import FedCAPR
 from fedsim.methods.feddip import FedDIP
+from fedsim.methods.feddyn import FedDyn
 from fedsim.methods.fedklpr import FedKLPR
 from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
 from fedsim.methods.fedprox import FedProx
 from fedsim.methods.fedreid import FedReID, FedReIDFineTune
+from fedsim.methods.fedrep import FedRep
+from fedsim.methods.fedsam import FedSAM
 from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.fedureid import FedUReID
 from fedsim.methods.ifca import IFCA
@@ -24,22 +30,28 @@ from fedsim.methods.subfedavg import SubFedAvg
 from fedsim.methods.weighted_pav import WeightedPav
 
 __all__ = [
+    "APFL",
     "IFCA",
     "MOON",
     "SKA",
     "Distillation",
     "Ditto",
+    "FedALA",
     "FedAtt",
     "FedAvg",
+    "FedBABU",
     "FedBN",
     "FedCAPR",
     "FedDIP",
+    "FedDyn",
     "FedKLPR",
     "FedNova",
     "FedPav",
     "FedProx",
     "FedReID",
     "FedReIDFineTune",
+    "FedRep",
+    "FedSAM",
     "FedSGD",
     "FedUReID",
     "Local",

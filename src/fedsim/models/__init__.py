@@ -8,6 +8,7 @@ from fedsim.models.groups import BACKBONE, BODY, Group, group_names
 from fedsim.models.lora import LoRA
 from fedsim.models.osnet import OSNet
 from fedsim.models.reid import Features, GeM, KeyedDropout, Neck, ReIDModel, make_head
+from fedsim.models.style import SNR, CrossStyle, MixStyle, StyleLayers
 from fedsim.models.timm_backbone import TimmBackbone
 
 __all__ = [
@@ -16,15 +17,18 @@ __all__ = [
     "BODY",
     "CBAM",
     "MSCAM",
+    "SNR",
     "AttentiveNorm2d",
     "Backbone",
     "CifarResNet",
     "ConvNeXt",
+    "CrossStyle",
     "Features",
     "GeM",
     "Group",
     "KeyedDropout",
     "LoRA",
+    "MixStyle",
     "MobileNetV2",
     "Neck",
     "OSNet",
@@ -32,6 +36,7 @@ __all__ = [
     "ResNet",
     "SmallCNN",
     "SqueezeExcitation",
+    "StyleLayers",
     "TimmBackbone",
     "group_names",
     "make_head",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Literal
 
 import torchvision.models as tv
@@ -22,11 +23,14 @@ from fedsim.functional.normalise import renormalisation
 from fedsim.models.attention import NormInit, NormKind, Place, insert_attention
 from fedsim.models.fusion import MSCAM, FusionKind, StageFusion, fuse_residuals, fused_resnet
 from fedsim.models.ibn import insert_ibn
+from fedsim.models.style import StyleLayers, StylePlace, insert_style
 from fedsim.models.weights import is_file, load_around
 
 _HALF = (0.5, 0.5, 0.5)
 _STAGE_MIXTURES = (10, 10, 20, 20)
 """K of attentive normalisation at strides 4, 8, 16 and 32: ResNet-50 in the authors' code. Paper 000 silent."""
+_MOBILE_STAGES = (3, 6, 13)
+"""Last blocks of MobileNetV2 at strides 4, 8 and 16."""
 
 
 class Backbone(nn.Sequential):
@@ -55,6 +59,8 @@ class ResNet(Backbone):
             papers on attention, which spoils pretrained weights. Files with attention overwrite both.
         relu_after_stem: false removes the first ReLU, as in the code of CAP and FedCAPR; other code that loads such a
             model must remove it, too.
+        style: layers that change or remove the style of images, at ``input``, ``layer1``, ``layer2``, ``layer3``, where
+            strides are 1, 4, 8 and 16; null: none.
         fam: feature attention of paper 002. ``mscam``: multi-scale channel attention weighs the last map. ``aff34``: it
             fuses the maps of the last two stages to one, of the earlier map's shape. ``aff_residual``: it replaces the
             sums of all blocks. With ``norm_init: convert`` all gates start at 1/2: ``aff_residual`` then computes the
@@ -72,6 +78,7 @@ class ResNet(Backbone):
         norm_init: NormInit = "convert",
         relu_after_stem: bool = True,
         fam: FusionKind = "none",
+        style: StyleLayers | None = None,
     ) -> None:
         name = f"resnet{depth}"
         network = fused_resnet(depth) if fam == "aff_residual" else tv.get_model(name)
@@ -91,6 +98,7 @@ class ResNet(Backbone):
             for stage, num_mixtures in enumerate(_STAGE_MIXTURES, start=1)
             for i, _ in enumerate(network.get_submodule(f"layer{stage}").children())
         ]
+        stages = _style_places(self, {f"layer{i}": f"layer{i}" for i in (1, 2, 3)})
 
         def insert() -> None:
             insert_attention(self, places, norm, norm_init)
@@ -100,6 +108,7 @@ class ResNet(Backbone):
             elif fam == "aff34":
                 self.out_channels //= 2
                 self.add_module("fusion", StageFusion(self.out_channels, norm_init))
+            insert_style(self, style, stages)
 
         load_around(self, weights, name, insert)
 
@@ -108,7 +117,7 @@ class ResNet(Backbone):
         maps = earlier = images
         for name, module in self.named_children():
             maps = module(earlier, maps) if name == "fusion" else module(maps)
-            if name == "layer3":
+            if name.endswith("layer3"):  # also a style layer behind it
                 earlier = maps
         return maps
 
@@ -125,6 +134,7 @@ class MobileNetV2(Backbone):
         norm: as for :class:`ResNet`; ``attentive`` replaces the norm after each depthwise convolution, with 10 mixtures
             up to stride 8 and 20 beyond; ``se`` and ``cbam`` end each inverted residual.
         norm_init: as for :class:`ResNet`.
+        style: as for :class:`ResNet`; ``layer1``, ``layer2`` and ``layer3`` end at strides 4, 8 and 16.
     """
 
     def __init__(
@@ -136,6 +146,7 @@ class MobileNetV2(Backbone):
         pixels: Literal["imagenet", "symmetric"] = "imagenet",
         norm: NormKind = "bn",
         norm_init: NormInit = "convert",
+        style: StyleLayers | None = None,
     ) -> None:
         network = tv.mobilenet_v2(width_mult=width)
         layers = OrderedDict(features=network.features)
@@ -145,7 +156,13 @@ class MobileNetV2(Backbone):
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = norm_eps
         places = _inverted_residuals(network.features)
-        load_around(self, weights, "mobilenet_v2", lambda: insert_attention(self, places, norm, norm_init))
+        stages = _style_places(self, {f"layer{i}": f"features.{end}" for i, end in enumerate(_MOBILE_STAGES, start=1)})
+
+        def insert() -> None:
+            insert_attention(self, places, norm, norm_init)
+            insert_style(self, style, stages)
+
+        load_around(self, weights, "mobilenet_v2", insert)
 
 
 class _Symmetric(nn.Module):
@@ -209,6 +226,7 @@ class SmallCNN(Backbone):
             ``se`` and ``cbam`` follow them.
         norm_init: as for :class:`ResNet`.
         fam: ``mscam``: as for :class:`ResNet`.
+        style: as for :class:`ResNet`; ``layer1``, ``layer2`` and ``layer3`` stand for the first three convolutions.
     """
 
     def __init__(
@@ -218,6 +236,7 @@ class SmallCNN(Backbone):
         norm: NormKind = "bn",
         norm_init: NormInit = "convert",
         fam: Literal["none", "mscam"] = "none",
+        style: StyleLayers | None = None,
     ) -> None:
         within("backbone", "[1, 4096]", width=width)  # a wider layer takes more than 10 GB
         channels = [3, width, 2 * width, 4 * width, 4 * width]
@@ -235,8 +254,21 @@ class SmallCNN(Backbone):
         places = [Place("bn2", "bn2", _STAGE_MIXTURES[0]), Place("bn4", "bn4", _STAGE_MIXTURES[-1])]
         insert_attention(self, places, norm, norm_init)
         _end_with_mscam(self, fam, norm_init)
+        insert_style(self, style, {f"layer{i}": StylePlace(f"relu{i}", channels[i]) for i in (1, 2, 3)})
 
 
 def _end_with_mscam(backbone: Backbone, fam: FusionKind, init: NormInit = "convert") -> None:
     if fam == "mscam":
         backbone.add_module("attention", MSCAM(backbone.out_channels, init=init))
+
+
+def _style_places(backbone: Backbone, ends: Mapping[str, str]) -> dict[str, StylePlace]:
+    """Return the places of style layers; ``ends`` are the names of places and of the parts that end there.
+
+    A part has the channels of its last convolution.
+    """
+    places = {}
+    for place, part in ends.items():
+        convolutions = [m for m in backbone.get_submodule(part).modules() if isinstance(m, nn.Conv2d)]
+        places[place] = StylePlace(part, convolutions[-1].out_channels)
+    return places

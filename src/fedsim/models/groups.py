@@ -15,6 +15,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.fusion import MSCAM
 from fedsim.models.lora import LoRA
+from fedsim.models.style import SNR
 
 
 class Group(StrEnum):
@@ -28,7 +29,8 @@ class Group(StrEnum):
     STAT = "stat"
     """running means and variances of the backbone; the setting ``bn_stats`` decides about them"""
     ATTN = "attn"
-    """parameters of the backbone's attention modules (squeeze-and-excitation, CBAM, MS-CAM) outside normalisation"""
+    """parameters of the backbone's attention modules (squeeze-and-excitation, CBAM, MS-CAM) and of SNR's gates, outside
+    normalisation"""
     NECK = "neck"
     """weights of the embedding layers between backbone and head, outside normalisation modules"""
     NECKNORM = "necknorm"
@@ -53,7 +55,7 @@ STATISTICS = frozenset({Group.STAT, Group.NECKSTAT})
 """All running statistics; the setting ``bn_stats`` decides about them."""
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, AttentiveNorm2d)
-_ATTENTION = (SqueezeExcitation, CBAM, MSCAM)
+_ATTENTION = (SqueezeExcitation, CBAM, MSCAM, SNR)
 
 
 def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
@@ -73,7 +75,7 @@ def group_names(model: nn.Module) -> dict[str, Group]:
     groups: dict[str, Group] = {}
     for part, child in model.named_children():
         kinds = dict.fromkeys(_inside(child, _ATTENTION), Group.ATTN)
-        kinds |= dict.fromkeys(_inside(child, _NORMS), Group.NORM)  # MS-CAM has some
+        kinds |= dict.fromkeys(_inside(child, _NORMS), Group.NORM)  # MS-CAM and SNR have some
         fixed = _fixed_names(child, part)
         for path, module in child.named_modules(prefix=part):
             for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:

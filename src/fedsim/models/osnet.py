@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.models.backbones import Backbone
+from fedsim.models.style import StyleLayers, StylePlace, insert_style
 from fedsim.models.weights import is_file, load_around
 
 _CHANNELS = {1.0: (64, 256, 384, 512), 0.75: (48, 192, 288, 384), 0.5: (32, 128, 192, 256), 0.25: (16, 64, 96, 128)}
@@ -33,9 +34,11 @@ class OSNet(Backbone):
         width: multiplier of the channels: 1.0, 0.75, 0.5 or 0.25.
         weights: the path of a local ``.pth`` or ``.safetensors`` file, such as torchreid's
             ``osnet_x1_0_imagenet.pth``, or null for random weights.
+        style: as for :class:`~fedsim.models.ResNet`, at ``input``, ``layer1`` and ``layer2``, the stages ``conv2`` and
+            ``conv3`` with their transitions.
     """
 
-    def __init__(self, width: float = 1.0, weights: str | None = None) -> None:
+    def __init__(self, width: float = 1.0, weights: str | None = None, *, style: StyleLayers | None = None) -> None:
         if width not in _CHANNELS:
             raise ConfigError(f"backbone.width: {width} is not one of {', '.join(map(str, _CHANNELS))}")
         stem, *stages = _CHANNELS[width]
@@ -59,7 +62,8 @@ class OSNet(Backbone):
         name = f"osnet_x{str(width).replace('.', '_')}"
         if weights is not None and not is_file(weights):
             raise ConfigError(f"backbone.weights: {weights} is no file; download torchreid's {name}_imagenet.pth")
-        load_around(self, weights, name)
+        places = {"layer1": StylePlace("conv2", stages[0]), "layer2": StylePlace("conv3", stages[1])}
+        load_around(self, weights, name, lambda: insert_style(self, style, places))
 
 
 def _convolution(c_in: int, c_out: int, size: int = 1, *, stride: int = 1, relu: bool = True) -> nn.Sequential:

@@ -89,6 +89,8 @@ class Neck:
     """after the ``linear`` neck's BatchNorm: none in FedReIDBench's code, leaky_relu(0.1) in FedReID's"""
     bias: bool = True
     """whether the BatchNorm adds a bias; Luo et al. and FedCAPR train a ``bnneck`` without one"""
+    affine: bool = True
+    """whether the BatchNorm has weights at all; DACS's features are only standardised"""
 
     def build(self, in_channels: int) -> nn.Sequential:
         """Return the layers for ``in_channels`` pooled features; the Linear layer is initialised by Kaiming fan-out."""
@@ -100,8 +102,9 @@ class Neck:
             nn.init.zeros_(linear.bias)
             layers.append(linear)
         if self.kind != "none":
-            norm = nn.BatchNorm1d(self.out_features(in_channels))
-            nn.init.normal_(norm.weight, 1.0, 0.02)
+            norm = nn.BatchNorm1d(self.out_features(in_channels), affine=self.affine)
+            if self.affine:
+                nn.init.normal_(norm.weight, 1.0, 0.02)
             if not self.bias:
                 norm.register_parameter("bias", None)
             layers.append(norm)

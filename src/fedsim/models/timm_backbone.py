@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD, Colour, renormalisation
 from fedsim.models.backbones import Backbone
+from fedsim.models.style import StyleLayers, check_places
 from fedsim.models.weights import is_file, load_state, may_download, read_file
 
 
@@ -39,6 +41,8 @@ class TimmBackbone(Backbone):
             null: those of timm for these weights.
         std: the standard deviations of the same images.
         options: further arguments of timm's network, such as ``{drop_path_rate: 0.1}``.
+        style: of kind ``mix`` or ``cross``, at ``input`` or, in vision transformers, at ``patches``: behind the
+            position embeddings, with the class token untouched; null: none.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class TimmBackbone(Backbone):
         mean: Colour | None = None,
         std: Colour | None = None,
         options: dict[str, Any] | None = None,
+        style: StyleLayers | None = None,
     ) -> None:
         timm = load_extra("timm", "model.backbone: TimmBackbone", "models")
         public = None if weights is None or is_file(weights) else weights
@@ -67,6 +72,23 @@ class TimmBackbone(Backbone):
             self._load_file(weights, name)
         config = network.pretrained_cfg
         self._colours = (tuple(mean or config["mean"]), tuple(std or config["std"]))
+        self.style_input: nn.Module | None = None
+        if style is not None and style.kind != "none":
+            self._insert_style(style, name)
+
+    def _insert_style(self, style: StyleLayers, name: str) -> None:
+        """Put layers without parameters at the images and at the patches."""
+        if style.kind == "snr":
+            raise ConfigError("backbone.style.kind: TimmBackbone has no snr; choose mix or cross, or another backbone")
+        network: Any = self.get_submodule("timm")
+        has_patches = hasattr(network, "patch_drop") and hasattr(network.patch_embed, "grid_size")
+        check_places(style, ["input", *(["patches"] if has_patches else [])], name)
+        if "input" in style.after:
+            self.style_input = style.build("input", 3)
+        if "patches" in style.after:
+            layer, grid = style.build("patches", self.out_channels), network.patch_embed.grid_size
+            # the first part of timm's network behind the positions; it has no parameters, so that no name changes
+            network.patch_drop = nn.Sequential(PatchStyle(layer, network.num_prefix_tokens, grid), network.patch_drop)
 
     def _load_file(self, weights: str, name: str) -> None:
         """Load a local file, in any layout that timm can convert."""
@@ -81,11 +103,33 @@ class TimmBackbone(Backbone):
         if self._colours != (tuple(IMAGENET_MEAN), tuple(IMAGENET_STD)):
             scale, offset = renormalisation(*self._colours, images.device)
             images = images * scale + offset
+        if self.style_input is not None:
+            images = self.style_input(images)
         features: Tensor = network.forward_features(images)
         if features.dim() == 4 and features.shape[1] == self.out_channels:
             return features
         pooled: Tensor = network.forward_head(features, pre_logits=True)
         return pooled
+
+
+class PatchStyle(nn.Module):
+    """A style layer for the patches of a transformer: they are the map [B, C, h, w]; other tokens stay as they are.
+
+    Args:
+        layer: the style layer.
+        num_others: tokens ahead of the patches, such as the class token.
+        grid: h and w.
+    """
+
+    def __init__(self, layer: nn.Module, num_others: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.layer, self.num_others, self.grid = layer, num_others, grid
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Change tokens [B, num_others + h * w, C]."""
+        first, patches = tokens[:, : self.num_others], tokens[:, self.num_others :]
+        changed = self.layer(patches.transpose(1, 2).unflatten(2, self.grid))
+        return torch.cat([first, changed.flatten(2).transpose(1, 2)], dim=1)
 
 
 def _check_name(timm: Any, name: str, public: str | None) -> None:

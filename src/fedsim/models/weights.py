@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.models.attention import holds_attention
+from fedsim.models.style import holds_style
 
 _may_download: ContextVar[bool] = ContextVar("may_download", default=True)
 """false inside :func:`without_downloads`"""
@@ -24,7 +25,7 @@ _WRAPPERS = ("state_dict", "model")
 
 
 def load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None] = lambda: None) -> None:
-    """Load weights, then ``insert`` attention; the other way round if the weights include attention.
+    """Load weights, then ``insert`` attention and style layers; the other way round if the weights include such.
 
     ``weights``: torchvision's name, a local file (never unpickled beyond tensors), or None. ``name``: torchvision's
     name of the network. Raises ConfigError if the weights do not exist or do not fit.
@@ -33,8 +34,14 @@ def load_around(backbone: nn.Module, weights: str | None, name: str, insert: Cal
     steps: list[Callable[[], None]] = [insert]
     if state is not None:
         steps.insert(0, partial(load_state, backbone, state, str(weights), name))
-    for step in reversed(steps) if state is not None and holds_attention(state) else steps:
+    for step in reversed(steps) if state is not None and _holds_inserted(state) else steps:
         step()
+
+
+def _holds_inserted(names: Iterable[str]) -> bool:
+    """Whether these names of tensors are of a backbone with attention or style layers."""
+    names = list(names)
+    return holds_attention(names) or holds_style(names)
 
 
 def load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name: str) -> None:
@@ -45,12 +52,12 @@ def load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name
     if missing := [k for k in wanted if k not in state and not k.endswith("num_batches_tracked")]:
         raise ConfigError(
             f"backbone.weights: {weights} lacks {len(missing)} tensors of {name}, first {missing[0]}; "
-            "give weights of the same network, width and norm"
+            "give weights of the same network, width, norm and style"
         )
-    if strange := [key for key in state if key not in wanted and holds_attention([key])]:
+    if strange := [key for key in state if key not in wanted and _holds_inserted([key])]:
         raise ConfigError(
-            f"backbone.weights: {weights} has {strange[0]}, which {name} with this norm lacks; "
-            "give weights of the same network, width and norm"
+            f"backbone.weights: {weights} has {strange[0]}, which {name} with this norm and style lacks; "
+            "give weights of the same network, width, norm and style"
         )
     if wrong := [key for key in wanted if key in state and state[key].shape != wanted[key].shape]:
         key = wrong[0]

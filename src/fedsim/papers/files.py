@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import resources
+from itertools import pairwise
 from typing import Any, cast
 
 import yaml
@@ -26,7 +27,9 @@ class Paper:
     key: str
     """three digits"""
     content: Mapping[str, Any]
-    """docs/comparing.md describes the fields"""
+    """docs/comparing.md describes the fields; ``rows`` are those of :func:`expanded`"""
+    rotations: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """name of a row with ``left_out`` -> left-out data set -> the row that leaves it out"""
 
     @property
     def rows(self) -> Mapping[str, Config]:
@@ -35,7 +38,7 @@ class Paper:
 
     @property
     def sweeps(self) -> Mapping[str, Config]:
-        """Name -> notes, rows, parameters in W&B's format."""
+        """Name -> notes, rows, parameters in W&B's format, metric (default: oracle/rank1)."""
         return cast("Mapping[str, Config]", self.content["sweeps"])
 
     @property
@@ -46,7 +49,11 @@ class Paper:
     @cached_property
     def tables(self) -> list[Table]:
         """The tables as printed."""
-        return [table_of(name, self.content) for name in self.content["tables"]]
+        return [table_of(name, self.content, self.rotations) for name in self.content["tables"]]
+
+    def runs_of(self, name: str) -> list[str]:
+        """Return the rows that a row of the file stands for: itself, or one per left-out data set."""
+        return list(self.rotations[name].values()) if name in self.rotations else [name]
 
     def configs(self, name: str | None = None) -> list[Config]:
         """Return the configurations of a row, or of the paper's data and protocol; later ones override earlier ones.
@@ -76,7 +83,27 @@ def read_paper(key: str, option: str = "--paper") -> Paper:
     if key not in list_papers():
         raise ConfigError(f"{option}: there is no paper {key}; choose from {', '.join(list_papers())}")
     text = (resources.files("fedsim") / "papers" / f"{key}.yaml").read_text()
-    return Paper(key, yaml.load(text, SafeLoader))
+    return Paper(key, *expanded(yaml.load(text, SafeLoader)))
+
+
+def expanded(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, dict[str, str]]]:
+    """Return a paper's content with rows that are one run each, and its rotations, as :class:`Paper` holds both.
+
+    A row ``NAME`` with ``left_out: [SET, ...]`` becomes the rows ``NAME_SET``, with the data of that name; with
+    ``data: PREFIX`` those of the name ``PREFIX_SET``.
+    """
+    rows: dict[str, Config] = {}
+    rotations: dict[str, dict[str, str]] = {}
+    for name, row in content["rows"].items():
+        if "left_out" not in row:
+            rows[name] = row
+            continue
+        rotations[name] = {data_set: f"{name}_{data_set}" for data_set in row["left_out"]}
+        shared = {field_name: value for field_name, value in row.items() if field_name != "left_out"}
+        for data_set, full_name in rotations[name].items():
+            data = f"{row['data']}_{data_set}" if "data" in row else data_set
+            rows[full_name] = {**shared, "data": data, "notes": f"{row['notes'].strip()} Left out: {data_set}."}
+    return {**content, "rows": rows}, rotations
 
 
 def find_in_paper(paper_name: str, kind: str = "rows") -> tuple[Paper, str | None]:
@@ -108,6 +135,16 @@ def no_such_name(option: str, paper_name: str, names: Collection[str]) -> Config
     close = get_close_matches(name, names, n=3)
     remedy = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
     return ConfigError(f"{option}: paper {key} has no {name}; {remedy}")
+
+
+def rotation_in(words: Sequence[str]) -> tuple[Paper, str] | None:
+    """Return the paper and the row if ``--paper`` names one that stands for a run per left-out data set; else None."""
+    for word, value in pairwise([*words, ""]):
+        option, is_joined, joined = word.partition("=")
+        if option == "--paper":
+            key, _, name = (joined if is_joined else value).partition("/")
+            return (read_paper(key), name) if key in list_papers() and name in read_paper(key).rotations else None
+    return None
 
 
 class OfAPaper(Action):

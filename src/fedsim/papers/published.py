@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 Status = Literal["ok", "impossible", "not comparable", "figure only"]
@@ -54,6 +55,10 @@ class TableRow:
     """whose the numbers are if the paper copied them (``from``), and what is known of their settings (``known``)"""
     costs: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """test set -> percent of its client's weights that are finally pruned, optionally GiB that it received and sent"""
+    single: Mapping[str, str] = field(default_factory=dict)
+    """of a table with ``left_out``: left-out data set -> the client whose model alone is scored"""
+    mean: tuple[float, ...] = ()
+    """the mean over the data sets, if it is printed: a number per metric"""
     clients: tuple[frozenset[str], ...]
     """alternative sets of data sets that have clients; empty: any"""
 
@@ -75,6 +80,8 @@ class Table:
     rows: tuple[TableRow, ...]
     digits: int
     """decimals, as printed"""
+    left_out: bool = False
+    """whether each column is a run of its own, which leaves that data set out"""
 
     @property
     def test_sets(self) -> list[str]:
@@ -87,8 +94,10 @@ class Table:
         return {metric for row in self.rows for scores in row.scores.values() for metric in scores}
 
 
-def table_of(name: str, content: Mapping[str, Any]) -> Table:
-    """Read a table from the content of a paper's file."""
+def table_of(
+    name: str, content: Mapping[str, Any], rotations: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+) -> Table:
+    """Read a table from the content of a paper's file; for ``rotations`` see :class:`fedsim.papers.files.Paper`."""
     table = content["tables"][name]
     columns = table.get("columns", content["columns"])
     base: Scores = {}
@@ -103,12 +112,19 @@ def table_of(name: str, content: Mapping[str, Any]) -> Table:
         runs = row.get("run", [])
         read = {
             "scores": _with_metrics(_scores(row, columns, base), metrics),
-            "runs": tuple([runs] if isinstance(runs, str) else runs),
+            "runs": tuple(_runs([runs] if isinstance(runs, str) else runs, rotations)),
+            "mean": tuple(row.get("mean", ())),
             "clients": () if clients == "any" else tuple(frozenset(sets) for sets in clients),
         }
         rows.append(TableRow(**{name: value for name, value in row.items() if name != "run"} | read))
     digits = table.get("digits", content["digits"])
-    return Table(name=name, title=table["title"], notes=tuple(table.get("notes", ())), rows=tuple(rows), digits=digits)
+    notes, left_out = tuple(table.get("notes", ())), table.get("left_out", False)
+    return Table(name=name, title=table["title"], notes=notes, rows=tuple(rows), digits=digits, left_out=left_out)
+
+
+def _runs(names: Sequence[str], rotations: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the rows of the paper that are a printed row: of a rotation, one per left-out data set."""
+    return [run for name in names for run in rotations.get(name, {"": name}).values()]
 
 
 def _scores(row: Mapping[str, Any], columns: list[str], base: Scores) -> Scores:

@@ -34,7 +34,7 @@ _OF_ALL = (
 """options of every command that trains or scores, in addition to those of Lightning's method and the sections"""
 
 
-_OF_SEVERAL_RUNS = ("seeds", "parallel")
+_OF_SEVERAL_RUNS = ("seeds", "parallel", "left_out")
 """options of ``fit`` that start several runs"""
 
 
@@ -54,6 +54,11 @@ def asks_for_several(words: Sequence[str], command: str) -> bool:
     return command == "fit" and any(
         word.partition("=")[0][2:] in _OF_SEVERAL_RUNS for word in words if word[:2] == "--"
     )
+
+
+def asks_for_rotation(words: Sequence[str]) -> bool:
+    """Return whether the words of a fit name data sets that are left out, one in each run."""
+    return any(word.partition("=")[0] == "--left_out" for word in words)
 
 
 def asks_for_help(words: Sequence[str]) -> bool:

@@ -15,6 +15,7 @@ _USUAL = {
     "--overwrite true": "replace an existing run",
     "--ckpt_path RUN_DIR": "the run to continue or to score",
     "--seed_everything N": "seed of all randomness",
+    "--left_out a b c": "fit: one run without each of these data sets, then one table (docs/unseen.md)",
     "--seeds 0 1 2": "fit: one run per seed, then means and spread; --parallel 2: two at once",
     "--trainer.max_epochs N": "communication rounds",
     "--trainer.devices N": "ranks: processes with one device each",

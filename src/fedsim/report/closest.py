@@ -39,7 +39,8 @@ class Match(NamedTuple):
 def closest_row(paper: Paper, table: Table, run: Run) -> Match | None:
     """Return the printed row with scores that has a run of the same method with the fewest differences.
 
-    None: no row of the table is of this method, or the run's settings are not known.
+    In a table of left-out data sets, these are runs that leave out the same one. None: no row of the table is of this
+    method, or the run's settings are not known.
     """
     method = method_of(run.config)
     matches = [
@@ -48,6 +49,7 @@ def closest_row(paper: Paper, table: Table, run: Run) -> Match | None:
         if row.scores and method is not None
         for of_paper, name in (find_run(paper, text) for text in row.runs)
         if method_of(config := resolved_row(of_paper, name)) == method
+        if not table.left_out or config["data"]["unseen"] == run.setting("data.unseen")
     ]
     return min(matches, key=lambda match: match.distance, default=None)
 

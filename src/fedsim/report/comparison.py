@@ -16,7 +16,8 @@ from fedsim.report.closest import Match, closest_row, closest_table
 from fedsim.report.differences import source_classes
 from fedsim.report.groups import RunGroup, work
 from fedsim.report.layout import Block, table_in_parts, table_of_lines
-from fedsim.report.rules import Rule
+from fedsim.report.left_out_comparison import leaves_out, left_out_comparison, left_out_text
+from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import Run
 
 _DRAWN = "SyntheticReID"
@@ -28,7 +29,9 @@ _CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
 _LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10", "top1": "top-1"}
 
 
-def compare_with(reference: str, groups: Sequence[RunGroup], metric: str, rule: Rule, is_given: bool) -> str:
+def compare_with(
+    reference: str, groups: Sequence[RunGroup], metric: str, rule: Rule, is_given: bool, left_out: bool = False
+) -> str:
     """Return tables of a paper with the runs next to the published numbers, as text.
 
     If ``reference`` names no table, these are the tables with the row closest to the settings of each group.
@@ -39,16 +42,26 @@ def compare_with(reference: str, groups: Sequence[RunGroup], metric: str, rule: 
         metric: the first number of each cell; ``mAP`` is the definition that the paper uses.
         rule: selects scores of the runs, shown in addition to those of the last evaluation.
         is_given: whether the user chose this rule; otherwise the paper's rule applies if runs have enough evaluations.
+            In a table of left-out data sets, people of the sources then choose the round.
+        left_out: show all columns of a table of left-out data sets, also those of which there is no run.
 
     Raises:
-        ConfigError: if there is no such paper or table, or the paper has no such metric.
+        ConfigError: if there is no such paper or table, the paper has no such metric, or the table is of left-out data
+            sets and the runs are not, or the other way round.
         DataError: if a table and the runs have no test set in common.
     """
     paper, named_table = find_table(reference)
     names = {named_table.name} if named_table else {closest_table(paper, group.runs[0]).name for group in groups}
     chosen = [table for table in paper.tables if table.name in names]
+    if left_out and (plain := [table.name for table in chosen if not table.left_out]):
+        raise ConfigError(f"--left_out: {paper.key}/{plain[0]} is no table of left-out data sets; leave it out")
     rules = {group: _rules(paper, group, rule, is_given) for group in groups}
-    texts = [_Comparison(paper, table, groups, metric, rules).text() for table in chosen]
+    texts = [
+        left_out_text(left_out_comparison(paper, table, groups, metric, rule if is_given else None), left_out)
+        if table.left_out
+        else _Comparison(paper, table, groups, metric, rules).text()
+        for table in chosen
+    ]
     unused = [f"{paper.key}/{table.name}" for table in paper.tables if table.name not in names]
     warnings = list(_warnings(groups))
     parts = [f"Paper {paper.key}: {paper.content['title']}\n{paper.content['source']}", *warnings, *texts, *warnings]
@@ -72,6 +85,11 @@ def tables_with_runs(
             if reference is None and not run_sets & set(table.test_sets):
                 continue
             title = f"Paper {paper.key}, {table.name}: {table.title}"
+            if table.left_out:
+                if reference or leaves_out(groups, table):
+                    comparison = left_out_comparison(paper, table, groups, metric if reference else "mAP", None)
+                    blocks.append((title, comparison.block()))
+                continue
             blocks.append((title, _Comparison(paper, table, groups, metric if reference else "mAP", rules).block()))
     return blocks
 
@@ -344,6 +362,8 @@ class _Comparison:
         yield from (f"- {note}" for note in (*self.paper.content.get("notes", ()), *self.table.notes))
         if "mAP" in self._numbers and self.paper.content["mAP"] != "mAP":
             yield f"- mAP of the runs is {self.paper.content['mAP']}"
+        shown = dict.fromkeys(rule.name for group in self.groups for rule in self.rules[group])
+        yield from (f"- {CHOSEN_BY[name]}" for name in shown if name != "best3")
         for group in self.groups:
             rules = self.rules[group]
             if rules[-1].name == "best3":

@@ -2,78 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name
+from fedsim.report.choice import COLUMNS, UNSEEN, Choice, choice_of, mean_of, refuse_oracle, rotations_of
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.names import name_variants, settings_of
-from fedsim.report.rules import Rule
+from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import KINDS
 from fedsim.report.scores import MEANING, describe, shown_metrics
 
-_SETTING = "data.unseen"
+Rotations = dict[str, RunGroup]
+"""Left-out data set -> the runs without it."""
 
 
-def left_out_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
-    """Return a row per method and kind of model, with a column per left-out data set and the mean over these.
+def left_out_blocks(groups: Sequence[RunGroup], metric: str, rule: Rule) -> list[Block]:
+    """Return two tables: scores of the rounds that the rule chooses, and these beside the best rounds on the target.
 
-    Cells are scores on the data set that no client trained on, ``metric / rank-1`` in percent; ``-`` if a rotation is
-    missing. Without one of the rotations, there is no mean.
+    The first has a row per method and kind of model, a column per left-out data set, and the mean over these. The
+    second has a row per data set, the choice, the oracle and the gap between them. Cells are scores on the data set
+    that no client trained on, ``metric / rank-1`` in percent; ``-`` if a rotation is missing. Without one of the
+    rotations, there is no mean.
 
     Raises:
-        ConfigError: unless each run leaves out exactly one data set by ``data.unseen``.
+        ConfigError: unless each run leaves out exactly one data set by ``data.unseen``, or if the rule is oracle.
     """
-    methods = _rotations(groups)
+    refuse_oracle(rule, "--left_out")
+    methods = by_method(groups, "--left_out")
     names = sorted({name for rotations in methods for name in rotations})
     firsts = [next(rotations[name] for name in names if name in rotations).runs[0] for rotations in methods]
-    shown, lines, kinds = shown_metrics(metric), [], []
+    shown = shown_metrics(metric)
+    lines: list[list[str]] = []
+    second: list[list[str]] = []
+    kinds: list[str] = []
     for label, rotations in zip(name_variants(firsts), methods, strict=True):
         for kind in KINDS:
-            cells = [_cell(rotations.get(name), kind, name, shown, rule) for name in names]
+            choices = {n: choice_of(rotations[n], metric_name("test", kind, n), shown, rule) for n in rotations}
+            cells = [choices[name].cell("chosen") if name in choices else "-" for name in names]
             if any(cell != "-" for cell in cells):
-                lines.append([label, kind, *cells, _mean(rotations, kind, names, shown, rule)])
+                ordered = [choices[name] for name in names if name in choices]
+                whole = ordered if len(ordered) == len(names) else []
+                lines.append([label, kind, *cells, mean_of(whole, "chosen")])
+                second += _lines_of_choice([label, kind], {n: choices[n] for n in names if n in choices}, whole)
                 kinds.append(kind)
-    first = groups[0]
     numbers = " / ".join("rank-1" if name == "rank1" else name for name in shown)
     notes = [
         f"{numbers} in percent on the data set that no client trained on; mean over the data sets",
+        f"the round is chosen by {CHOSEN_BY[rule.name]}",
         *(MEANING[kind] for kind in dict.fromkeys(kinds)),
-        f"each cell: {describe(first)}" if len({describe(group) for group in groups}) == 1 else "",
+        f"each cell: {describe(groups[0])}" if len({describe(group) for group in groups}) == 1 else "",
     ]
-    return Block(["method", "model", *names, "mean"], lines, notes, num_left=2)
+    headers = ["method", "model", "left out", rule.name, "round", "oracle", "round", "gap", "evaluations"]
+    return [
+        Block(["method", "model", *names, "mean"], lines, notes, num_left=2),
+        Block(headers, second, [CHOSEN_BY["oracle"], *_notes_on_gap(shown[0], rule)], num_left=3),
+    ]
 
 
-def _rotations(groups: Sequence[RunGroup]) -> list[dict[str, RunGroup]]:
-    """Return each method's rotations: name of the left-out data set -> the runs without it."""
-    methods: dict[str, dict[str, RunGroup]] = {}
-    for group in groups:
-        run = group.runs[0]
-        unseen = run.setting(_SETTING)
-        if not isinstance(unseen, list) or len(unseen) != 1:
-            raise ConfigError(
-                f"--left_out: {run.folder} does not leave out exactly one data set by {_SETTING}; omit this run"
-            )
-        shared = {name: value for name, value in settings_of(run).items() if name != _SETTING}
-        methods.setdefault(repr(sorted(shared.items())), {})[str(unseen[0])] = group
+def by_method(groups: Sequence[RunGroup], option: str) -> list[Rotations]:
+    """Return each method's rotations: name of the left-out data set -> the runs without it.
+
+    Runs are of one method if only the left-out data set differs. ``option`` and errors: see :func:`rotations_of`.
+    """
+    methods: dict[str, Rotations] = {}
+    for name, group in rotations_of(groups, option):
+        shared = {setting: value for setting, value in settings_of(group.runs[0]).items() if setting != UNSEEN}
+        methods.setdefault(repr(sorted(shared.items())), {})[name] = group
     return list(methods.values())
 
 
-def _cell(group: RunGroup | None, kind: str, name: str, shown: Sequence[str], rule: Rule) -> str:
-    return "-" if group is None else group.cell(metric_name("test", kind, name), shown, rule)
+def _lines_of_choice(words: list[str], choices: dict[str, Choice], whole: Sequence[Choice]) -> Iterator[list[str]]:
+    for name, choice in choices.items():
+        chosen, oracle, gap = (choice.cell(column) for column in COLUMNS)
+        rounds = {column: ", ".join(map(str, choice.rounds[column])) or "-" for column in ("chosen", "oracle")}
+        counts = ", ".join(map(str, dict.fromkeys(choice.num_evaluations))) or "-"
+        yield [*words, name, chosen, rounds["chosen"], oracle, rounds["oracle"], gap, counts]
+    if whole:
+        chosen, oracle, gap = (mean_of(whole, column) for column in COLUMNS)
+        yield [*words, "mean", chosen, "", oracle, "", gap, ""]
 
 
-def _mean(rotations: Mapping[str, RunGroup], kind: str, names: Sequence[str], shown: Sequence[str], rule: Rule) -> str:
-    """Return the mean over data sets of the means over seeds."""
-    texts = []
-    for metric in shown:
-        values = [
-            rotations[name].values(metric_name("test", kind, name, metric), rule) for name in names if name in rotations
-        ]
-        if len(values) < len(names) or not all(len(of_seeds) for of_seeds in values):
-            return "-"
-        texts.append(f"{100 * np.mean([of_seeds.mean() for of_seeds in values]):.1f}")
-    return " / ".join(texts)
+def _notes_on_gap(metric: str, rule: Rule) -> Iterator[str]:
+    yield f"gap: oracle - {rule.name}, in points; it grows with the number of evaluations that the oracle chooses from"
+    yield f"the oracle's round is the best one by {metric}, so the gap of another metric may be below 0"

@@ -87,7 +87,10 @@ def _heat_map(axes: Axes, values: Shares, run: Run, title: str, **options: Any) 
 
 
 def clients_of(run: Run) -> list[str]:
-    """Return the names of all clients."""
+    """Return the names of all clients; DataError if the run has too many to name them."""
+    if not run.summary["clients"]:
+        number = run.summary.get("num_clients", "no")
+        raise DataError(f"{run.folder}: names none of its {number} clients, so --participation cannot draw them")
     return [str(name) for name in run.summary["clients"]]
 
 

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
 RuleName = Literal["last", "best", "best3", "oracle", "tested"]
 
+CHOSEN_BY = {
+    "last": "last: the last evaluation; nothing is chosen",
+    "best": "best: the round with the best val/mAP (val/top1 of a classifier), on held-out images of the clients",
+    "best3": "best3: the mean over three rounds that are chosen on test data",
+    "oracle": "oracle: the best round on the test set itself; this choice needs the test labels",
+    "tested": "tested: the checkpoint that fedsim test has scored",
+}
+"""Rule -> the round whose scores it shows, and by what it is chosen: for the notes of tables."""
+
 BIG_SETS = ("market1501", "dukemtmc", "cuhk03np", "msmt17")
 """By these test sets, the authors of paper 003 choose rounds (from their code)."""
 
@@ -32,13 +41,15 @@ class Rule:
     all test sets that have clients"""
     horizon: int = 300
     """for best3: the last round that may be chosen"""
+    by: Literal["rank1", "mAP"] = "rank1"
+    """for oracle: the score by which a round is best"""
 
     def scores(self, run: Run) -> Mapping[str, float]:
         """Return a run's scores under this rule: ``test/kind/set/metric`` -> fraction of 1; empty before it has any."""
         if self.name == "best3":
             return mean_over_rounds(run.log, self.chosen(run))
         if self.name == "oracle":
-            return best_of_each(run.log, run.seen, run.unseen)
+            return best_of_each(run.log, run.seen, run.unseen, self.by)
         if self.name == "tested":
             if run.tested is None:
                 raise DataError(f"{run.folder}: --rule tested needs the scores of fedsim test --ckpt_path {run.folder}")
@@ -64,8 +75,8 @@ class Rule:
         return [round_ for round_, row in run.log.items() if round_ <= self.horizon and all(key in row for key in keys)]
 
     def can_choose(self, run: Run) -> bool:
-        """Return whether a run has enough evaluations for best3."""
-        return len(self.evaluated(run)) >= _NUM_ROUNDS
+        """Return whether a run has enough evaluations; only best3 needs more than one."""
+        return self.name != "best3" or len(self.evaluated(run)) >= _NUM_ROUNDS
 
     def chosen(self, run: Run) -> list[int]:
         """Return the three rounds of best3, the best one first.
@@ -113,7 +124,10 @@ def best_rounds(evaluations: Mapping[int, Mapping[str, float]], kind: str, sets:
 
 
 def best_of_each(
-    log: Mapping[int, Mapping[str, float]], seen: Collection[str], unseen: Collection[str]
+    log: Mapping[int, Mapping[str, float]],
+    seen: Collection[str],
+    unseen: Collection[str],
+    by: Literal["rank1", "mAP"] = "rank1",
 ) -> dict[str, float]:
     """Return the scores of each model on each test set in the round of its highest rank-1, the earliest of equals.
 
@@ -121,7 +135,7 @@ def best_of_each(
     here, the choice is among the evaluated rounds. It uses the test labels, so it cannot be made in practice.
 
     ``log``: round -> scores by name. ``seen`` are the test sets of clients that trained, ``unseen`` all others; the
-    means over both are computed from the chosen scores.
+    means over both are computed from the chosen scores. ``by``: mAP in place of rank-1; classifiers have top-1.
 
     >>> of = {1: {"test/local/a/rank1": 0.5, "test/local/a/mAP": 0.4}, 2: {"test/local/a/rank1": 0.2}}
     >>> best_of_each(of, ["a"], [])["test/local/a/mAP"]
@@ -133,7 +147,7 @@ def best_of_each(
     for kind, domain in curves:
         if domain not in ("seen", "unseen"):
             rows = [_scores_below(row, f"{metric_name('test', kind, domain)}/") for row in log.values()]
-            key = next(metric for metric in ("rank1", "top1") if any(metric in row for row in rows))
+            key = next(metric for metric in (by, "top1") if any(metric in row for row in rows))
             best[kind, domain] = max((row for row in rows if key in row), key=lambda row: row[key])
     for mean, domains in (("seen", seen), ("unseen", unseen)):
         for kind in dict.fromkeys(kind for kind, _ in curves):

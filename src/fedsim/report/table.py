@@ -6,14 +6,16 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from fedsim.core.errors import ConfigError
+from fedsim.report.choice import honest_rule
 from fedsim.report.comparison import compare_with
 from fedsim.report.convergence import convergence_table, fairness_table
 from fedsim.report.figure import draw_cmc, draw_curves, draw_scores, draw_tradeoff
 from fedsim.report.groups import RunGroup, group_opened
 from fedsim.report.layout import Block, Format
-from fedsim.report.leave_one_out import left_out_block
+from fedsim.report.leave_one_out import left_out_blocks
 from fedsim.report.participation import draw_participation
 from fedsim.report.rules import Rule, RuleName
 from fedsim.report.run_folders import open_runs
@@ -28,6 +30,7 @@ def report(
     runs: list[str],
     metric: str | None = None,
     rule: RuleName | None = None,
+    by: Literal["rank1", "mAP"] | None = None,
     sets: list[str] | None = None,
     horizon: int = 300,
     target: str | None = None,
@@ -51,8 +54,10 @@ def report(
         metric: the first number of each cell; default: mAP, or top1 if all runs classify.
         rule: last: the last evaluation, the default. best: the round with the best val/mAP or val/top1. best3: the rule
             of paper 003, next to the last evaluation: means over the three rounds with the highest mean rank-1 on test
-            sets. oracle: for each model and test set the round with its highest rank-1, next to the last evaluation.
-            tested: the newest scores of fedsim test in the run directory.
+            sets. oracle: for each model and test set the round with its highest score, next to the last evaluation.
+            tested: the newest scores of fedsim test in the run directory. With left_out the default is best if all
+            runs have held-out data.
+        by: for oracle: the score by which a round is best, rank1 or mAP.
         sets: for best3: the test sets that choose the rounds; default: those of market1501, dukemtmc, cuhk03np and
             msmt17 that have clients, or else all test sets that have clients.
         horizon: for best3: the last round that may be chosen.
@@ -60,8 +65,9 @@ def report(
             mean over clients' test sets, SET/METRIC=PERCENT one test set.
         fairness: also print the spread of scores over clients' test sets.
         significance: also test whether methods differ, over seeds and over people, with 95 % confidence intervals.
-        left_out: instead, print one table of runs that each leave out another data set by data.unseen: a column per
-            left-out data set, and the mean over these.
+        left_out: instead, print runs that each leave out another data set by data.unseen: a table with a column per
+            left-out data set and the mean over these, and one of the rounds that were chosen, the best ones on the
+            left-out set, and the gap between both. With compare: all columns of the paper's table.
         unfinished: also show unfinished runs if other runs are finished.
         compare: instead, print the runs next to a paper's published numbers: 003, or one table of it: 003/table4.
         format: table for a terminal, markdown, latex (booktabs), or csv (a number per line); with the last three, notes
@@ -83,17 +89,23 @@ def report(
         "html": html,
     }  # fmt: skip
     _check_options(metric, horizon, compare, format, files)
+    if by is not None and rule != "oracle":
+        raise ConfigError("--by: is for --rule oracle; leave it out, or give --rule oracle")
     if html is not None:
         from fedsim.report.html.page import write_page  # needs an optional library
     opened, omitted = open_runs([Path(run) for run in runs], unfinished)
     groups = group_opened(opened)
     if metric is None:
         metric = "top1" if compare is None and all(run.classifies for run in opened) else "mAP"
-    chosen = Rule(name=rule or "last", sets=tuple(sets or ()), horizon=horizon)
+    chosen = Rule(name=rule or "last", sets=tuple(sets or ()), horizon=horizon, by=by or "rank1")
     if compare is not None:
-        parts = [compare_with(compare, groups, metric, chosen, is_given=rule is not None), *omitted]
+        is_given = rule is not None
+        parts = [compare_with(compare, groups, metric, chosen, is_given=is_given, left_out=left_out), *omitted]
     else:
-        blocks = [(left_out_block if left_out else score_block)(groups, metric, chosen)]
+        if left_out:
+            blocks = left_out_blocks(groups, metric, chosen if rule is not None else honest_rule(opened))
+        else:
+            blocks = [score_block(groups, metric, chosen)]
         blocks += _further_blocks(groups, metric, chosen, target, fairness, significance)
         parts = _texts(blocks, format, omitted)
     written = _draw(groups, metric, chosen, [figure, curves, cmc, tradeoff, participation])

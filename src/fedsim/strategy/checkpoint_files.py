@@ -23,7 +23,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,7 +33,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import flush_file
 from fedsim.core.store import STORABLE, bytes_of
 from fedsim.core.versions import begin_version, current_version
-from fedsim.strategy.checkpoint_content import check_checkpoint, digest_of_header, is_sealed, seal
+from fedsim.strategy.checkpoint_content import INITIAL_KEY, check_checkpoint, digest_of_header, is_sealed, seal
 
 CONTENT_KEY = "fedsim"
 CONFIG_KEY = "fedsim_config"
@@ -42,7 +42,8 @@ SERVER_KEY = "fedsim_server"
 """key of the method's tensors on the server: architecture -> name -> tensor"""
 STATES_KEY = "fedsim_states"
 """key of a rank's private states, for the writer: an iterator over (client, state)"""
-FORMAT = 2
+FORMAT = 3
+"""of new checkpoints. Format 2 has a private state of every client, and can be read"""
 
 _REMOVED = "{}: was removed while the run wrote it; leave a run directory as it is until the run ends"
 _TOKEN = "token"  # file of a partial version by which all ranks recognise it
@@ -82,13 +83,20 @@ def unwritten(path: Path, error: OSError) -> str:
     return f"{path}: the checkpoint cannot be written ({error}); the last one stays"
 
 
-def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
-    """Write and flush all of a checkpoint except the clients' private states; remove the token, no part of it."""
+def write_global(version: Path, checkpoint: dict[str, Any], written: Sequence[Written]) -> None:
+    """Write and flush all of a checkpoint except the clients' private states; remove the token, no part of it.
+
+    ``written``: the files of private states of each rank.
+    """
     (version / _TOKEN).unlink()
     if (config := checkpoint.pop(CONFIG_KEY, None)) is not None:
         (version / "config.yaml").write_text(config)
         flush_file(version / "config.yaml")
     if CONTENT_KEY in checkpoint:
+        content = checkpoint[CONTENT_KEY]
+        content |= {"files": [rank.files for rank in written], "states": [rank.states for rank in written]}
+        if sum(content["states"]) == content["clients"].count("\n") + 1:
+            checkpoint.pop(INITIAL_KEY, None)  # every client has trained
         seal(checkpoint, checkpoint[CONTENT_KEY])
     try:
         torch.save(checkpoint, version / "global.ckpt")
@@ -99,10 +107,19 @@ def write_global(version: Path, checkpoint: dict[str, Any]) -> None:
     flush_file(version / "global.ckpt")
 
 
-def write_shards(version: Path, rank: int, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> int:
-    """Write and flush the private states of one rank's clients, a few at a time; return the number of files."""
-    files, waiting, size = 0, dict[str, Tensor](), 0
-    for client, state in states:
+class Written(NamedTuple):
+    """The files of private states of a rank."""
+
+    files: int
+    """number of files"""
+    states: int
+    """number of clients in them"""
+
+
+def write_shards(version: Path, rank: int, states: Iterable[tuple[str, Mapping[str, Tensor]]]) -> Written:
+    """Write and flush the private states of one rank's clients, a few at a time."""
+    files, waiting, size, number = 0, dict[str, Tensor](), 0, 0
+    for number, (client, state) in enumerate(states, start=1):  # noqa: B007 - the last number
         waiting |= {f"{client}/{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         size += sum(tensor.nbytes for tensor in state.values())
         if size >= _SHARD_BYTES:
@@ -111,7 +128,7 @@ def write_shards(version: Path, rank: int, states: Iterable[tuple[str, Mapping[s
     if waiting:
         _write_shard(version / _shard_name(rank, files), waiting)
         files += 1
-    return files
+    return Written(files, number)
 
 
 def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -165,9 +182,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     content = checkpoint.get(CONTENT_KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(checkpoint, dict) or not isinstance(content, dict) or "format" not in content:
         raise DataError(f"{file}: not a checkpoint of fedsim")
-    if content["format"] != FORMAT:
+    if content["format"] not in (2, FORMAT):
         raise DataError(
-            f"{file}: is of format {content['format']}, this version reads format {FORMAT}; "
+            f"{file}: is of format {content['format']}, this version reads formats 2 and {FORMAT}; "
             "use the version of fedsim that wrote it"
         )
     check_checkpoint(checkpoint, content, str(file))
@@ -183,21 +200,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def read_states(path: Path, content: Mapping[str, Any], clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
     """Read the private states of ``clients`` only: client -> name -> tensor on the CPU.
 
-    ``path`` is the checkpoint, or one version of it; ``content`` is fedsim's part of it.
+    ``path`` is the checkpoint, or one version of it; ``content`` is fedsim's part of it. A client that has not trained
+    has no state, except in checkpoints of format 2.
 
     Raises:
         DataError: if a file cannot be read, or lacks a client.
     """
     version, wanted = find_version(path), set(clients)
     states: dict[str, dict[str, Tensor]] = {}
-    for name in _shards(content, {content["hosts"][client] for client in clients}):
-        with _opened(version / name, content) as shard:
-            for key in shard.keys():  # noqa: SIM118 - it is no dict
-                client, _, tensor = key.rpartition("/")
-                if client in wanted:
-                    states.setdefault(client, {})[tensor] = shard.get_tensor(key)
-    if missing := wanted - states.keys():
-        raise DataError(f"{version}: holds no private state of {min(missing)}; is it complete?")
+    for rank in sorted({content["hosts"][client] for client in clients}):
+        stored: set[str] = set()
+        for name in _shards(content, [rank]):
+            with _opened(version / name, content) as shard:
+                for key in shard.keys():  # noqa: SIM118 - it is no dict
+                    client, _, tensor = key.rpartition("/")
+                    stored.add(client)
+                    if client in wanted:
+                        states.setdefault(client, {})[tensor] = shard.get_tensor(key)
+        of_rank = [name for name, host in content["hosts"].items() if host == rank]
+        if len(stored) != (content["states"][rank] if "states" in content else len(of_rank)):
+            lacking = next((name for name in of_rank if name not in stored), "some clients")
+            raise DataError(f"{version}: holds no private state of {lacking}; is it complete?")
     return states
 
 

@@ -320,18 +320,19 @@ class FederatedStrategy(WatchedStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:  # noqa: ARG002 - Lightning's signature
         """Write a checkpoint directory; every rank writes its clients' states. A kill leaves one complete version."""
         states = checkpoint.pop(checkpoint_files.STATES_KEY, ())
-        files = torch.zeros(self.world_size, dtype=torch.float64)
+        written = torch.zeros(self.world_size, 2, dtype=torch.float64)
         self._is_saving = True
         try:
             partial = self._begin_version(Path(filepath))
             try:
                 with self._writing(partial):
-                    files[self.global_rank] = checkpoint_files.write_shards(partial, self.global_rank, states)
-                self.exchange([files])
+                    of_rank = checkpoint_files.write_shards(partial, self.global_rank, states)
+                    written[self.global_rank] = torch.tensor(of_rank, dtype=torch.float64)
+                self.exchange([written])
                 with self._writing(partial):
                     if self.is_global_zero:
-                        checkpoint.get(checkpoint_files.CONTENT_KEY, {})["files"] = [int(n) for n in files]
-                        checkpoint_files.write_global(partial, checkpoint)
+                        of_ranks = [checkpoint_files.Written(*map(int, row)) for row in written.tolist()]
+                        checkpoint_files.write_global(partial, checkpoint, of_ranks)
                         publish_version(partial)
             except FedSimError:
                 shutil.rmtree(partial, ignore_errors=True)  # else half a checkpoint would occupy the disk

@@ -33,6 +33,8 @@ _PARAMETER_KEYS = {"value", "values", "probabilities", "distribution", "min", "m
 _RANGES = dict.fromkeys(("uniform", "log_uniform_values", "q_uniform", "int_uniform"), ("min", "max"))
 _NEEDS = {"constant": ("value",), "categorical": ("values",), **_RANGES, "normal": ()}
 _MACROS = (*DEFAULT_COMMAND, "${args_no_hyphens}")
+_NO_CHOICES = ("data.unseen", "data.val", "seed_everything")
+"""parameters that make the runs of one experiment: none of them is chosen"""
 _MOST = 100_000
 """largest number of runs of a call, and of values of a parameter of a grid: more would fill the memory"""
 _OPTION = re.compile(r"[^\s=-]([^=\n]*[^\s=])?")
@@ -208,6 +210,7 @@ class _Reader:
             self._refuse("method", f"{method} is unknown; choose from grid, random")
         metric, maximize = self._metric(fields.get("metric"))
         parameters = self._parameters(fields.get("parameters"), method)
+        self._refuse_test_scores(metric, parameters)
         command, program = self._command(fields)
         cap = fields.get("run_cap")
         if cap is not None and (type(cap) is not int or cap < 1):
@@ -239,6 +242,20 @@ class _Reader:
         if goal not in ("minimize", "maximize"):
             self._refuse("metric.goal", f"{goal} is unknown; choose from maximize, minimize")
         return fields["name"], goal == "maximize"
+
+    def _refuse_test_scores(self, metric: str, parameters: Mapping[str, Parameter]) -> None:
+        """Refuse to order settings by a test score: what is chosen by it is chosen on the target.
+
+        Names of test scores begin with ``test``, and spreads of them over clients with ``spread/test``. The mean over
+        the clients' own test sets has the name ``oracle/METRIC``, which declares the use of test data.
+        """
+        words = metric.strip().lower().split("/")
+        if "test" not in words[: 2 if words[0] == "spread" else 1]:
+            return
+        for name, parameter in parameters.items():
+            if name not in _NO_CHOICES and not _is_constant(parameter):
+                remedy = "set it to val/mAP, of people that the sources hold out (data.val: identities)"
+                self._refuse("metric.name", f"{metric} is a test score, and would choose {name}; {remedy}")
 
     def _command(self, fields: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
         command = fields.get("command", list(DEFAULT_COMMAND))
@@ -334,6 +351,12 @@ def _default_distribution(fields: Mapping[str, Any]) -> str:
         return "normal"
     are_integers = type(fields.get("min")) is int and type(fields.get("max")) is int
     return "int_uniform" if are_integers else "uniform"
+
+
+def _is_constant(parameter: Parameter) -> bool:
+    """Return whether all runs of a sweep have one value."""
+    values = parameter.values
+    return bool(values) and all(repr(value) == repr(values[0]) for value in values)
 
 
 def _is_number(value: object) -> bool:

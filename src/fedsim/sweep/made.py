@@ -66,7 +66,8 @@ def _ranges(path: Path) -> dict[str, Any]:
 def sweep_of_paper(sweep_name: str, configs: Sequence[str]) -> dict[str, Any]:
     """Return a sweep of a paper in W&B's file format: a grid of rows, of options, or of both.
 
-    Its metric is ``oracle/rank1``. The prefix marks a score on test data, which must not be used for model selection.
+    Its metric is ``oracle/rank1``, unless the sweep has another one. The prefix marks a score on test data, which must
+    not be used for model selection. A row with ``left_out`` is all of its runs.
 
     Args:
         sweep_name: PAPER/SWEEP.
@@ -79,10 +80,10 @@ def sweep_of_paper(sweep_name: str, configs: Sequence[str]) -> dict[str, Any]:
     if name is None:
         raise ConfigError(f"--paper: name a sweep: {', '.join(f'{paper.key}/{name}' for name in paper.sweeps)}")
     content = paper.sweeps[name]
-    rows = [f"{paper.key}/{row}" for row in content.get("rows", ())]
+    rows = [f"{paper.key}/{run}" for row in content.get("rows", ()) for run in paper.runs_of(row)]
     parameters = ({"paper": {"values": rows}} if rows else {}) | dict(content.get("parameters", {}))
     options = [*([] if rows else [f"--paper={paper.key}"]), *(f"--config={file}" for file in configs)]
-    return _sweep(f"{paper.key}-{name}", "grid", "oracle/rank1", parameters, options)
+    return _sweep(f"{paper.key}-{name}", "grid", content.get("metric", "oracle/rank1"), parameters, options)
 
 
 def _sweep(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DrawsFailedError
 from fedsim.core.files import expanded
 from fedsim.parsing.options import check_options
 from fedsim.report import report
-from fedsim.sweep.local import SweepRun
+from fedsim.sweep.file import Sample
+from fedsim.sweep.local import SweepRun, outcome_of
 from fedsim.sweep.running import execute_runs
 
 _METRIC = "val/mAP"
@@ -29,23 +30,41 @@ def run(words: Sequence[str]) -> str:
         ConfigError: if an option is wrong.
         DrawsFailedError: if a run failed; all other runs are finished.
     """
-    options, seeds = _taken(list(words), "--seeds")
-    options, parallel = _taken(options, "--parallel")
+    options, seeds, parallel = seeds_and_parallel(words)
     if not seeds:
         raise ConfigError("--seeds: give the seeds, such as --seeds 0 1 2; --parallel needs them")
+    refuse_options(options, _REFUSED)
+    runs = runs_of_seeds(options, seeds)
+    finish(runs, parallel)
+    return report([str(sweep_run.folder) for sweep_run in runs])
+
+
+def seeds_and_parallel(words: Sequence[str]) -> tuple[list[str], list[int], int]:
+    """Return the words without ``--seeds`` and ``--parallel``, each seed once, and the number of parallel runs."""
+    options, seeds = take_numbers(list(words), "--seeds")
+    options, parallel = take_numbers(options, "--parallel")
     if len(parallel) > 1 or 0 in parallel:
         raise ConfigError("--parallel: give the number of parallel runs, 1 or more")
+    return options, list(dict.fromkeys(seeds)), parallel[0] if parallel else 1
+
+
+def refuse_options(options: Sequence[str], reasons: Mapping[str, str]) -> None:
+    """Raise ConfigError for an option that one of several runs cannot have (``reasons``), or that fit lacks."""
     for word in options:
-        if (reason := _REFUSED.get(word.partition("=")[0])) is not None:
+        if (reason := reasons.get(word.partition("=")[0])) is not None:
             raise ConfigError(f"{word.partition('=')[0]}: leave it out: {reason}")
     check_options(options, "fit")
-    runs = runs_of_seeds(options, list(dict.fromkeys(seeds)))
-    results = execute_runs(runs, _METRIC, parallel[0] if parallel else 1)
+
+
+def finish(runs: Sequence[SweepRun], parallel: int) -> None:
+    """Execute runs; raise DrawsFailedError, with the reason of the first one, if any failed."""
+    results = execute_runs(runs, _METRIC, parallel)
     failed = [result for result in results if result.code]
     if failed:
-        logs = ", ".join(str(result.run.log) for result in failed)
-        raise DrawsFailedError(f"{len(failed)} of {len(results)} runs failed; call again to repeat only those ({logs})")
-    return report([str(sweep_run.folder) for sweep_run in runs])
+        logs, first = ", ".join(str(result.run.log) for result in failed), outcome_of(failed[0], _METRIC)
+        raise DrawsFailedError(
+            f"{len(failed)} of {len(results)} runs failed; call again to repeat only those ({logs}); the first {first}"
+        )
 
 
 def runs_of_seeds(words: Sequence[str], seeds: Sequence[int]) -> list[SweepRun]:
@@ -54,24 +73,37 @@ def runs_of_seeds(words: Sequence[str], seeds: Sequence[int]) -> list[SweepRun]:
     The folders are in ``--run_dir``, by default in ``runs/NAME-seeds``; NAME is that of the last config or the paper's
     row.
     """
-    options, folders = _with_values(words, "--run_dir")
-    named = [*_with_values(words, "--config")[1], *_with_values(words, "--paper")[1]]
-    root = (
-        Path(expanded(folders[-1], "run_dir"))
-        if folders
-        else Path("runs") / f"{Path(named[-1]).stem if named else 'fit'}-seeds"
-    )
-    mark = hashlib.sha256("\0".join(options).encode()).hexdigest()[:8]
-    runs = []
-    for seed in seeds:
-        folder = root / f"seed{seed}-{mark}"
-        arguments = [*options, f"--seed_everything={seed}", f"--run_dir={folder}"]
-        arguments += ["--ckpt_path=last"] if folder.is_dir() else []
-        runs.append(SweepRun({"seed": seed}, (sys.executable, "-m", "fedsim", "fit", *arguments), folder))
-    return runs
+    options, root = take_folder(words, "seeds")
+    mark = mark_of(options)
+    return [
+        run_in(root / f"seed{seed}-{mark}", [*options, f"--seed_everything={seed}"], {"seed": seed}) for seed in seeds
+    ]
 
 
-def _taken(words: list[str], option: str) -> tuple[list[str], list[int]]:
+def run_in(folder: Path, options: Sequence[str], sample: Sample) -> SweepRun:
+    """Return the run of a fit in this folder; if there is such a folder, the fit is continued."""
+    arguments = [*options, f"--run_dir={folder}", *(["--ckpt_path=last"] if folder.is_dir() else [])]
+    return SweepRun(sample, (sys.executable, "-m", "fedsim", "fit", *arguments), folder)
+
+
+def take_folder(words: Sequence[str], kind: str) -> tuple[list[str], Path]:
+    """Return the words without ``--run_dir``, and the folder of all runs: that one, or ``runs/NAME-KIND``.
+
+    NAME is that of the last config or the paper's row.
+    """
+    options, folders = take_values(words, "--run_dir")
+    if folders:
+        return options, Path(expanded(folders[-1], "run_dir"))
+    named = [*take_values(words, "--config")[1], *take_values(words, "--paper")[1]]
+    return options, Path("runs") / f"{Path(named[-1]).stem if named else 'fit'}-{kind}"
+
+
+def mark_of(options: Sequence[str]) -> str:
+    """Return eight digits by which runs with other options have other folders."""
+    return hashlib.sha256("\0".join(options).encode()).hexdigest()[:8]
+
+
+def take_numbers(words: list[str], option: str) -> tuple[list[str], list[int]]:
     """Return the words without an option and its numbers, and the numbers."""
     places = [i for i, word in enumerate(words) if word.partition("=")[0] == option]
     if len(places) > 1:
@@ -89,7 +121,7 @@ def _taken(words: list[str], option: str) -> tuple[list[str], list[int]]:
     return words[:start] + words[end:], [int(value) for value in values]
 
 
-def _with_values(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:
+def take_values(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:
     """Return the words without a repeatable option and its values, and the values in order."""
     remaining, values = list[str](), list[str]()
     queue = iter(words)

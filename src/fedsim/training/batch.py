@@ -58,6 +58,11 @@ class ClientImages:
         self.mixture: Mixture | None = None
         """generated images, if there are any; from :meth:`open` on"""
 
+    @property
+    def lists(self) -> list[Images]:
+        """The images that :meth:`open` opens: its own, and generated ones if it has some."""
+        return [self.data.train.images, *([] if self.data.generated is None else [self.data.generated.images])]
+
     def open(self, open_images: Callable[[Images, str, torch.device], Pixels]) -> None:
         """Open the images with ``open_images``, see FederatedDataModule.open_train."""
         data = self.data

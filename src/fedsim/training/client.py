@@ -17,8 +17,6 @@ from fedsim.core.allocator import is_out_of_memory
 from fedsim.core.errors import TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
-from fedsim.data.augmentation import Augmentation
-from fedsim.data.federated import ClientData
 from fedsim.strategy.rank_group import RankGroup
 from fedsim.training import failures
 from fedsim.training.batch import Batch, ClientImages, ScoredBatch
@@ -40,6 +38,11 @@ _KEPT = "kept."
 """prefix of the names of kept tensors in the store"""
 
 
+def kept_tensors(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors that a method keeps by their names in a private state, where the model's is ``state``."""
+    return {_KEPT + name: tensor for name, tensor in kept.items()}
+
+
 class Trains(Protocol):
     """The two hooks of a method that train a client on a batch."""
 
@@ -58,10 +61,9 @@ class Client(LightningModule):
     belongs to a :class:`ClientSession`.
 
     Args:
-        data: images and labels, not decoded.
+        images: its data, with images that are opened before it trains.
         training: local epochs, batches, optimizer, rates.
         objective: the supervised loss.
-        augmentation: of training images.
         model: of the client's architecture, on this rank.
         store: of private states.
         seed: of the run.
@@ -76,20 +78,20 @@ class Client(LightningModule):
     def __init__(
         self,
         *,
-        data: ClientData,
+        images: ClientImages,
         training: LocalTraining,
         objective: Objective,
-        augmentation: Augmentation,
         model: FlatModel,
         store: ClientStore,
         seed: int,
         trains_alone: bool,
     ) -> None:
         super().__init__()
-        self.client_name, self.num_classes = data.name, data.num_classes
-        self.data, self.training_settings, self.objective = data, training, objective
+        self.data = images.data
+        self.client_name, self.num_classes = self.data.name, self.data.num_classes
+        self.training_settings, self.objective = training, objective
         self.model, self.store, self.seed = model, store, seed
-        self.images = ClientImages(data, augmentation, model.device)
+        self.images = images
         """its training images with labels and cameras: batches without augmentation, and random samples"""
         self._keeps_optimizers = training.keeps_state(trains_alone)
         self.limit_batches: float | None = None
@@ -100,11 +102,6 @@ class Client(LightningModule):
         """the current one, from 0"""
         self.progress = (0, 0, 0)
         """of the last session; see :attr:`ClientSession.progress`"""
-
-    def start(self, kept: Mapping[str, Tensor]) -> None:
-        """Store the private state before the first round; ``kept`` are tensors of the method, see :meth:`keep`."""
-        generator = torch_generator(self.seed, self.client_name, "head")
-        self.store_private(self.model.initial_state(self.num_classes, generator), kept)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
@@ -360,11 +357,20 @@ class Client(LightningModule):
 
     def store_private(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Store private groups with the own head [num_private + own head], and kept tensors, in place of older ones."""
-        self.store.write(self.client_name, {"state": state, **{_KEPT + name: tensor for name, tensor in kept.items()}})
+        self.store.write(self.client_name, {"state": state, **kept_tensors(kept)})
 
     def private_state(self) -> dict[str, Tensor]:
-        """Return the stored tensors, read-only: ``state`` [num_private + own head], and ``kept.NAME``."""
-        return self.store.read(self.client_name)
+        """Return the stored tensors, read-only: ``state`` [num_private + own head], and ``kept.NAME``.
+
+        They are the initial ones until the first session: a function of the seed and the name, which needs no store.
+        """
+        return self.store.read(self.client_name) or self._initial_state()
+
+    def _initial_state(self) -> dict[str, Tensor]:
+        """Return :meth:`private_state` before the first session, on the CPU."""
+        generator = torch_generator(self.seed, self.client_name, "head")
+        state = self.model.initial_state(self.num_classes, generator)
+        return {"state": state, **kept_tensors(self.model.initial_kept)}
 
     def load_private_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore :meth:`private_state`."""

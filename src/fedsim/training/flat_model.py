@@ -70,6 +70,8 @@ class FlatModel:
         )
         self.initial_private = self.flat.private.clone()
         """[num_private] the start of every client"""
+        self.initial_kept: Mapping[str, Tensor] = {}
+        """tensors of the method that every client keeps from the start, by name, on the CPU"""
         # without initial weights: a replica is made within a session, and must not advance its random streams
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the seated client"""
@@ -196,6 +198,23 @@ class FlatModel:
         finally:
             for layer in idle:
                 layer.register_buffer("num_batches_tracked", None)
+
+    @contextmanager
+    def training_only(self, part: Literal["shared", "private"]) -> Iterator[None]:
+        """Fix the parameters of the other part for a while: they get no gradient, and no optimizer moves them.
+
+        Layers keep their mode: in training mode, running statistics move.
+        """
+        trainable = [p for p in (*self.network.parameters(), *self.head.parameters()) if p.requires_grad and p.numel()]
+        ends = self.flat.num_shared_parameters
+        fixed = [p for p in trainable if (self.flat.place_of(p) < ends) == (part == "private")]
+        for parameter in fixed:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in fixed:
+                parameter.requires_grad_(True)
 
     def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
         """Return the optimizer of clients with these settings; it is made once and reset for each of them."""

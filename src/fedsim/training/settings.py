@@ -106,6 +106,9 @@ class LocalTraining:
     """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
     num_instances: int = 4
     """K: images per identity of ``sampler: identity``, or per proxy of ``cluster``"""
+    positives: Literal["any", "other_cameras"] = "any"
+    """of ``sampler: identity``: the K images of an identity. ``other_cameras``: one, and K - 1 of other cameras, as far
+    as there are such"""
     drop_partial: bool = False
     """drop a last batch with fewer than B images (FedReIDBench's code does)"""
     accumulate: int = 1
@@ -229,6 +232,10 @@ class LocalTraining:
         if in_groups and (self.batch_size is None or self.batch_size % self.num_instances):
             size = "null" if self.batch_size is None else self.batch_size
             raise ConfigError(f"{section}.batch_size: {size} is not a multiple of num_instances ({self.num_instances})")
+        if self.positives != "any" and self.sampler != "identity":
+            raise ConfigError(
+                f"{section}.positives: {self.positives} needs sampler: identity; set it, or positives to any"
+            )
         if self.bottom_up is not None:
             self.bottom_up.check(f"{section}.bottom_up")
             if self.cluster is not None:

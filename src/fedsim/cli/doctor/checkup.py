@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedsim.cli.doctor.facts import GIB, Facts, Room, Wish
+from fedsim.cli.doctor.facts import GIB, Facts, Wish
 from fedsim.core.nvidia import why_unseen
 from fedsim.core.placement import by_device
+from fedsim.core.room import Room
 
 Sure = Literal["tried", "read", "guessed"]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import configparser
 import netrc
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fedsim.core.room import Room
+
 GIB = 2**30
+_NO_ROOM = Room("/dev/shm", 0, 0)
 _NVIDIA = "0x10de"  # the vendor on a PCI bus
 _DISPLAYS = ("0x0300", "0x0302")  # classes of its devices: graphics, and processors without a screen
 
@@ -115,17 +117,6 @@ class FaissFacts:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Space of a file system or of memory, bytes."""
-
-    where: str
-    free: int
-    total: int
-    problem: str = ""
-    """error, if it cannot be written to; empty: none"""
-
-
-@dataclass(frozen=True)
 class Wandb:
     """Mode and login of Weights & Biases."""
 
@@ -152,7 +143,7 @@ class Facts:
     """of run_dir"""
     slurm: str
     wandb: Wandb
-    shared: Room = Room("/dev/shm", 0, 0)
+    shared: Room = _NO_ROOM
     """of FitDevices.shared"""
     torch: TorchFacts = TorchFacts()
     plan: FitDevices = FitDevices()
@@ -173,30 +164,6 @@ def nvidia_on_bus(root: Path = Path("/")) -> int:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
             count += vendor == _NVIDIA and kind[:6] in _DISPLAYS
     return count
-
-
-def memory_room(root: Path = Path("/")) -> Room:
-    """Return the host's memory, or the container's share of it."""
-    lines = (root / "proc/meminfo").read_text().splitlines()
-    kib = {name: int(amount.split()[0]) for name, _, amount in (line.partition(":") for line in lines)}
-    total, free = 1024 * kib["MemTotal"], 1024 * kib["MemAvailable"]
-    with suppress(OSError, ValueError):
-        limit = int((root / "sys/fs/cgroup/memory.max").read_text())
-        used = int((root / "sys/fs/cgroup/memory.current").read_text())
-        total, free = min(total, limit), min(free, limit - used)
-    return Room("memory", free, total)
-
-
-def room_of(folder: Path) -> Room:
-    """Return the room of the file system of a folder, which need not exist; nothing is created."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    usage = shutil.disk_usage(existing)
-    problem = ""
-    if not existing.is_dir():
-        problem = f"{existing} is a file"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        problem = f"{existing} cannot be written"
-    return Room(str(existing), usage.free, usage.total, problem)
 
 
 def slurm_of(environ: Mapping[str, str]) -> str:

@@ -23,15 +23,14 @@ from fedsim.cli.doctor.facts import (
     Gpu,
     TorchFacts,
     Wish,
-    memory_room,
     nvidia_on_bus,
-    room_of,
     slurm_of,
     wandb_of,
 )
 from fedsim.core.cores import usable_cores
 from fedsim.core.nvidia import nvidia_driver
 from fedsim.core.parents import following
+from fedsim.core.room import memory_room, room_of
 
 LIMIT = 120.0
 """seconds for loading and trying the libraries; from a slow disk they need a minute"""

@@ -5,6 +5,7 @@ from fedsim.data.datasets.cifar10 import CIFAR10
 from fedsim.data.datasets.fedreidbench import FedReIDBench
 from fedsim.data.datasets.large import CUHK03NP, CUHKSYSU, MSMT17, DukeMTMC, Market1501
 from fedsim.data.datasets.omniglot import Omniglot
+from fedsim.data.datasets.open_reid import CUHK03
 from fedsim.data.datasets.small import CAVIAR4REID, CUHK01, CUHK02, GRID, ILIDS, PRID2011, ThreeDPeS, VIPeR
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "CIFAR10",
     "CUHK01",
     "CUHK02",
+    "CUHK03",
     "CUHK03NP",
     "CUHKSYSU",
     "GRID",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import time
@@ -17,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from fedsim._version import __version__
 from fedsim.core.files import naming, replacing
 from fedsim.evaluation.query_file import write_queries
+from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.events import num_rounds, was_stopped
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
@@ -110,7 +112,7 @@ class RunSummary(Callback):
             "fingerprint": self.fingerprint,
             "seed": settings.seed,
             "rounds": rounds,
-            "clients": parts.names,
+            **_listed(parts.names),
             "unseen": list(parts.federated.unseen),
             "primary": federation.evaluator.primary,
             "final": self.final,
@@ -125,6 +127,14 @@ class RunSummary(Callback):
         }
         with replacing(self.path) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _listed(clients: list[str]) -> dict[str, Any]:
+    """Return the clients by name; of many, only their number and a hash: the file is written after each round."""
+    if len(clients) <= MAX_LISTED:
+        return {"clients": clients}
+    digest = hashlib.sha256("\n".join(clients).encode()).hexdigest()
+    return {"clients": [], "num_clients": len(clients), "clients_sha256": digest}
 
 
 def versions() -> dict[str, str]:

@@ -86,6 +86,17 @@ def _check_identities(federated: FederatedData, method: Method) -> None:
         )
 
 
+def settings_by_client(
+    federated: FederatedData, common: LocalTraining, overrides: Mapping[str, ClientOverride]
+) -> dict[str, LocalTraining]:
+    """Return client -> its settings; see :func:`settings_of`."""
+    if common.clusters or not federated.has_unlabelled:  # most clients of a large federation have the common ones
+        usual = dict.fromkeys((client.name for client in federated.clients), common)
+        with_overrides = (client for client in federated.clients if client.name in overrides) if overrides else ()
+        return usual | {client.name: settings_of(client, common, overrides) for client in with_overrides}
+    return {client.name: settings_of(client, common, overrides) for client in federated.clients}
+
+
 def settings_of(data: ClientData, common: LocalTraining, overrides: Mapping[str, ClientOverride]) -> LocalTraining:
     """Return a client's settings: the common ones, overridden by its own.
 

@@ -19,6 +19,9 @@ from fedsim.federation.components.listener import RoundListener, RoundRecord
 
 log = logging.getLogger(__name__)
 
+_MANY = 10_000
+"""clients from which on sampling must not touch each of them"""
+
 
 class Selection(RoundListener, ABC):
     """The server's choice of clients. Every rank computes it, with the same result."""
@@ -82,7 +85,17 @@ class RandomFraction(Selection):
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the round's sample."""
-        chosen = numpy_generator(seed, round_, "selection").permutation(len(clients))[: self._count(len(clients))]
+        generator, num_clients, count = (
+            numpy_generator(seed, round_, "selection"),
+            len(clients),
+            self._count(len(clients)),
+        )
+        if (
+            num_clients > _MANY
+        ):  # takes as long as the number of chosen ones, not of all; below, other bits would change
+            chosen = generator.choice(num_clients, count, replace=False, shuffle=False)
+        else:
+            chosen = generator.permutation(num_clients)[:count]
         return [clients[i] for i in sorted(chosen)]
 
     def expected_share(self, num_clients: int) -> float:
@@ -110,7 +123,7 @@ class PoissonSampling(Selection):
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the round's sample."""
         samples = numpy_generator(seed, round_, "Poisson selection").random(len(clients))
-        return [client for client, sample in zip(clients, samples, strict=True) if sample < self.rate]
+        return [clients[i] for i in np.flatnonzero(samples < self.rate).tolist()]
 
     def expected_share(self, num_clients: int) -> float:  # noqa: ARG002 - needs it not
         """Return the probability."""

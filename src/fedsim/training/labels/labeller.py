@@ -125,7 +125,8 @@ class Labeller:
         settings, labels = self._client.training_settings, self._client.images.labels
         size = settings.batch_of(len(labels))
         if settings.sampler == "identity":
-            return labels, identity_batches(labels, size, settings.num_instances, stream)
+            cameras = self._client.images.cameras if settings.positives == "other_cameras" else None
+            return labels, identity_batches(labels, size, settings.num_instances, stream, cameras=cameras)
         return labels, shuffled_batches(len(labels), size, stream, settings.drop_partial)
 
     def rows(self, positions: Tensor) -> Tensor:

@@ -1,0 +1,103 @@
+"""Federated Learning Based on Dynamic Regularization (FedDyn).
+
+D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama. ICLR 2021. arXiv:2111.04263.
+
+| hook         | Algorithm 1                                                                                |
+|--------------|--------------------------------------------------------------------------------------------|
+| take_step    | theta_k^t: steps on L_k(theta) - <g_k^{t-1}, theta> + (alpha / 2) squared norm of          |
+|              | theta - theta^{t-1}                                                                        |
+| upload       | g_k^t <- g_k^{t-1} - alpha (theta_k^t - theta^{t-1}), the gradient of L_k at theta_k^t     |
+| weights      | 1 / P, P the number of clients in P_t                                                      |
+| server_step  | h^t <- h^{t-1} - alpha (1 / m) sum over P_t of (theta_k^t - theta^{t-1})                   |
+| server_step  | theta^t <- (1 / P) sum over P_t of theta_k^t - h^t / alpha                                 |
+
+Kept are -g_k / alpha and -h / alpha, sums of moves without alpha, as in the authors' code: a client's is the sum of all
+its theta_k^t - theta^{t-1}, the server's the mean of these over all m clients. Both begin at 0. A round sends no more
+than FedAvg.
+
+Deviations and silences:
+
+- The regulariser acts on shared parameters. Running statistics get the plain mean, private groups train without it.
+- alpha = 0 is FedAvg with plain means: g_k and h stay 0. For small alpha the algorithm does not come near to that,
+  because h / alpha does not depend on alpha.
+- theta_k^t is what the client's optimizer reaches in its local epochs, no minimum. Weight decay counts as part of L_k.
+- The code divides alpha by a client's size relative to the mean size, which is the same for equal sizes. It clips
+  gradients to a norm of 10 (``model.client.grad_clip``), without the term alpha theta, which it has as weight decay.
+- The code also scores the mean over P_t and the mean of all clients' last models; theta^t is its "cloud model".
+- With several architectures, P, m and h are those of each. With ``model.server_optimizer`` the point that its step
+  reaches takes the place of the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedsim.core.checks import not_negative
+from fedsim.functional.weighting import uniform_weights
+from fedsim.methods.base import BodySharing, InitialState, KeepsModels, KeptModels, Method, Weights
+from fedsim.training.client import Client
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.messages import Report, Upload
+from fedsim.training.server import Server
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(BodySharing, KeepsModels, Method):
+    """Averaging of clients whose losses are changed so that their minima agree in the end."""
+
+    keeps: ClassVar[KeptModels] = {"moves": "shared"}
+
+    alpha: float = 0.01
+    """$\\alpha$, weight of the regulariser"""
+
+    def __post_init__(self) -> None:
+        not_negative("model.method", alpha=self.alpha)
+
+    @property
+    def server_every(self) -> int:
+        """In each round h is renewed, if there is one."""
+        return 1 if self.alpha > 0 else 0
+
+    def initial_state(self, model: FlatModel) -> InitialState:
+        """Return -h / alpha, which begins at 0, and theta^0."""
+        theta = model.shared[: model.flat.num_shared_parameters]
+        return InitialState(server={"moves": torch.zeros_like(theta), "model": theta} if self.alpha > 0 else {})
+
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, with alpha (theta - theta^{t-1}) - g_k^{t-1} added to the gradient."""
+        if self.alpha == 0:
+            client.step(loss)
+            return
+        moves = _own_moves(client)
+        centre = client.received.vector[: len(moves)] - moves
+        client.step(loss, lambda: client.optimizer.pull(centre, self.alpha))
+
+    def upload(self, client: Client) -> Upload:
+        """Renew g_k, and return the model."""
+        moves = _own_moves(client)
+        client.keep("moves", moves + client.model.shared[: len(moves)] - client.received.vector[: len(moves)])
+        return super().upload(client)
+
+    def weights(self, reports: Mapping[str, Report]) -> Weights:
+        """Return 1 / P."""
+        return Weights(uniform_weights(reports))
+
+    def server_step(self, server: Server) -> None:
+        """Renew h, and add -h / alpha to the mean."""
+        for arch, answers in server.answers.items():
+            kept, share = server.kept[arch], len(answers.reports) / server.num_clients[arch]
+            theta = server.vector(arch)[: len(kept["model"])]  # the mean over P_t
+            server.keep(arch, "moves", kept["moves"] + share * (theta - kept["model"]))
+            theta += kept["moves"]
+            server.keep(arch, "model", theta)
+
+
+def _own_moves(client: Client) -> Tensor:
+    """Return -g_k / alpha [num_shared_parameters], which begins at 0."""
+    zeros = torch.zeros(client.model.flat.num_shared_parameters, device=client.device)
+    return client.kept.get("moves", zeros)
