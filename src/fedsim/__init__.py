@@ -1,7 +1,7 @@
 """fedsim: federated person re-identification on PyTorch Lightning and torch.distributed.
 
 Nothing heavy is imported here: ``fedsim --help`` must not wait for torch. What stands in ``__all__`` is imported at its
-first use.
+first use. A script that imports fedsim before Lightning starts faster (:mod:`fedsim.core.light_torchmetrics`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedsim._version import __version__
+from fedsim.core.light_torchmetrics import lighten
 
 if TYPE_CHECKING:
     from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, SyntheticReID
@@ -47,6 +48,8 @@ __all__ = [
     "Trainer",
     "__version__",
 ]
+
+lighten()
 
 
 def __getattr__(name: str) -> Any:
