@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedsim.evaluation.settings import Evaluation
     from fedsim.federation import Federation
     from fedsim.federation.trainer import Trainer
+    from fedsim.inference import load_model, rank
     from fedsim.models import Neck
     from fedsim.training.objective import Objective
     from fedsim.training.settings import LocalTraining
@@ -32,6 +33,8 @@ _PLACES = {
     "Objective": "fedsim.training.objective",
     "SyntheticReID": "fedsim.data",
     "Trainer": "fedsim.federation.trainer",
+    "load_model": "fedsim.inference",
+    "rank": "fedsim.inference",
 }
 _FACES = ("data", "methods", "models", "report")  # packages that need no import of their own: fedsim.methods.FedPav
 
@@ -47,6 +50,8 @@ __all__ = [
     "SyntheticReID",
     "Trainer",
     "__version__",
+    "load_model",
+    "rank",
 ]
 
 lighten()
