@@ -62,8 +62,18 @@ def stylised_loop(x, s, m, spare):
     return tensor(result)
 
 
+def test_eq1_the_style_of_images():
+    numbers = VECTORS["stm"]
+    mean, std = style_of(tensor(numbers["x"]), 0.0)
+    close(mean[..., 0, 0], tensor(numbers["mu"]), atol=1e-12)
+    close(std[..., 0, 0].square(), tensor(numbers["var_unbiased"]), atol=1e-12)
+    pixels = len(numbers["x"][0][0]) * len(numbers["x"][0][0][0])
+    population = style_of(tensor(numbers["x"]), 0.0, unbiased=False)[1]
+    close(population.square() * pixels / (pixels - 1), std.square(), atol=1e-12)
+
+
 @pytest.mark.parametrize("unbiased", [False, True])
-def test_eq1_eq2_the_restyled_images(unbiased):
+def test_eq2_the_restyled_images(unbiased):
     numbers = VECTORS["stm"]
     x, s, m = (tensor(numbers[name]) for name in ("x", "std_hat", "mean_hat"))
     styled = restyle(x, style_of(x, 0.0, unbiased=unbiased), (m, s))
@@ -212,7 +222,7 @@ class Visit:
     ("name", "round_", "options"),
     [("round_0_code", 0, CODE), ("round_1_code", 1, CODE), ("round_1_paper_reading", 1, {})],
 )
-def test_two_local_steps_of_the_authors(name, round_, options):
+def test_eq7_two_local_steps_of_the_authors(name, round_, options):
     client, expected = Visit(round_), VECTORS["dacs_step"][name]
     DACS(**options).train(client)
     after, expert = expected["after"], client.model.replica("expert")
@@ -372,7 +382,7 @@ def play(method, rounds=3, data=None, **options):
     ],
     ids=["paper", "paper, other rate", "code"],
 )
-def test_rounds(options, of_loops):
+def test_eq9_rounds(options, of_loops):
     """Everything that is left after three rounds: f_G, heads, experts, style models."""
     loops = Loops(two_clients(), **of_loops)
     for t in range(3):
