@@ -176,7 +176,7 @@ def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
     settings.noise.prepare(settings.method, parts.server, settings.selection)
     settings.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
     if settings.attack is not None:
-        settings.attack.prepare(parts.server, parts.data_of)
+        settings.attack.prepare(parts.server, parts.data_of, settings.evaluation.task)
     if settings.aggregation is not None:
         settings.aggregation.check(settings.method, parts.server, settings.bn_stats, settings.noise)
     optional = [part for part in (ladder, settings.attack) if part]

@@ -59,8 +59,11 @@ class Attack(RoundListener, ABC):
         self._names: frozenset[str] = frozenset()
         self._acted = 0
 
-    def prepare(self, server: Server, clients: Mapping[str, ClientData]) -> None:
-        """Choose the attackers among ``clients``; raise ConfigError if one is unknown or cannot do what it should."""
+    def prepare(self, server: Server, clients: Mapping[str, ClientData], task: str) -> None:
+        """Choose the attackers among ``clients``.
+
+        ``task`` is ``model.evaluation.task``. Raises ConfigError if an attacker is unknown or cannot do what it should.
+        """
         if isinstance(self.attackers, float | int):
             count = math.ceil(self.attackers * len(clients) - 1e-9)  # 0.28 * 25 is 7.000000000000001
             order = numpy_generator(server.seed, "attackers").permutation(len(clients))[:count]
@@ -69,9 +72,9 @@ class Attack(RoundListener, ABC):
         else:
             known(f"{_FIELD}.attackers", self.attackers, clients)
             self._names = frozenset(self.attackers)
-        self.check(server, {name: clients[name] for name in clients if name in self._names})
+        self.check(server, {name: clients[name] for name in clients if name in self._names}, task)
 
-    def check(self, server: Server, attackers: Mapping[str, ClientData]) -> None:
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:
         """Raise ConfigError if one of the ``attackers`` cannot do what it should."""
 
     def acts(self, client: str, round_: int) -> bool:
@@ -114,7 +117,7 @@ class Attack(RoundListener, ABC):
 class _UploadAttack(Attack):
     """An attack on the shared parameters of uploads."""
 
-    def check(self, server: Server, attackers: Mapping[str, ClientData]) -> None:  # noqa: ARG002 - a hook's
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
         """Refuse methods whose clients share no parameters."""
         if not all(model.flat.num_shared_parameters for model in server.models.values()):
             raise ConfigError(f"{_FIELD}: clients of this method send no parameters; choose another method")
@@ -190,7 +193,7 @@ class LabelFlip(Attack):
         start: the first round with an attack, from 1.
     """
 
-    def check(self, server: Server, attackers: Mapping[str, ClientData]) -> None:  # noqa: ARG002 - a hook's
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
         """Refuse attackers with fewer than two identities."""
         _check_identities(attackers)
 
@@ -237,8 +240,10 @@ class Backdoor(Attack):
         within(_FIELD, "(0, inf)", boost=boost)
         self.rate, self.patch, self.target, self.boost = rate, patch, target, boost
 
-    def check(self, server: Server, attackers: Mapping[str, ClientData]) -> None:  # noqa: ARG002 - a hook's
-        """Refuse attackers without the target identity."""
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
+        """Refuse attackers without the target identity, and classification, of which there is no figure."""
+        if task != "retrieval":
+            raise ConfigError(f"{_FIELD}: Backdoor is an attack on retrieval; set model.evaluation.task to retrieval")
         _check_identities(attackers)
         for name, data in attackers.items():
             if self.target >= data.num_classes:
@@ -275,8 +280,7 @@ class Backdoor(Attack):
         self, evaluator: Evaluator, scores: Mapping[str, float], clients: Mapping[str, ClientData]
     ) -> dict[str, float]:
         """Add the success on test sets, with the names of scores behind ``attack/``."""
-        if not isinstance(evaluator.scorer, Retrieval):
-            raise ConfigError(f"{_FIELD}: Backdoor is an attack on retrieval; set model.evaluation.task to retrieval")
+        assert isinstance(evaluator.scorer, Retrieval), "see check"
         colour = torch.tensor(TRIGGER, dtype=torch.uint8)
 
         def paste(images: Tensor) -> Tensor:
