@@ -286,7 +286,9 @@ def test_attacks_that_cannot_be_are_refused():
         fit(make_model(FedPav(), attack=Backdoor(LIAR, patch=9)), three(), rounds=1)
     people = {"town0": SimpleNamespace(num_classes=1)}
     for attack in (LabelFlip(LIAR), Backdoor(LIAR)):
-        with pytest.raises(ConfigError, match=r"model\.attack\.attackers: client town0 has fewer than two identities"):
+        with pytest.raises(
+            ConfigError, match=r"model\.attack\.attackers: client town0 has fewer than two known identities"
+        ):
             attack.prepare(SimpleNamespace(seed=0, models={}), people, "retrieval")
 
 
