@@ -25,11 +25,12 @@ FLOORS = [  # from the ground up; rooms of one floor do not know each other
     {"methods", "sweep"},
     {"evaluation"},
     {"federation"},
+    {"inference"},
     {"cli"},
     {"__main__"},
 ]
 RESULTS = {"parsing", "papers", "report", "sweep"}
-"""The tower of results; all other rooms but ``core`` and ``cli`` are the tower of learning."""
+"""The tower of results; all other rooms but ``core``, ``inference`` and ``cli`` are the tower of learning."""
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 OF_SEVERAL_METHODS = ("base", "pruned", "reference")
 
@@ -75,8 +76,8 @@ def circle(graph, faces=()):
 
 
 def between_towers(graph):
-    """Imports from one tower to the other: only commands stand on both, and both stand on ``core``."""
-    common = {"", "__main__", "_version", "cli", "core"}
+    """Imports from one tower to the other: only commands and finished runs stand on both, and both on ``core``."""
+    common = {"", "__main__", "_version", "cli", "core", "inference"}
     pairs = [(a, b) for a, names in graph.items() for b in names if not {room(a), room(b)} & common]
     return [f"{a} imports {b}" for a, b in pairs if (room(a) in RESULTS) != (room(b) in RESULTS)]
 

@@ -1,4 +1,4 @@
-"""What every engine shares: the work file, the two networks, the clock and the report. Needs torch and NumPy only.
+"""What every engine shares: the work files, the three networks, the clock and the report. Needs torch and NumPy only.
 
 A network takes raw images, uint8 [B, 3, 32, 32], so that every engine moves the same bytes and normalises in the same
 place. Shapes: N images, R rounds, S clients a round, n images of a client, B images of a batch.
@@ -22,17 +22,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CLIENTS = 100
-FRACTION = 0.1
+CLIENTS = {"cnn": 100, "linear": 100, "cifar": 1000}
+SELECTED = {"cnn": 10, "linear": 10, "cifar": 50}
+"""clients of a round"""
 IMAGES = 50
 CLASSES = 10
 BATCH = 10
-LR = 0.05
-ROUNDS = {"cnn": 13, "linear": 61}
+LR = {"cnn": 0.05, "linear": 0.05, "cifar": 0.1}
+ROUNDS = {"cnn": 13, "linear": 61, "cifar": 30}
 """communication rounds of a run; the first is a warm-up"""
 CHECKED = 3
 """rounds after which the losses of all engines are compared"""
-WIDTH = {"cnn": 128, "linear": 3072}
+COMPARED = 5000
+"""images on which they are compared, the first ones"""
+WIDTH = {"cnn": 128, "linear": 3072, "cifar": 128}
 """features that enter the last layer"""
 
 
@@ -60,6 +63,11 @@ def body(model: str) -> nn.Sequential:
     """Return the layers before the last: normalised images [B, 3, 32, 32] to features [B, WIDTH[model]]."""
     if model == "linear":
         return nn.Sequential(nn.Flatten())
+    if model == "cifar":  # as pfl-research's benchmark has it, without its change of the order of dimensions
+        return nn.Sequential(
+            nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
+            nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5),
+        )  # fmt: skip
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -68,7 +76,7 @@ def body(model: str) -> nn.Sequential:
 
 
 def network(model: str) -> nn.Sequential:
-    """Return a whole network: ``cnn`` with 545,098 parameters or ``linear`` with 30,730."""
+    """Return a whole network: ``cnn`` with 545,098 parameters, ``linear`` with 30,730, ``cifar`` with 1,626,442."""
     last = nn.Linear(WIDTH[model], CLASSES)
     return nn.Sequential(OrderedDict(normalise=Normalise(), backbone=body(model), head=last))
 
@@ -84,7 +92,7 @@ def resident(model: str) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that decides the numbers of a run, as ``make_work.py`` wrote it."""
+    """Everything that decides the numbers of a model's runs, as ``make_work.py`` wrote it."""
 
     images: Tensor
     """[N, 3, 32, 32] uint8; client k holds images k * n to (k + 1) * n - 1"""
@@ -94,13 +102,23 @@ class Work:
     """[R][S] clients of each round"""
     orders: Tensor
     """[R, S, n] int64: each selected client's images in the order in which it trains on them"""
-    weights: dict[str, dict[str, Tensor]]
-    """model -> tensor name -> initial value"""
+    seeds: list[list[int]]
+    """[R][S] seeds of torch's global random stream, for the dropout of each session"""
+    weights: dict[str, Tensor]
+    """tensor name -> initial value"""
 
     def session(self, round_: int, client: int) -> tuple[Tensor, Tensor]:
         """Return a client's images [n, 3, 32, 32] and labels [n] in the order of its batches."""
-        index = client * IMAGES + self.orders[round_, self.selected[round_].index(client)]
+        index = self.index(round_, client)
         return self.images[index], self.labels[index]
+
+    def index(self, round_: int, client: int) -> Tensor:
+        """Return the places [n] of a client's images in the order of its batches."""
+        return client * IMAGES + self.orders[round_, self.selected[round_].index(client)]
+
+    def seed_dropout(self, round_: int, client: int) -> None:
+        """Begin a session's stream of random numbers, of which only dropout takes some."""
+        torch.default_generator.manual_seed(self.seeds[round_][self.selected[round_].index(client)])
 
     def batches(self, round_: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the batches of one session: images [B, 3, 32, 32] and labels [B]."""
@@ -110,7 +128,7 @@ class Work:
     def start(self, model: str) -> nn.Sequential:
         """Return a network with the initial weights."""
         net = network(model)
-        net.load_state_dict(self.weights[model])
+        net.load_state_dict(self.weights)
         return net
 
 
@@ -119,17 +137,14 @@ def load_work(path: Path) -> Work:
     """Read the work file, once per process."""
     with np.load(path) as file:
         arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-    weights: dict[str, dict[str, Tensor]] = {model: {} for model in ROUNDS}
-    for key in [key for key in arrays if "/" in key]:
-        model, _, name = key.partition("/")
-        weights[model][name] = arrays.pop(key)
-    selected = arrays.pop("selected").tolist()
-    return Work(arrays["images"], arrays["labels"].long(), selected, arrays["orders"].long(), weights)
+    weights = {key.partition("/")[2]: arrays.pop(key) for key in list(arrays) if "/" in key}
+    selected, seeds = arrays["selected"].tolist(), arrays["seeds"].tolist()
+    return Work(arrays["images"], arrays["labels"].long(), selected, arrays["orders"].long(), seeds, weights)
 
 
-def train(net: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+def train(net: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], lr: float) -> None:
     """One local epoch, for engines that leave this loop to their users."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     for images, labels in batches:
         optimizer.zero_grad()
         F.cross_entropy(net(images), labels).backward()
@@ -138,12 +153,13 @@ def train(net: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
 
 @torch.no_grad()
 def mean_loss(work: Work, model: str, weights: Mapping[str, Tensor]) -> float:
-    """Return the mean cross-entropy over all N images."""
+    """Return the mean cross-entropy over the first COMPARED images."""
     net = network(model).eval()
     net.load_state_dict(weights)
-    parts = zip(work.images.split(IMAGES), work.labels.split(IMAGES), strict=True)
+    images, labels = work.images[:COMPARED], work.labels[:COMPARED]
+    parts = zip(images.split(IMAGES), labels.split(IMAGES), strict=True)
     total = sum(F.cross_entropy(net(x), y, reduction="sum").double() for x, y in parts)
-    return float(total) / len(work.labels)
+    return float(total) / len(labels)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -168,7 +184,7 @@ def parse_job() -> Job:
     """Read the command line that all engines have in common, and limit torch to one thread."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
-    parser.add_argument("--work", type=Path, required=True, help="file written by make_work.py")
+    parser.add_argument("--work", type=Path, required=True, help="the model's file, written by make_work.py")
     parser.add_argument("--model", choices=list(ROUNDS), required=True)
     parser.add_argument("--workers", type=int, default=1, help="processes that train clients")
     parser.add_argument("--result", type=Path, required=True, help="JSON file to write")

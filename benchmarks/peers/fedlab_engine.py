@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from common import BATCH, CLIENTS, FRACTION, LR, Clock, Job, Work, load_work, network, parse_job
+from common import BATCH, CLIENTS, IMAGES, LR, SELECTED, Clock, Job, Work, load_work, network, parse_job
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
 from fedlab.contrib.dataset.basic_dataset import FedDataset
 from fedlab.core.client.manager import PassiveClientManager
@@ -28,7 +28,8 @@ class Replay(FedDataset):
     def __init__(self, work: Work, first: int) -> None:
         self.work = work
         self.first = first
-        self.rounds = {k: iter([r for r, who in enumerate(work.selected) if k in who]) for k in range(CLIENTS)}
+        clients = range(len(work.labels) // IMAGES)
+        self.rounds = {k: iter([r for r, who in enumerate(work.selected) if k in who]) for k in clients}
 
     def get_dataloader(
         self,
@@ -45,7 +46,8 @@ class Server(FedAvgServerHandler):
     """FedLab's FedAvg server with the work's selection, and the clock."""
 
     def __init__(self, job: Job, work: Work, clock: Clock) -> None:
-        super().__init__(work.start(job.model), global_round=job.rounds, sample_ratio=FRACTION)
+        share = SELECTED[job.model] / CLIENTS[job.model]
+        super().__init__(work.start(job.model), global_round=job.rounds, sample_ratio=share)
         self.selected = work.selected
         self.clock = clock
 
@@ -68,9 +70,9 @@ class Pipeline(StandalonePipeline):
 
 def make_trainer(job: Job, work: Work, first: int = 0) -> FedAvgSerialClientTrainer:
     """Return the trainer of one process: of all clients, or of its share from ``first`` on."""
-    trainer = FedAvgSerialClientTrainer(network(job.model), CLIENTS // job.workers)
+    trainer = FedAvgSerialClientTrainer(network(job.model), CLIENTS[job.model] // job.workers)
     trainer.setup_dataset(Replay(work, first))
-    trainer.setup_optim(epochs=1, batch_size=BATCH, lr=LR)
+    trainer.setup_optim(epochs=1, batch_size=BATCH, lr=LR[job.model])
     return trainer
 
 
@@ -79,7 +81,7 @@ def run_distributed(job: Job, work: Work, server: Server) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = ("127.0.0.1", str(probe.getsockname()[1]))
-    size, share = job.workers + 1, CLIENTS // job.workers
+    size, share = job.workers + 1, CLIENTS[job.model] // job.workers
     networks = [DistNetwork(address, world_size=size, rank=rank) for rank in range(size)]
     managers = [PassiveClientManager(n, make_trainer(job, work, i * share)) for i, n in enumerate(networks[1:])]
     for manager in managers:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import fedsim  # noqa: F401 # before Lightning, which then starts faster
+
+# isort: split
 import numpy as np
 import torch
-from common import BATCH, CLIENTS, FRACTION, IMAGES, LR, WIDTH, Clock, Work, body, load_work, parse_job
+from common import BATCH, CLIENTS, IMAGES, LR, SELECTED, WIDTH, Clock, Work, body, load_work, parse_job
 from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -28,7 +31,7 @@ SEED = 0
 
 
 def name_of(client: int) -> str:
-    """Return the name of client 0 to CLIENTS - 1; names sort like numbers."""
+    """Return the name of client 0 to 999; names sort like numbers."""
     return f"client{client:03}"
 
 
@@ -44,35 +47,37 @@ class Memory(Images):
     """Images that are decoded already.
 
     Args:
-        pixels: [n, 3, 32, 32] uint8.
+        pixels: [N, 3, 32, 32] uint8: all images of the work, which are not copied before they are decoded.
+        index: [n] int64: which of them these are.
     """
 
-    def __init__(self, pixels: NDArray[np.uint8]) -> None:
+    def __init__(self, pixels: NDArray[np.uint8], index: NDArray[np.int64]) -> None:
         self.pixels = pixels
+        self.index = index
 
     def __len__(self) -> int:
         """Return n."""
-        return len(self.pixels)
+        return len(self.index)
 
     def take(self, index: NDArray[np.int64]) -> Memory:
         """Return the images at ``index``."""
-        return Memory(self.pixels[index])
+        return Memory(self.pixels, self.index[index])
 
     def decode(self, size: Size) -> Tensor:
-        """Return them."""
-        return torch.from_numpy(self.pixels)
+        """Return them, [n, 3, 32, 32]."""
+        return torch.from_numpy(self.pixels[self.index])
 
 
 class Pictures(ReIDSource):
-    """The work's images as CLIENTS data sets of IMAGES images each."""
+    """The work's images as data sets of IMAGES images each."""
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
-        self.all = Split(Memory(images), labels, np.zeros_like(labels))
+        self.all = Split(Memory(images, np.arange(len(images))), labels, np.zeros_like(labels))
 
     def domains(self) -> list[Domain]:
         """Return one data set per client, with nothing to test on."""
         nothing = self.all.take(np.arange(0))
-        spans = [np.arange(k * IMAGES, (k + 1) * IMAGES) for k in range(CLIENTS)]
+        spans = np.split(np.arange(len(self.all.images)), len(self.all.images) // IMAGES)
         return [Domain(name_of(k), self.all.take(span), nothing, nothing) for k, span in enumerate(spans)]
 
 
@@ -95,19 +100,18 @@ class Stopwatch(Callback):
             self.clock.tick(named_weights(pl_module))
 
 
-def sgd(params: Iterable[Any]) -> torch.optim.SGD:
-    """Return the clients' optimizer."""
-    return torch.optim.SGD(params, lr=LR)
-
-
 def make_model(layers: nn.Sequential, model: str) -> Federation:
-    """Return the federation of one of the two networks."""
+    """Return the federation of one of the networks."""
+
+    def sgd(params: Iterable[Any]) -> torch.optim.SGD:
+        return torch.optim.SGD(params, lr=LR[model])
+
     return Federation(
         FedAvg(share_head=True),
         backbone=Trunk(layers, WIDTH[model]),
         neck=Neck(kind="none", dropout=0.0),
         client=LocalTraining(batch_size=BATCH, optimizer=sgd),
-        selection=RandomFraction(FRACTION),
+        selection=RandomFraction(SELECTED[model] / CLIENTS[model]),
         evaluation=Evaluation(test_during_fit=False),
         seed=SEED,
     )
@@ -154,7 +158,7 @@ def main() -> None:
     """Run the job."""
     job, clock = parse_job(), Clock()
     work = load_work(job.work)
-    weights = work.weights[job.model]
+    weights = work.weights
     layers = body(job.model)
     layers.load_state_dict({n.removeprefix("backbone."): t for n, t in weights.items() if n.startswith("backbone.")})
     trainer = make_trainer(job.rounds, job.workers, Stopwatch(clock, weights))

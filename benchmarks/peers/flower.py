@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from common import CLIENTS, IMAGES, Clock, Job, load_work, parse_job, resident, train
+from common import CLIENTS, IMAGES, LR, Clock, Job, load_work, parse_job, resident, train
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -24,7 +24,7 @@ def train_client(message: Message, context: Context) -> Message:  # noqa: ARG001
     net = resident(config["model"])
     net.load_state_dict(content["arrays"].to_torch_state_dict())
     work = load_work(Path(config["work"]))
-    train(net, work.batches(config["round"], config["client"]))
+    train(net, work.batches(config["round"], config["client"]), LR[config["model"]])
     metrics = MetricRecord({"num-examples": IMAGES})
     return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 
@@ -37,7 +37,7 @@ class Replay(FedAvg):
     """
 
     def __init__(self, job: Job) -> None:
-        super().__init__(fraction_train=0.1, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+        super().__init__(fraction_train=0.1, fraction_evaluate=0.0, min_available_nodes=CLIENTS[job.model])
         self.job = job
 
     def configure_train(
@@ -76,7 +76,7 @@ def main() -> None:
     """Run the job."""
     job, clock = parse_job(), Clock()
     resources = {"init_args": {"num_cpus": job.workers}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(make_server(job, clock), client_app, num_supernodes=CLIENTS, backend_config=resources)
+    run_simulation(make_server(job, clock), client_app, num_supernodes=CLIENTS[job.model], backend_config=resources)
     clock.report(job, "flwr")
 
 

@@ -25,6 +25,7 @@ SCRIPTS = {
     "pfl": "pfl_engine.py",
     "flower": "flower.py",
     "fedlab": "fedlab_engine.py",
+    "blazefl": "blazefl_engine.py",
     "fedsim": "fedsim_engine.py",
 }
 TORCHRUN = {"plain", "pfl"}
@@ -54,6 +55,8 @@ class Run:
     """seconds from the start of the process to the first round, with all that the first round does beyond a round"""
     peak: float
     """MB: largest sum of resident memory over the processes of the engine"""
+    private: float
+    """MB: largest such sum without pages of files and of shared memory"""
     loss: float
     version: str
     torch: str
@@ -101,26 +104,28 @@ def run_engine(python: Path, case: Case, work: Path) -> Run:
         process = subprocess.Popen(
             command, cwd=HERE, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-        peak, own = watch(process, started + TIMEOUT)
+        peak, private, own = watch(process, started + TIMEOUT)
     others = (busy_seconds() - busy - own) / (time.monotonic() - started)
     if process.returncode or not result.is_file():
         raise EngineError(f"exit {process.returncode}: {last_line(log.read_text())} (see {log.name})")
     told = json.loads(result.read_text())
     ends = told.pop("ends")
     seconds = statistics.median(after - before for before, after in pairwise(ends))
-    return Run(seconds=seconds, startup=ends[0] - started - seconds, peak=peak, others=others, **told)
+    return Run(seconds=seconds, startup=ends[0] - started - seconds, peak=peak, private=private, others=others, **told)
 
 
-def watch(process: subprocess.Popen[bytes], deadline: float) -> tuple[float, float]:
-    """Wait for a process; return the largest memory (MB) of it and its descendants, and their CPU time (s).
+def watch(process: subprocess.Popen[bytes], deadline: float) -> tuple[float, float, float]:
+    """Wait for a process; return the largest memory of it and its descendants, all and private (MB), and CPU time (s).
 
     A process that takes too long is killed, and so is one that nobody waits for any more.
     """
-    peak, own = 0, 0.0
+    peak, private, own = 0, 0, 0.0
     try:
         while process.poll() is None and time.monotonic() < deadline:
             pids = list(family(process.pid))
-            peak = max(peak, sum(resident_bytes(pid) for pid in pids))
+            sizes = [memory_of(pid) for pid in pids]
+            peak = max(peak, sum(resident for resident, _ in sizes))
+            private = max(private, sum(resident - shared for resident, shared in sizes))
             own = max(own, sum(cpu_seconds(pid) for pid in pids))
             time.sleep(0.1)
     finally:
@@ -129,7 +134,7 @@ def watch(process: subprocess.Popen[bytes], deadline: float) -> tuple[float, flo
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
-    return peak / 1e6, own
+    return peak / 1e6, private / 1e6, own
 
 
 def family(pid: int) -> Iterator[int]:
@@ -144,12 +149,14 @@ def family(pid: int) -> Iterator[int]:
             yield from family(int(child))
 
 
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process, 0 if it has ended. Pages that two processes share count twice."""
+def memory_of(pid: int) -> tuple[int, int]:
+    """Return the resident bytes of a process, and those of files and shared memory among them; 0 if it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
     except OSError:
-        return 0
+        return 0, 0
+    size = os.sysconf("SC_PAGE_SIZE")
+    return resident * size, shared * size
 
 
 def cpu_seconds(pid: int) -> float:

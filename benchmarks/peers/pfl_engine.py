@@ -10,9 +10,9 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
-from common import BATCH, LR, Clock, Work, load_work, parse_job
+from common import BATCH, CHECKED, LR, Clock, Normalise, Work, load_work, parse_job
 from pfl.aggregate.simulate import SimulatedBackend
-from pfl.aggregate.weighting import WeightByDatapoints
+from pfl.aggregate.weighting import WeightByDatapoints, WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
@@ -37,6 +37,39 @@ class Module(nn.Sequential):
             return {"loss": Weighted(self.loss(images, labels).item() * len(labels), len(labels))}
 
 
+class ToChannelsFirst(nn.Module):
+    """The first layer of the network of pfl's benchmark, whose images have the colours last.
+
+    Its images stay so in memory, where dropout then draws its numbers in another order. So they are copied until the
+    losses are compared.
+    """
+
+    copies = True
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map [B, H, W, 3] to [B, 3, H, W]."""
+        permuted = images.permute(0, 3, 1, 2)
+        return permuted.contiguous() if self.copies else permuted
+
+
+class Script(Module):
+    """The network of pfl's CIFAR-10 benchmark, which sets its mode in each call."""
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy of a batch, with dropout."""
+        self.train()
+        return super().loss(images, labels)
+
+    def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Weighted]:
+        """Return loss and accuracy of a user, without dropout."""
+        self.eval()
+        with torch.no_grad():
+            logits = self(images)
+            loss = F.cross_entropy(logits, labels, reduction="sum").item()
+            correct = (logits.argmax(-1) == labels).float().sum().item()
+        return {"loss": Weighted(loss, len(labels)), "accuracy": Weighted(correct, len(labels))}
+
+
 class Stopwatch(TrainingProcessCallback[PyTorchModel]):
     """Ticks after each round."""
 
@@ -52,22 +85,28 @@ class Stopwatch(TrainingProcessCallback[PyTorchModel]):
     ) -> tuple[bool, Metrics]:
         """Tick, and go on."""
         self.clock.tick(model.variable_map)
+        ToChannelsFirst.copies = len(self.clock.ends) < CHECKED
         return False, Metrics()
 
 
-def make_users(work: Work) -> FederatedDataset:
-    """Return the users in the order in which they train."""
+def make_users(work: Work, images: Tensor) -> FederatedDataset:
+    """Return the users in the order in which they train; ``images`` are the work's, as the network takes them."""
     sessions = chain.from_iterable([(r, client) for client in clients] for r, clients in enumerate(work.selected))
 
     def make_user(name: tuple[int, int]) -> PyTorchTensorDataset:
-        return PyTorchTensorDataset(work.session(*name), user_id=str(name))
+        work.seed_dropout(*name)
+        index = work.index(*name)
+        return PyTorchTensorDataset((images[index], work.labels[index]), user_id=str(name))
 
     return FederatedDataset(make_user, user_sampler=lambda: next(sessions))
 
 
-def make_model(net: nn.Sequential) -> PyTorchModel:
+def make_model(net: nn.Sequential, is_script: bool) -> PyTorchModel:
     """Return pfl's model; a central rate of 1 is plain averaging."""
-    module = Module(OrderedDict(net.named_children()))
+    layers = OrderedDict(net.named_children())
+    if is_script:  # images are normalised once
+        layers["normalise"] = ToChannelsFirst()
+    module = (Script if is_script else Module)(layers)
     return PyTorchModel(module, torch.optim.SGD, central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0))
 
 
@@ -75,16 +114,19 @@ def main() -> None:
     """Run the job."""
     job, clock = parse_job(), Clock()
     work = load_work(job.work)
-    users = make_users(work)
-    backend = SimulatedBackend(users, val_data=users, postprocessors=[WeightByDatapoints()])
+    is_script = job.model == "cifar"
+    images = Normalise()(work.images).permute(0, 2, 3, 1).contiguous() if is_script else work.images
+    users = make_users(work, images)
+    weighting = WeightByUser() if is_script else WeightByDatapoints()
+    backend = SimulatedBackend(users, val_data=users, postprocessors=[weighting])
     settings = NNAlgorithmParams(
         central_num_iterations=job.rounds,
         evaluation_frequency=job.rounds,
         train_cohort_size=len(work.selected[0]),
         val_cohort_size=0,
     )
-    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=BATCH)
-    model = make_model(work.start(job.model))
+    local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR[job.model], local_batch_size=BATCH)
+    model = make_model(work.start(job.model), is_script)
     FederatedAveraging().run(settings, backend, model, local, callbacks=[Stopwatch(clock)])
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         clock.report(job, "pfl")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from common import Clock, load_work, parse_job, train
+from common import LR, Clock, load_work, parse_job, train
 from torch import Tensor, nn
 
 
@@ -44,7 +44,8 @@ def main() -> None:
         total = [torch.zeros_like(value) for value in model]
         for client in clients[rank :: job.workers]:
             load(net, model)
-            train(net, work.batches(round_, client))
+            work.seed_dropout(round_, client)
+            train(net, work.batches(round_, client), LR[job.model])
             accumulate(total, net, 1 / len(clients))  # n_k / n: all clients have as many images
         model = total if job.workers == 1 else all_reduce(total)
         clock.tick(dict(zip(names, model, strict=True)))

@@ -1,4 +1,4 @@
-"""The same federated averaging in pfl-research, Flower, FedLab, fedsim and a plain loop, measured in turns.
+"""The same federated averaging in pfl-research, Flower, FedLab, BlazeFL, fedsim and a plain loop, measured in turns.
 
 python benchmarks/peers/run.py            # makes the environments first: several GB
 python benchmarks/peers/run.py --help
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -20,12 +21,20 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from bars import check_bars
 from launch import HERE, QUIET, SCRIPTS, Case, EngineError, Run, call, run_engine, wait_until_quiet
 
 TOLERANCE = 1e-5
 """largest difference between two engines' losses"""
-MODELS = ["cnn", "linear"]
-TITLES = {"plain": "plain loop", "pfl": "pfl-research", "flower": "Flower", "fedlab": "FedLab", "fedsim": "fedsim"}
+MODELS = ["cnn", "linear", "cifar"]
+NOT_FOR = {"cifar": ("flower", "fedlab")}
+"""model -> engines that do not run it"""
+TITLES = {
+    "plain": "plain loop", "pfl": "pfl-research", "flower": "Flower", "fedlab": "FedLab", "blazefl": "BlazeFL",
+    "fedsim": "fedsim",
+}  # fmt: skip
+INTERPRETERS = {"blazefl": "python3.14t"}
+"""engine -> the Python that it needs, other than this one"""
 
 
 # -- environments ------------------------------------------------------------------------------------------------------
@@ -42,7 +51,12 @@ def make_environment(engine: str, folder: Path) -> Path:
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     note(f"installing {engine} into {home}")
-    venv.create(home, clear=True, symlinks=True, with_pip=True)
+    if (needed := INTERPRETERS.get(engine)) is None:
+        venv.create(home, clear=True, symlinks=True, with_pip=True)
+    elif shutil.which(needed) is None:
+        raise EngineError(f"{TITLES[engine]} needs {needed}, which is not on PATH; give --python {engine}=PATH")
+    else:
+        call([needed, "-m", "venv", "--clear", home])
     call([python, "-m", "pip", "install", "--quiet", "-r", f"requirements-{engine}.txt"])
     stamp.write_text(wanted)
     return python
@@ -61,23 +75,23 @@ class Outcome:
     """why a case failed; it is not tried again"""
 
 
-def measure(pythons: dict[str, Path | str], work: Path, args: argparse.Namespace) -> Outcome:
+def measure(pythons: dict[str, Path | str], works: dict[str, Path], args: argparse.Namespace) -> Outcome:
     """Run all cases in turns, so that whatever else the machine does hits all engines alike.
 
     Args:
         pythons: engine -> its Python, or why it has none.
-        work: the work file.
+        works: model -> its work file.
         args: the command line.
     """
     outcome = Outcome({}, {})
-    for repeat, model, workers, engine in product(range(args.repeats), MODELS, args.workers, pythons):
+    for repeat, model, workers, engine in product(range(args.repeats), works, args.workers, pythons):
         case, python = (engine, model, workers), pythons[engine]
-        if case in outcome.failures:
+        if case in outcome.failures or engine in NOT_FOR.get(model, ()):
             continue
         try:
             if isinstance(python, str):
                 raise EngineError(python)
-            run = run_quietly(python, case, work, args.patience)
+            run = run_quietly(python, case, works[model], args.patience)
         except EngineError as error:
             outcome.runs.pop(case, None)
             outcome.failures[case] = str(error)
@@ -102,7 +116,7 @@ def run_quietly(python: Path, case: Case, work: Path, patience: float) -> Run:
 def check_losses(runs: dict[Case, list[Run]]) -> list[str]:
     """Return what is wrong with the losses, one line per model."""
     problems = []
-    for model in MODELS:
+    for model in sorted({model for _, model, _ in runs}):
         losses = {(e, w, r.loss) for (e, m, w), repeats in runs.items() for r in repeats if m == model}
         values = [loss for *_, loss in losses]
         if values and max(values) - min(values) > TOLERANCE:
@@ -113,17 +127,18 @@ def check_losses(runs: dict[Case, list[Run]]) -> list[str]:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def make_table(outcome: Outcome, engines: Iterable[str], workers: list[int]) -> str:
+def make_table(outcome: Outcome, engines: Iterable[str], models: list[str], workers: list[int]) -> str:
     """Return the Markdown table, and under it why what is missing is missing.
 
     Cells are medians over repeats. Ratios are to the plain loop with one worker in the same repeat; in brackets the
     smallest and the largest.
     """
     columns = ["engine", "version"]
-    for model in MODELS:
+    for model in models:
         columns += [f"{model} ms/round", "ratio", *(f"ratio, {w} workers" for w in workers if w > 1)]
-    columns += ["start-up s", "peak MB", *(f"loss {model}" for model in MODELS)]
-    rows = [columns, ["---"] * len(columns), *(make_row(engine, outcome.runs, workers) for engine in engines)]
+    for model in models:
+        columns += [f"{model} start-up s", "peak MB", "private MB", "loss"]
+    rows = [columns, ["---"] * len(columns), *(make_row(engine, outcome.runs, models, workers) for engine in engines)]
     reasons = [
         f"- {TITLES[engine]}, {model}, {count} worker{'s' * (count > 1)} failed: {reason}"
         for (engine, model, count), reason in outcome.failures.items()
@@ -131,28 +146,30 @@ def make_table(outcome: Outcome, engines: Iterable[str], workers: list[int]) -> 
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *reasons])
 
 
-def make_row(engine: str, runs: dict[Case, list[Run]], workers: list[int]) -> list[str]:
+def make_row(engine: str, runs: dict[Case, list[Run]], models: list[str], workers: list[int]) -> list[str]:
     """Return an engine's cells."""
     ran = [run for (name, *_), repeats in runs.items() for run in repeats if name == engine]
     cells = [TITLES[engine], ran[0].version if ran else "?"]
-    for model in MODELS:
+    for model in models:
         cells.append(median(runs.get((engine, model, 1)), lambda run: 1000 * run.seconds, ".1f"))
         cells += [ratios(runs, (engine, model, count)) for count in workers]
-    first = runs.get((engine, MODELS[0], 1))
-    cells += [median(first, lambda run: run.startup, ".1f"), median(first, lambda run: run.peak, ",.0f")]
-    return cells + [median(runs.get((engine, model, 1)), lambda run: run.loss, ".6f") for model in MODELS]
+    for model in models:
+        first = runs.get((engine, model, 1))
+        cells += [median(first, lambda run: run.startup, ".1f"), median(first, lambda run: run.peak, ",.0f")]
+        cells += [median(first, lambda run: run.private, ",.0f"), median(first, lambda run: run.loss, ".6f")]
+    return cells
 
 
 def median(runs: list[Run] | None, of: Callable[[Run], float], form: str) -> str:
     """Return the median over repeats as text."""
-    return format(statistics.median(of(run) for run in runs), form) if runs else "failed"
+    return format(statistics.median(of(run) for run in runs), form) if runs else "-"
 
 
 def ratios(runs: dict[Case, list[Run]], case: Case) -> str:
     """Return the time per round over the plain loop's in the same repeat: median, smallest, largest."""
     _, model, _ = case
     if case not in runs or ("plain", model, 1) not in runs:
-        return "failed" if case not in runs else "-"
+        return "-"
     values = [run.seconds / plain.seconds for run, plain in zip(runs[case], runs["plain", model, 1], strict=True)]
     return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
@@ -170,6 +187,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="folder of environments and logs")
     parser.add_argument("--engines", nargs="+", choices=list(SCRIPTS), default=list(SCRIPTS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument(
         "--workers", nargs="+", type=int, default=[1, 2], help="numbers of workers; 1 must be among them"
     )
@@ -196,14 +214,15 @@ def prepare(args: argparse.Namespace, folder: Path) -> dict[str, Path | str]:
     return pythons
 
 
-def write_work(python: Path | str, work: Path) -> None:
-    """Let fedsim write the work file; stop where it cannot."""
+def write_work(python: Path | str, work: Path, model: str) -> Path:
+    """Let fedsim write a model's work file, and return its path; stop where it cannot."""
     try:
         if isinstance(python, str):
             raise EngineError(python)
-        call([python, "make_work.py", work])
+        call([python, "make_work.py", work, model])
     except EngineError as error:
         sys.exit(f"fedsim, which writes the work file: {error}")
+    return work
 
 
 def main() -> None:
@@ -211,11 +230,12 @@ def main() -> None:
     args = parse_arguments()
     folder = args.envs.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    pythons, work = prepare(args, folder), folder / "work.npz"
-    write_work(pythons["fedsim"], work)
+    pythons = prepare(args, folder)
+    works = {model: write_work(pythons["fedsim"], folder / f"work-{model}.npz", model) for model in args.models}
     note(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
-    outcome = measure({engine: pythons[engine] for engine in args.engines}, work, args)
-    print(make_table(outcome, args.engines, args.workers))
+    outcome = measure({engine: pythons[engine] for engine in args.engines}, works, args)
+    print(make_table(outcome, args.engines, args.models, args.workers))
+    print("\n".join(check_bars(outcome.runs)))
     ran = [run for repeats in outcome.runs.values() for run in repeats]
     disturbed = sum(run.others >= QUIET for run in ran)
     print(f"torch {', '.join(sorted({run.torch for run in ran}))}; {disturbed} of {len(ran)} runs disturbed by others")

@@ -1,7 +1,7 @@
 """fedsim: federated person re-identification on PyTorch Lightning and torch.distributed.
 
 Nothing heavy is imported here: ``fedsim --help`` must not wait for torch. What stands in ``__all__`` is imported at its
-first use.
+first use. A script that imports fedsim before Lightning starts faster (:mod:`fedsim.core.light_torchmetrics`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedsim._version import __version__
+from fedsim.core.light_torchmetrics import lighten
 
 if TYPE_CHECKING:
     from fedsim.data import Augmentation, FederatedDataModule, MarketFolders, SyntheticReID
     from fedsim.evaluation.settings import Evaluation
     from fedsim.federation import Federation
     from fedsim.federation.trainer import Trainer
+    from fedsim.inference import load_model, rank
     from fedsim.models import Neck
     from fedsim.training.objective import Objective
     from fedsim.training.settings import LocalTraining
@@ -31,6 +33,8 @@ _PLACES = {
     "Objective": "fedsim.training.objective",
     "SyntheticReID": "fedsim.data",
     "Trainer": "fedsim.federation.trainer",
+    "load_model": "fedsim.inference",
+    "rank": "fedsim.inference",
 }
 _FACES = ("data", "methods", "models", "report")  # packages that need no import of their own: fedsim.methods.FedPav
 
@@ -46,7 +50,11 @@ __all__ = [
     "SyntheticReID",
     "Trainer",
     "__version__",
+    "load_model",
+    "rank",
 ]
+
+lighten()
 
 
 def __getattr__(name: str) -> Any:

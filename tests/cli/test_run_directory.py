@@ -8,11 +8,12 @@ import pytest
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
-from fedsim.cli.run_directory import checkpoint_at, describe_checkpoint, rounds_done
+from fedsim.cli.run_directory import describe_checkpoint, rounds_done
 from fedsim.core.errors import DataError
 from fedsim.core.placement import place
 from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.checks.compatibility import warn_of_idle_ranks
+from fedsim.inference.checkpoints import checkpoint_at
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import refuse
 from tiny_run import TINY

@@ -11,7 +11,6 @@ from PIL import Image
 
 from failing import Run, finish
 from fedsim.__main__ import main
-from fedsim.cli.export import global_tensors
 from fedsim.core.errors import ConfigError
 from fedsim.data.images import ImageArray, ImagesInParts
 from fedsim.data.market import MarketFolders
@@ -23,6 +22,7 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import METRICS, ScoreRow, summarise
+from fedsim.inference.tensors import global_tensors
 from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
 from fedsim.report import read_run

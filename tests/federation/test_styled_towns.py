@@ -41,6 +41,6 @@ def unseen_map(seed, style):
 def test_snr_is_ahead_on_unseen_towns(seed):
     """Each seed four times, with initial weights that differ by 1e-6: ahead by 11.6 to 21.9 points, mean 15.6.
 
-    The standard deviation within a seed is 3.2, so 5 points are 3.3 of them away.
+    The standard deviation within a seed is 3.2, so 2.5 points are four of them below the mean.
     """
-    assert unseen_map(seed, StyleLayers(kind="snr")) > unseen_map(seed, None) + 5
+    assert unseen_map(seed, StyleLayers(kind="snr")) > unseen_map(seed, None) + 2.5

@@ -321,6 +321,19 @@ def test_weights_of_another_depth(resnet18, tmp_path):
     refused(lambda: ResNet(34, weights=str(path)), path, "resnet34", "layer1.2.conv1.weight")
 
 
+def test_weights_of_a_deeper_network(tmp_path):
+    """ResNet-34 has all tensors of ResNet-18, of the same shapes."""
+    path = tmp_path / "resnet34.pth"
+    torch.save({key: value.half() for key, value in tv.resnet34().state_dict().items()}, path)
+    refused(lambda: ResNet(18, weights=str(path)), path, "resnet18", "layer1.2.conv1.weight", "depth")
+
+
+def test_weights_of_a_deeper_mobilenet(tmp_path):
+    state = tv.mobilenet_v2(width_mult=0.35).state_dict() | {"features.19.conv.0.0.weight": torch.zeros(1)}
+    torch.save(state, tmp_path / "deeper.pth")
+    refused(lambda: MobileNetV2(0.35, weights=str(tmp_path / "deeper.pth")), "features.19.conv.0.0.weight")
+
+
 def test_weights_of_another_shape(resnet18, tmp_path):
     path = tmp_path / "wide.pth"
     torch.save(resnet18.state_dict() | {"conv1.weight": torch.zeros(64, 1, 7, 7)}, path)

@@ -525,3 +525,13 @@ def test_numbers_beyond_a_float_are_one_line(write_sweep, capsys, fields):
     path = write_sweep(method="random", parameters={"a": fields})
     assert main(["sweep", str(path), "--dry-run", "--count", "2"]) == 2
     assert "parameters.a." in capsys.readouterr().err
+
+
+def test_a_sweep_of_a_method_is_made_in_any_folder(tmp_path, monkeypatch, capsys):
+    """Away from the repository, with the same command as in it: names of shipped configs work anywhere."""
+    monkeypatch.chdir(ROOT)
+    expected = sweep_text(capsys, "--method", "fedprox")
+    monkeypatch.chdir(tmp_path)
+    assert sweep_text(capsys, "--method", "fedprox") == expected
+    assert main(["sweep", "--method", "fedprux", "--print"]) == 2
+    assert "--method: there is no configs/methods/fedprux.yaml; did you mean fedprox or " in capsys.readouterr().err

@@ -19,18 +19,17 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded, make_folder, replacing
 from fedsim.core.names import file_name
 from fedsim.core.run_lock import RunLock
-from fedsim.core.versions import current_version
 from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
 from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.federation.federation import Federation
+from fedsim.inference.checkpoints import CHECKPOINTS, checkpoint_at, checkpoint_named
 from fedsim.parsing.output import rank_of_this_process
 from fedsim.report.runs import metrics_files, next_metrics_file, read_json
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
 log = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"
 TESTS = "tests"
 """Folder with the scores of fedsim test: one file per checkpoint."""
 _ASIDE = "replaced-"  # begin of the name of a folder with a run that is about to be removed
@@ -60,7 +59,7 @@ def find_checkpoint(checkpoint: str, run_dir: Path, fitting: bool) -> Path | Non
     """
     if checkpoint not in ("last", "best"):
         return checkpoint_at(Path(checkpoint), fitting)
-    path = _named(run_dir, checkpoint)
+    path = checkpoint_named(run_dir, checkpoint)
     if path is None and not (fitting and checkpoint == "last"):
         raise DataError(f"{run_dir / CHECKPOINTS}: there is no {checkpoint} checkpoint; does run_dir name a run?")
     return path
@@ -100,32 +99,6 @@ def settle_checkpoint(checkpoint: str, run_dir: Path, fitting: bool, max_epochs:
     if max_rounds == done:
         log.info("nothing to train: %s is of round %d, the last; to continue, raise trainer.max_epochs", path, done)
     return Settled(path, describe_checkpoint(path, content), _progress(content)["started"], content)
-
-
-def checkpoint_at(path: Path, fitting: bool = False) -> Path:
-    """Return the checkpoint of a run directory: the last one for a fit, else the best one, or the last if none is best.
-
-    The path of a checkpoint is returned unchanged.
-
-    Raises:
-        DataError: if there is none.
-    """
-    if not (path / CHECKPOINTS).is_dir():
-        find_version(path)
-        return path
-    checkpoint = (None if fitting else _named(path, "best")) or _named(path, "last")
-    if checkpoint is None:
-        raise DataError(f"{path / CHECKPOINTS}: there is no checkpoint; is this the directory of a run?")
-    return checkpoint
-
-
-def _named(folder: Path, name: str) -> Path | None:
-    """Return ``last.ckpt`` or ``best.ckpt``; for ``last`` of a run whose checkpoints have other names, the newest."""
-    complete = [p for p in (folder / CHECKPOINTS).glob("*.ckpt") if p.is_file() or current_version(p) is not None]
-    path = folder / CHECKPOINTS / f"{name}.ckpt"
-    if path in complete or name == "best":
-        return path if path in complete else None
-    return max(complete, key=lambda p: p.stat().st_mtime, default=None)
 
 
 def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
@@ -248,7 +221,7 @@ def check_free(folder: Path, overwrite: bool, ckpt_path: str | None, restart: bo
     if summary.exists():
         if restart and not read_json(summary).get("finished"):
             return
-    elif restart or _named(folder, "last") is None:
+    elif restart or checkpoint_named(folder, "last") is None:
         return
     raise ConfigError(
         f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "

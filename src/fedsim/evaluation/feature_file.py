@@ -26,13 +26,31 @@ class FeatureFile(NamedTuple):
     labels: RetrievalLabels
 
 
-def write_features(path: Path, query: Tensor, gallery: Tensor, labels: RetrievalLabels) -> None:
-    """Write a feature file of ``query`` [Q, D], ``gallery`` [G, D] and their identities and cameras."""
+class Files(NamedTuple):
+    """The names of image files."""
+
+    query: NDArray[np.str_]
+    """[Q] paths; empty texts for images without a file"""
+    gallery: NDArray[np.str_]
+    """[G]"""
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays of an npz file; none if no image has a file."""
+        has_files = any(map(len, (*self.query, *self.gallery)))
+        return {"query_files": self.query, "gallery_files": self.gallery} if has_files else {}
+
+
+def write_features(
+    path: Path, query: Tensor, gallery: Tensor, labels: RetrievalLabels, files: Files | None = None
+) -> None:
+    """Write a feature file of ``query`` [Q, D], ``gallery`` [G, D], their identities, cameras and files."""
+    names: dict[str, Any] = {} if files is None else files.arrays
     with replacing(path) as partial, partial.open("wb") as file:
         np.savez(
             file, query=query.cpu().numpy(), gallery=gallery.cpu().numpy(),
             query_pids=labels.query_pids, query_camids=labels.query_camids,
-            gallery_pids=labels.gallery_pids, gallery_camids=labels.gallery_camids,
+            gallery_pids=labels.gallery_pids, gallery_camids=labels.gallery_camids, **names,
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fedsim.core.files import replacing
 from fedsim.data.images import Images
 from fedsim.data.preview import true_to_shape
 from fedsim.evaluation.backends import mask_junk
+from fedsim.evaluation.feature_file import Files
 from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import top_of_block
 from fedsim.functional.normalise import normalise_images
@@ -66,10 +67,11 @@ def rank_lists(blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, 
     return RankedLists(np.where(np.isfinite(values), index, -1), values, is_match)
 
 
-def write_ranked_lists(path: Path, lists: RankedLists) -> None:
-    """Write ``index``, ``similarity`` and ``is_match`` to an npz file."""
+def write_ranked_lists(path: Path, lists: RankedLists, files: Files | None = None) -> None:
+    """Write ``index``, ``similarity`` and ``is_match`` to an npz file, and the names of ``files`` that index counts."""
+    names: dict[str, Any] = {} if files is None else files.arrays
     with replacing(path) as partial, partial.open("wb") as file:
-        np.savez(file, index=lists.index, similarity=lists.similarity, is_match=lists.is_match)
+        np.savez(file, index=lists.index, similarity=lists.similarity, is_match=lists.is_match, **names)
 
 
 def draw_ranked_lists(lists: RankedLists, labels: RetrievalLabels, query: Images, gallery: Images) -> Image.Image:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
+from fedsim.evaluation.feature_file import Files
 from fedsim.evaluation.pictures import draw_maps, draw_ranked_lists, rank_lists, write_picture, write_ranked_lists
 from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.evaluation.scored_set import ScoredSet
@@ -24,12 +25,26 @@ def write_lists(path: Path, blocks: Iterable[tuple[slice, Tensor]], labels: Retr
 
     ``labels`` are those of ``data``, or of its first random split.
     """
-    query, gallery = data.images.query.images, data.images.gallery.images
-    if data.images.splits:
-        query, gallery = (gallery.take(part) for part in data.images.splits[0])
+    query, gallery = _images_of(data)
     lists = rank_lists(blocks, labels)
-    write_ranked_lists(path.with_name(f"{path.name}.npz"), lists)
+    write_ranked_lists(path.with_name(f"{path.name}.npz"), lists, files_of(data))
     write_picture(path.with_name(f"{path.name}.png"), draw_ranked_lists(lists, labels, query, gallery))
+
+
+def files_of(data: ScoredSet) -> Files:
+    """Return the files of a set's queries and gallery, or of its first random split."""
+    paths = ([str(path or "") for path in images.locations()] for images in _images_of(data))
+    query, gallery = (np.array(names, dtype=np.str_) for names in paths)
+    return Files(query, gallery)
+
+
+def _images_of(data: ScoredSet) -> tuple[Images, Images]:
+    """Return the images of the queries and the gallery of a set, or of its first random split."""
+    query, gallery = data.images.query.images, data.images.gallery.images
+    if not data.images.splits:
+        return query, gallery
+    first = data.images.splits[0]
+    return gallery.take(first.query), gallery.take(first.gallery)
 
 
 def write_maps(

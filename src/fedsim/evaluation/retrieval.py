@@ -18,7 +18,7 @@ from fedsim.evaluation.feature_file import write_features
 from fedsim.evaluation.query_file import QueryResults
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import Floats, QueryScores, average_scores
-from fedsim.evaluation.result_files import write_lists
+from fedsim.evaluation.result_files import files_of, write_lists
 from fedsim.evaluation.scored_set import ScoredSet
 from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer, passes_of
 from fedsim.evaluation.settings import Evaluation
@@ -91,7 +91,7 @@ class Retrieval(Scorer):
 
         def write(name: str, data: ScoredSet, outputs: Outputs) -> None:
             trial = self._trials_of(data)[0]
-            write_features(folder / f"{name}.npz", *trial.select(*outputs), trial.labels)
+            write_features(folder / f"{name}.npz", *trial.select(*outputs), trial.labels, files_of(data))
 
         return write
 

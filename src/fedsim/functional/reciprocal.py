@@ -29,7 +29,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy import sparse
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
@@ -85,6 +84,7 @@ def jaccard_blocks(encodings: Csr, rows: Ints, columns: Ints, block: int = 256) 
     ``encodings`` are [n, n] sparse, not negative, see :func:`encode`; ``rows`` [R] are images such as the queries,
     ``columns`` [C] others such as the gallery. A block takes 4 * ``block`` * C bytes.
 
+    >>> from scipy import sparse
     >>> v = sparse.csr_array(np.array([[0.5, 0.5], [0.0, 1.0]], dtype=np.float32))
     >>> [(part, d.round(4)) for part, d in jaccard_blocks(v, np.arange(2), np.arange(2))]
     [(slice(0, 2, None), array([[0.    , 0.6667],
@@ -108,6 +108,7 @@ def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
     within each row. Zeros, such as the diagonal, are stored: for scikit-learn, pairs that are not stored are far.
     Images without common neighbours have distance 1; raise ConfigError unless eps is in (0, 1).
 
+    >>> from scipy import sparse
     >>> v = sparse.csr_array(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=np.float32))
     >>> graph = sparse_jaccard(v, eps=0.7)
     >>> graph.indices.tolist(), graph.data.round(2)
@@ -186,6 +187,8 @@ def _own_first(index: Ints) -> Ints:
 
 def _csr(data: Floats, indices: NDArray[Any], indptr: NDArray[Any], num: int) -> Csr:
     """Build [num, num]; scikit-learn takes 32-bit indices only, and they are half the memory."""
+    from scipy import sparse  # slow to import
+
     kind = np.int32 if len(indices) < 2**31 else np.int64
     return sparse.csr_array((data, indices.astype(kind), indptr.astype(kind)), shape=(num, num))
 
@@ -225,7 +228,7 @@ def _weigh(sets: Csr, features: Tensor, farthest: Floats) -> Csr:
     distance = _pair_distances(features, rows, sets.indices)
     weight = np.exp(-distance / farthest[rows])
     weight /= np.add.reduceat(weight, sets.indptr[:-1])[rows]
-    return sparse.csr_array((weight, sets.indices, sets.indptr), shape=sets.shape)
+    return type(sets)((weight, sets.indices, sets.indptr), shape=sets.shape)
 
 
 def _pair_distances(features: Tensor, left: NDArray[Any], right: NDArray[Any]) -> Floats:

@@ -23,6 +23,7 @@ from fedsim.functional.normalise import renormalisation
 from fedsim.models.attention import NormInit, NormKind, Place, insert_attention
 from fedsim.models.fusion import MSCAM, FusionKind, StageFusion, fuse_residuals, fused_resnet
 from fedsim.models.ibn import insert_ibn
+from fedsim.models.mobilenet_names import to_torchvision
 from fedsim.models.style import StyleLayers, StylePlace, insert_style
 from fedsim.models.weights import is_file, load_around
 
@@ -127,7 +128,8 @@ class MobileNetV2(Backbone):
 
     Args:
         width: width multiplier.
-        weights: as for :class:`ResNet`; torchvision has weights for width 1.0 only.
+        weights: as for :class:`ResNet`; torchvision has weights for width 1.0 only. Files of other libraries with the
+            same network load, too: see :mod:`fedsim.models.mobilenet_names`.
         norm_eps: epsilon of the batch normalisations. Weights converted from Keras need 1e-3.
         pixels: the input of the pretrained weights. ``imagenet``: images normalised by ImageNet's mean and deviation;
             ``symmetric``: pixels from -1 to 1, for weights converted from Keras.
@@ -162,7 +164,7 @@ class MobileNetV2(Backbone):
             insert_attention(self, places, norm, norm_init)
             insert_style(self, style, stages)
 
-        load_around(self, weights, "mobilenet_v2", insert)
+        load_around(self, weights, "mobilenet_v2", insert, rename=to_torchvision)
 
 
 class _Symmetric(nn.Module):

@@ -23,6 +23,9 @@ _NEEDS = ("onnx", "onnxscript")
 
 Layer = Literal["neck", "pool"]
 
+PREPROCESSING = {"resize": "bicubic, antialiased (Pillow)", "features_normalised": "no"}
+"""metadata of exported models: what a program does before and after them to get the features of ``fedsim predict``"""
+
 
 class PixelsToFeatures(nn.Module):
     """A network in evaluation mode that normalises its images itself. ``layer``: the layer to return."""
@@ -67,7 +70,7 @@ def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about
 def network_of(
     content: Mapping[str, Any], config: Path, tensors: Mapping[str, Tensor]
 ) -> tuple[ReIDModel, Layer, tuple[int, int]]:
-    """Build the network with the weights ``tensors``, whose names are those of :func:`fedsim.cli.export.export`.
+    """Build the network with the weights ``tensors``; :func:`fedsim.inference.tensors.chosen_tensors` has their names.
 
     ``content``: that of the run's ``config``, which messages name. Clients may have different backbones: the one with
     these names and shapes is taken. Returns the network, the layer that the run compares, and the size of its images.

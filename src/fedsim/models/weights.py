@@ -24,16 +24,24 @@ _WRAPPERS = ("state_dict", "model")
 """names under which training programs store the tensors, next to epochs and optimizers"""
 
 
-def load_around(backbone: nn.Module, weights: str | None, name: str, insert: Callable[[], None] = lambda: None) -> None:
+def load_around(
+    backbone: nn.Module,
+    weights: str | None,
+    name: str,
+    insert: Callable[[], None] = lambda: None,
+    *,
+    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict,
+) -> None:
     """Load weights, then ``insert`` attention and style layers; the other way round if the weights include such.
 
     ``weights``: torchvision's name, a local file (never unpickled beyond tensors), or None. ``name``: torchvision's
-    name of the network. Raises ConfigError if the weights do not exist or do not fit.
+    name of the network. ``rename``: gives the tensors of a file torchvision's names. Raises ConfigError if the weights
+    do not exist or do not fit.
     """
-    state = None if weights is None else read_file(weights) if is_file(weights) else _download(weights, name)
+    state = None if weights is None else rename(read_file(weights)) if is_file(weights) else _download(weights, name)
     steps: list[Callable[[], None]] = [insert]
     if state is not None:
-        steps.insert(0, partial(load_state, backbone, state, str(weights), name))
+        steps.insert(0, partial(load_state, backbone, state, str(weights), name, is_whole=True))
     for step in reversed(steps) if state is not None and _holds_inserted(state) else steps:
         step()
 
@@ -44,8 +52,13 @@ def _holds_inserted(names: Iterable[str]) -> bool:
     return holds_attention(names) or holds_style(names)
 
 
-def load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name: str) -> None:
-    """Load tensors; those of a classifier or neck are ignored. The last two arguments are for messages."""
+def load_state(
+    backbone: nn.Module, state: dict[str, Tensor], weights: str, name: str, *, is_whole: bool = False
+) -> None:
+    """Load tensors; those of a classifier or neck are ignored. ``weights`` and ``name`` are for messages.
+
+    ``is_whole``: a file with more tensors in the backbone's own parts is of a deeper network, and an error.
+    """
     wanted = backbone.state_dict()
     if not any(key in state for key in wanted):  # files of `network.features` lack the leading "features."
         state = {f"features.{key}": value for key, value in state.items()}
@@ -54,10 +67,11 @@ def load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name
             f"backbone.weights: {weights} lacks {len(missing)} tensors of {name}, first {missing[0]}; "
             "give weights of the same network, width, norm and style"
         )
-    if strange := [key for key in state if key not in wanted and _holds_inserted([key])]:
+    parts = {_part_of(key) for key in wanted} if is_whole else set()
+    if strange := [key for key in state if key not in wanted and (_holds_inserted([key]) or _part_of(key) in parts)]:
         raise ConfigError(
             f"backbone.weights: {weights} has {strange[0]}, which {name} with this norm and style lacks; "
-            "give weights of the same network, width, norm and style"
+            "give weights of the same network, depth, width, norm and style"
         )
     if wrong := [key for key in wanted if key in state and state[key].shape != wanted[key].shape]:
         key = wrong[0]
@@ -66,6 +80,11 @@ def load_state(backbone: nn.Module, state: dict[str, Tensor], weights: str, name
             f"{list(wanted[key].shape)}; give weights of the same network and width"
         )
     backbone.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)
+
+
+def _part_of(key: str) -> str:
+    """Return the first part of a tensor's name, such as layer1."""
+    return key.partition(".")[0]
 
 
 def read_file(weights: str) -> dict[str, Tensor]:

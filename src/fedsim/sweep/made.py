@@ -38,16 +38,19 @@ def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
         ConfigError: if there is no such method.
         DataError: if its config cannot be read.
     """
-    shipped = shipped_configs().get(name)
-    path = Path(name) if name.endswith(".yaml") else shipped or _METHODS / f"{name}.yaml"
+    shipped = shipped_configs()
+    written = Path(name) if name.endswith(".yaml") else shipped.get(name) or _METHODS / f"{name}.yaml"
+    # the command keeps the short path, which means the shipped config in any folder
+    path = written if written.is_file() else shipped.get(f"methods/{name}", written)
     if not path.is_file():
-        close = get_close_matches(name, sorted(config.stem for config in _METHODS.glob("*.yaml")))
-        remedy = f"did you mean {' or '.join(close)}?" if close else "call fedsim in the folder that contains configs."
-        raise ConfigError(f"--method: there is no {path}; {remedy} The path of a config is accepted, too")
+        methods = [config.removeprefix("methods/") for config in shipped if config.startswith("methods/")]
+        close = get_close_matches(name, methods)
+        remedy = f"did you mean {' or '.join(close)}?" if close else "fedsim list lists the methods."
+        raise ConfigError(f"--method: there is no {written}; {remedy} The path of a config is accepted, too")
     ranges = _ranges(path)
     method, metric = ranges.pop("method", "random"), ranges.pop("metric", "val/mAP")
     parameters = {option: range_ for option, range_ in {**_ANY_METHOD, **ranges}.items() if range_ is not None}
-    files = [*(configs or ["configs/quickstart.yaml"]), str(path), "configs/loggers/wandb.yaml"]
+    files = [*(configs or ["configs/quickstart.yaml"]), str(written), "configs/loggers/wandb.yaml"]
     sweep = _sweep(path.stem, method, metric, parameters, [f"--config={file}" for file in files])
     return sweep | ({"run_cap": _NUM_RUNS} if method == "random" else {})
 

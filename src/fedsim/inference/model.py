@@ -1,0 +1,137 @@
+"""From a run to a model: two lines of Python embed images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from fedsim.core.devices import device_named
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
+from fedsim.inference.checkpoints import CHECKPOINTS, checkpoint_at, checkpoint_named
+from fedsim.inference.tensors import chosen_tensors
+from fedsim.models.onnx_file import Layer, PixelsToFeatures, network_of
+from fedsim.models.reid import ReIDModel
+from fedsim.parsing.config_files import read_config
+from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version, read_checkpoint
+
+Picture = str | os.PathLike[str] | Image.Image
+"""a path, or a picture of Pillow"""
+
+
+class SavedModel(nn.Module):
+    """A model of a run, which embeds images. It is in evaluation mode, and its weights need no gradient.
+
+    Args:
+        network: backbone and neck.
+        layer: the layer whose output the run compares.
+        size: height and width of its images.
+        about: method, model and round.
+    """
+
+    def __init__(self, network: ReIDModel, layer: Layer, size: tuple[int, int], about: dict[str, Any]) -> None:
+        super().__init__()
+        self.features = PixelsToFeatures(network, layer)
+        self.requires_grad_(False).eval()
+        self.size, self.about = size, about
+        """height and width of its images; method, model and round"""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map RGB images [B, 3, H, W] uint8, of :attr:`size`, to features [B, D] float32, not normalised."""
+        features: Tensor = self.features(images)
+        return features
+
+    @torch.no_grad()
+    def embed(self, images: Picture | Sequence[Picture] | Tensor, batch_size: int = 64) -> Tensor:
+        """Return the features [n, D] of images, float32 on the CPU, not normalised, as ``fedsim predict`` writes them.
+
+        Images of another size than :attr:`size` are resized by Pillow's bicubic filter with antialiasing, as in
+        training. Other filters give other features.
+
+        Args:
+            images: a path or a picture of Pillow, a list of these, or RGB pixels [n, 3, h, w] uint8 of any size.
+            batch_size: number of images that run at a time.
+
+        Raises:
+            DataError: naming a file that cannot be read.
+            ConfigError: if a tensor is no pixels.
+        """
+        device = next(self.parameters()).device
+        chunks = _images(images).chunks(batch_size)
+        parts = [self(chunk.decode(self.size).to(device)).cpu() for chunk in chunks]
+        width = self(torch.zeros(1, 3, *self.size, dtype=torch.uint8, device=device)).shape[1] if not parts else 0
+        return torch.cat(parts) if parts else torch.empty(0, width)
+
+
+def _images(images: Picture | Sequence[Picture] | Tensor) -> Images:
+    if isinstance(images, Tensor):
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
+            kind = f"{str(images.dtype)[6:]} {list(images.shape)}"
+            raise ConfigError(f"images: a tensor must be RGB pixels, uint8 [n, 3, h, w], and this is {kind}")
+        return ImageArray(images.permute(0, 2, 3, 1).cpu().contiguous().numpy())
+    if isinstance(images, str | os.PathLike | Image.Image):
+        images = [images]
+    return ImagesInParts([_one(image) for image in images])
+
+
+def _one(image: Picture) -> Images:
+    if isinstance(image, Image.Image):
+        return ImageArray(np.asarray(image.convert("RGB"))[None])
+    return ImageFiles([Path(image)])
+
+
+def load_model(
+    run: str | os.PathLike[str], client: str | None = None, checkpoint: str = "best", arch: str | None = None,
+    device: str = "cpu",
+) -> SavedModel:  # fmt: skip
+    """Load a model of a run.
+
+    >>> model = load_model("runs/mine")  # doctest: +SKIP
+    >>> features = model.embed(["a.jpg", "b.jpg"])  # doctest: +SKIP
+
+    Args:
+        run: a run directory of fedsim fit, or a checkpoint.
+        client: the client whose personalised model is loaded; None: the global model.
+        checkpoint: ``best``, or the last if none is best; ``last``.
+        arch: the architecture, if the federation has several.
+        device: cpu, cuda, cuda:1 ...
+
+    Raises:
+        DataError: if there is no checkpoint, or it cannot be read.
+        ConfigError: if it has no such model, or no config.yaml: a run of Python code has none.
+    """
+    place, path = device_named(device), _checkpoint(Path(run).expanduser(), checkpoint)
+    content = read_checkpoint(path)
+    try:
+        tensors, _ = chosen_tensors(content, path, arch, client, mean=False)
+    except ConfigError as error:  # its options are arguments here
+        raise ConfigError(str(error).removeprefix("--")) from error
+    config = find_version(path) / "config.yaml"
+    if not config.is_file():
+        raise ConfigError(f"{config}: is missing, so the network is unknown; give a run of fedsim fit")
+    try:
+        network, layer, size = network_of(read_config(str(config)), config, tensors)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("--output: ")) from error
+    progress = content["loops"]["fit_loop"]["epoch_progress"]["current"]
+    about = {"method": content[CONTENT_KEY]["method"], "model": f"client {client}" if client else "global"}
+    return SavedModel(network, layer, size, {**about, "round": progress["started"]}).to(place)
+
+
+def _checkpoint(path: Path, name: str) -> Path:
+    if name not in ("best", "last"):
+        raise ConfigError(
+            f"checkpoint: there is no {name}; choose best or last, or give the path of a checkpoint as run"
+        )
+    if name == "best" or not (path / CHECKPOINTS).is_dir():
+        return checkpoint_at(path)
+    if (last := checkpoint_named(path, "last")) is None:
+        raise DataError(f"{path / CHECKPOINTS}: there is no checkpoint; is this the directory of a run?")
+    return last
