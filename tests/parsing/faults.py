@@ -72,7 +72,7 @@ model:
   client: {batch_size: 8, bottom_up: {merge: 0.1}}
   adaptive_backbones: null
   aggregation: {class_path: TrimmedMean, init_args: {trim: 0.2}}
-  attack: {class_path: Backdoor, init_args: {attackers: 0.5, rate: 0.5, patch: 4}}
+  attack: {class_path: GaussianNoise, init_args: {attackers: 0.5, start: 2, scale: 2.0}}
 data:
   source: {class_path: SyntheticReID, init_args: {clients: 3, unseen: 1, scale: 0.2}}
   partition: dirichlet

@@ -296,8 +296,8 @@ def _check_identities(attackers: Mapping[str, ClientData]) -> None:
     for name, data in attackers.items():
         if data.num_classes < 2:
             raise ConfigError(
-                f"{_FIELD}.attackers: client {name} has fewer than two known identities, and this attack changes labels; "
-                "name other clients"
+                f"{_FIELD}.attackers: client {name} has fewer than two known identities, and this attack changes "
+                "labels; name other clients"
             )
 
 
