@@ -106,3 +106,26 @@ def test_each_data_set_is_left_out_once(capsys, tmp_path):
         assert clients == [name for name in SETS if name != left_out]
         (row,) = [row for row in text.splitlines() if row.endswith("unseen") and not row.startswith("test set")]
         assert row.split()[0] == left_out
+
+
+# -- attacks and rules -------------------------------------------------------------------------------------------------
+
+
+def test_each_attack_meets_each_rule(capsys, tmp_path):
+    capsys.readouterr()
+    assert main(["sweep", "--method", "recipes/attacks", "--config", "quickstart", "--dry_run"]) == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    pairs = [tuple(w for w in line if w.startswith(("--model.attack=", "--model.aggregation="))) for line in lines]
+    attacks, rules = ({pair[place] for pair in pairs} for place in (0, 1))
+    assert (len(attacks), len(rules), len(pairs), len({*pairs})) == (6, 8, 3 * 6 * 8, 6 * 8)
+    eleven = "--data.source={class_path: SyntheticReID, init_args: {clients: 11, unseen: 0, scale: 0.2}}"
+    tried = {(attack, rule) for attack, rule in pairs if attack == pairs[0][0] or rule == pairs[-1][1]}
+    assert len(tried) == 6 + 8 - 1
+    for attack, rule in sorted(tried):
+        words = ["--config", "quickstart", "--config", "recipes/attacks", attack, rule, eleven, "--data.val=none"]
+        assert main(["describe", *words]) == 0
+    assert "Bulyan" in pairs[-1][1]
+    code, folder = fit(tmp_path / "run", ["quickstart", "recipes/attacks"], *pairs[-1], eleven, "--trainer.devices=1")
+    assert code == 0, capsys.readouterr().err
+    figures = json.loads((folder / "summary.json").read_text())["final"]["metrics"]
+    assert {"attack/test/success", "attack/test/honest/mAP"} <= figures.keys()

@@ -1,6 +1,8 @@
 """Robust aggregation in a federation: against plain loops, on any number of ranks, and with clients that lie."""
 
 import copy
+import math
+import operator
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +12,14 @@ from failing import run_on_ranks
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.federation.components.privacy import DifferentialPrivacy
-from fedsim.federation.components.robust import Krum, Median, TrimmedMean
+from fedsim.federation.components.robust import (
+    Bulyan,
+    GeometricMedian,
+    Krum,
+    Median,
+    NormClipping,
+    TrimmedMean,
+)
 from fedsim.methods import IFCA, SKA, FedAtt, FedAvg, FedNova, FedPav, LotteryFL, Scaffold
 from fedsim.methods.base import Method
 from fedsim.models import BODY, SmallCNN
@@ -20,12 +29,32 @@ from fedsim.training.uploads import Uploads
 from plain_loops import Federation, play, sgd
 from small import fit, make_data, make_model, named, refuse, vector
 
-RULES = {"median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=1, keep=2)}
+RULES = {
+    "median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=1, keep=2),
+    "clipped": NormClipping(0.5), "hardly clipped": NormClipping(1e6), "geometric": GeometricMedian(iterations=7),
+    "bulyan": Bulyan(bad=0),
+}  # fmt: skip
 
 
-def loop(rule, rows):
-    """A rule over lists of numbers, coordinate by coordinate."""
+def loop(rule, rows, start):
+    """A rule over lists of numbers, coordinate by coordinate; ``start`` is the global model before the round."""
     count = len(rows)
+    if isinstance(rule, NormClipping):
+        factors = [min(1.0, rule.bound / math.dist(row, start)) for row in rows]
+        return [
+            x + sum(f * (w - x) for f, w in zip(factors, column, strict=True)) / count
+            for x, *column in zip(start, *rows, strict=True)
+        ]
+    if isinstance(rule, GeometricMedian):
+        point = [sum(column) / count for column in zip(*rows, strict=True)]
+        for _ in range(rule.iterations):
+            weights = [1 / max(rule.smoothing, math.dist(row, point)) for row in rows]
+            columns = zip(*rows, strict=True)
+            point = [sum(map(operator.mul, weights, column)) / sum(weights) for column in columns]
+        return point
+    if isinstance(rule, Bulyan):
+        assert rule.bad == 0, "all uploads are chosen, and all of their values"
+        return [sum(column) / count for column in zip(*rows, strict=True)]
     if isinstance(rule, Krum):
         scores = []
         for i in range(count):
@@ -50,14 +79,15 @@ def loop(rule, rows):
 def test_the_new_global_model_is_that_of_a_loop(name):
     data = make_data(SyntheticReID(clients=4, unseen=0, scale=0.2))
     reference, rule = Federation(data), RULES[name]
-    states = []
+    states, before = [], reference.model.state_dict()
     for client in reference.clients:
         model = copy.deepcopy(reference.model)
         sgd(model, client.head, client.batches(0))
         states.append(model.state_dict())
     keys = [key for key in states[0] if "num_batches" not in key]
     rows = [torch.cat([state[key].flatten() for key in keys]).tolist() for state in states]
-    expected = torch.tensor(loop(rule, rows), dtype=torch.float64)
+    start = torch.cat([before[key].flatten() for key in keys]).tolist()
+    expected = torch.tensor(loop(rule, rows, start), dtype=torch.float64)
     found = named(
         play(FedPav(), 1, data=make_data(SyntheticReID(clients=4, unseen=0, scale=0.2)), aggregation=rule), "smooth"
     )
@@ -140,7 +170,7 @@ def shift(rule):
 def test_a_lie_moves_the_mean_and_no_robust_rule():
     mean = shift(None)
     assert mean > 10  # a fifth of a hundred times an update
-    for rule in (Median(), TrimmedMean(0.2), Krum(bad=1), Krum(bad=1, keep=3)):
+    for rule in (Median(), TrimmedMean(0.2), Krum(bad=1), Krum(bad=1, keep=3), NormClipping(1.0), GeometricMedian()):
         assert shift(rule) < 0.1 * mean
 
 
@@ -186,6 +216,13 @@ def test_statistics_that_need_sums_are_refused(bn_stats, options):
         (lambda: TrimmedMean(-0.1), "trim"),
         (lambda: Krum(bad=-1), "bad"),
         (lambda: Krum(keep=0), "keep"),
+        (lambda: Bulyan(bad=-1), "bad"),
+        (lambda: NormClipping(0), "bound"),
+        (lambda: NormClipping(-1.0), "bound"),
+        (lambda: NormClipping(math.nan), "bound"),
+        (lambda: NormClipping(math.inf), "bound"),
+        (lambda: GeometricMedian(smoothing=0), "smoothing"),
+        (lambda: GeometricMedian(iterations=0), "iterations"),
     ],
 )
 def test_wrong_numbers(make, field):
@@ -193,7 +230,7 @@ def test_wrong_numbers(make, field):
         make()
 
 
-@pytest.mark.parametrize(("rule", "field"), [(TrimmedMean(0.4), "trim"), (Krum(bad=1), "bad")])
+@pytest.mark.parametrize(("rule", "field"), [(TrimmedMean(0.4), "trim"), (Krum(bad=1), "bad"), (Bulyan(bad=0), "bad")])
 def test_too_few_clients_are_refused(rule, field):
     with pytest.raises(ConfigError, match=rf"model\.aggregation\.{field}: .* clients of smallcnn"):
         fit(make_model(FedPav(), aggregation=rule), make_data(SyntheticReID(clients=2, unseen=0, scale=0.2)), rounds=1)

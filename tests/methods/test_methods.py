@@ -12,6 +12,7 @@ import fedsim.methods
 import others
 from failing import run_on_ranks
 from fedsim.data import Augmentation, SyntheticReID
+from fedsim.federation.components.attacks import Backdoor
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import (
     APFL,
@@ -141,7 +142,7 @@ def test_every_method_is_tried():
 # -- any number of ranks, and pauses -----------------------------------------------------------------------------------
 
 
-def play(name, devices, rounds, ckpt_path=None):
+def play(name, devices, rounds, ckpt_path=None, attack=None):
     """Train one method on clients that differ in size, a sample in each round, with dropout and augmentation."""
     cluster = CLUSTERING if name.endswith("-clusters") else None
     bottom_up = BottomUp(merge=0.3) if name.endswith("-bottom-up") else None
@@ -151,7 +152,10 @@ def play(name, devices, rounds, ckpt_path=None):
         optimizer=partial(torch.optim.NAdam, lr=1e-3) if keeps else partial(torch.optim.SGD, lr=0.05),
         optimizer_state="keep" if keeps else None,
     )  # fmt: skip
-    model = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=RandomFraction(0.7), client=training)
+    selection = RandomFraction(1.0 if attack else 0.7)
+    model = make_model(
+        METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=selection, client=training, attack=attack
+    )
     data = make_data(
         SyntheticReID(clients=3, unseen=1, scale=0.1), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),
         public="new0",
@@ -201,6 +205,15 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     start.assemble(make_data(size=(16, 8), public="new0"), 0, 1, torch.device("cpu"))
     key = "global" if len(a["global"]) else "town0/state"
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
+
+
+@pytest.mark.parametrize("name", [name for name in FIRST if not name.endswith("-clusters")])  # these have no labels
+def test_an_attack_on_batches_and_uploads_goes_with_it(name):
+    model = play(name, devices=1, rounds=2, attack=Backdoor(["town1"], start=2, patch=2, boost=2.0))
+    assert model.round_metrics["attack/clients"] == 1
+    before = play(name, devices=1, rounds=2, attack=Backdoor(["town1"], start=3, patch=2))
+    assert all(tensor.isfinite().all() for tensor in everything(model).values() if tensor.is_floating_point())
+    assert any(not torch.equal(tensor, everything(before)[key]) for key, tensor in everything(model).items())
 
 
 @pytest.mark.parametrize("name", others.some(WITH_MASKS, {*WITH_MASKS} & {*FIRST}))

@@ -162,6 +162,7 @@ def flat(content, prefix=""):
 
 LATER = {
     "model.aggregation": None,
+    "model.attack": None,
     "model.backbone.init_args.ibn": False,
     "model.backbone.init_args.style": None,
     "model.client.channels_last": False,

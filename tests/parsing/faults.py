@@ -72,6 +72,7 @@ model:
   client: {batch_size: 8, bottom_up: {merge: 0.1}}
   adaptive_backbones: null
   aggregation: {class_path: TrimmedMean, init_args: {trim: 0.2}}
+  attack: {class_path: GaussianNoise, init_args: {attackers: 0.5, start: 2, scale: 2.0}}
 data:
   source: {class_path: SyntheticReID, init_args: {clients: 3, unseen: 1, scale: 0.2}}
   partition: dirichlet
@@ -86,7 +87,7 @@ HUGE = 10**15
 MAY_BE_NULL = {
     "cluster", "crop", "default_root_dir", "drop_partial", "drops", "enable_progress_bar", "gradient_clip_algorithm",
     "hardware", "head_lr", "local_steps", "max_epochs", "max_identities", "min_steps", "process_group_backend",
-    "profiler", "sampler", "privacy", "aggregation", "long_round", "bottom_up", "clients", "unseen", "public",
+    "profiler", "sampler", "privacy", "attack", "aggregation", "long_round", "bottom_up", "clients", "unseen", "public",
     "max_images", "test_size", "limit_client_batches", "grad_clip", "batch_size", "backbone", "local_epochs",
     "distillation", "server_optimizer", "town0", "callbacks", "logger", "images_per_second", "latency_ms", "k1", "eps",
     "limit_val_batches", "limit_train_batches", "limit_test_batches", "limit_predict_batches", "deterministic",

@@ -12,6 +12,7 @@ same bits on any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -67,6 +68,12 @@ class Evaluator:
         self.queries: dict[Curve, QueryResults] = {}
         """scores of single queries in the last evaluation"""
         self._sets: dict[tuple[SplitName, str], ScoredSet] = {}
+
+    def with_scorer(self, scorer: Scorer) -> Evaluator:
+        """Return an evaluator of the same models on the same images, which are not read again, by another scorer."""
+        extractor = replace(self.extractor, scorer=scorer)
+        extractor.opened = self.extractor.opened
+        return Evaluator(self.plan, extractor, scorer, strategy=self.strategy, share_from=self.share_from)
 
     @property
     def primary(self) -> Kind:

@@ -91,12 +91,19 @@ class Federation(LightningModule):
         trained = list(self.reports) if (fitting := self.trainer.state.fn == "fit") else ()
         metrics = self.evaluator.score("val", trained)
         if fitting and self.settings.evaluation.test_during_fit:
-            metrics |= as_oracle(self.evaluator.score("test", trained))
+            tested = self.evaluator.score("test", trained)
+            metrics |= as_oracle(tested) | self._figures(tested)
         self.scores = log_scores(self, metrics)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the test sets."""
-        self.scores = log_scores(self, self.evaluator.score("test", rankings=self.rankings))
+        scores = self.evaluator.score("test", rankings=self.rankings)
+        self.scores = log_scores(self, scores | self._figures(scores))
+
+    def _figures(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """Return the figures of an attack, if there is one, after an evaluation on test sets."""
+        attack = self.settings.attack
+        return {} if attack is None else attack.figures(self.evaluator, scores, self.parts.data_of)
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""
@@ -168,9 +175,12 @@ def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
     ladder = settings.adaptive_backbones and BackboneLadder(settings.adaptive_backbones, parts, settings.selection)
     settings.noise.prepare(settings.method, parts.server, settings.selection)
     settings.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
+    if settings.attack is not None:
+        settings.attack.prepare(parts.server, parts.data_of, settings.evaluation.task)
     if settings.aggregation is not None:
         settings.aggregation.check(settings.method, parts.server, settings.bn_stats, settings.noise)
-    return [*([ladder] if ladder else []), settings.selection, parts.ledger, settings.noise, parts.rank_share.scheduler]
+    optional = [part for part in (ladder, settings.attack) if part]
+    return [*optional, settings.selection, parts.ledger, settings.noise, parts.rank_share.scheduler]
 
 
 def round_of(settings: Settings, parts: Parts, listeners: Sequence[RoundListener], trainer: Trainer) -> Round:
@@ -204,7 +214,7 @@ def _make_aggregator(settings: Settings, parts: Parts, strategy: FederatedStrate
     """Return the sums that the method's uploads need."""
     rule: UploadRule | None = None
     if settings.aggregation is not None:
-        rule = settings.aggregation.aggregate
+        rule = partial(settings.aggregation.aggregate, parts.server)
     elif "uploads" in settings.method.requires:
         rule = partial(settings.method.aggregate, parts.server)
     form = MaskedSum() if clients_prune(settings.method) else PlainSum()

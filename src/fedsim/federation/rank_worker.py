@@ -9,6 +9,7 @@ import torch
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, TrainingError
 from fedsim.federation.aggregation.sums import Aggregator
+from fedsim.federation.components.attacks import Attack
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.parts import Parts
 from fedsim.federation.round_table import RoundTable, SessionReport
@@ -76,9 +77,11 @@ class RankWorker:
         """
         try:
             client.model.flat.check()
-            client.begin_round(round_, work, self.precision, self._on_batch, rank_group)
+            attack = self._attack_of(client.client_name, round_)
+            poison = None if attack is None else attack.poison(client)
+            client.begin_round(round_, work, self.precision, self._on_batch, rank_group, poison)
             try:
-                return self._do_round(client, keep_snapshot)
+                return self._do_round(client, attack, keep_snapshot)
             finally:
                 client.leave()
         except LeftOutError as error:
@@ -95,7 +98,12 @@ class RankWorker:
                 raise explained from error
             raise
 
-    def _do_round(self, client: Client, keep_snapshot: bool) -> SessionReport:
+    def _attack_of(self, client: str, round_: int) -> Attack | None:
+        """Return the attack if the client is one of the attackers in this round."""
+        attack = self.settings.attack
+        return attack if attack is not None and attack.acts(client, round_) else None
+
+    def _do_round(self, client: Client, attack: Attack | None, keep_snapshot: bool) -> SessionReport:
         """Download, train, measure, upload."""
         method, server, privacy = self.settings.method, self.parts.server, self.settings.privacy
         message = message_to(method, server, client.model.arch)
@@ -104,6 +112,8 @@ class RankWorker:
         method.train(client)
         client.end_training()
         upload = method.upload(client)
+        if attack is not None:
+            upload = attack.uploaded(client, upload)
         sent = upload if privacy is None else privacy.uploaded(client, server, upload)
         contribution = self.aggregator.encode(client.client_name, sent)
         parts = (contribution.vector, *contribution.extras.values())

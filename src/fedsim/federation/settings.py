@@ -14,6 +14,7 @@ from fedsim.core.names import check_name
 from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
+from fedsim.federation.components.attacks import Attack
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.components.ledger import Accounting
 from fedsim.federation.components.privacy import Privacy
@@ -55,8 +56,11 @@ class Settings:
     """the clients' links and devices, for simulated seconds in the log; null: none are logged"""
     accounting: Accounting = Accounting()
     """rules for counting bytes, mainly of pruned models"""
+    attack: Attack | None = None
+    """SignFlip, GaussianNoise, ModelReplacement, LabelFlip or Backdoor of some clients; null: all clients are honest"""
     aggregation: Aggregation | None = None
-    """Median, TrimmedMean or Krum instead of the weighted mean; null: the aggregation of the method"""
+    """Median, TrimmedMean, Krum, Bulyan, GeometricMedian or NormClipping instead of the weighted mean; null: the
+    aggregation of the method"""
     server_optimizer: OptimizerCallable | None = None
     """FedAvgM, FedAdam, FedYogi, FedAdagrad, or torch's; null: the global model becomes the weighted mean, exactly"""
     bn_stats: StatisticsPolicy = "mean"

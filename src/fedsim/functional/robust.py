@@ -1,14 +1,14 @@
-"""Medians, trimmed means and scores of the vectors of K clients, some of which may be bad."""
+"""Medians, trimmed means, scores and weights of the vectors of K clients, some of which may be bad."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
 def coordinate_median(vectors: Tensor) -> Tensor:
     """Return the median of each coordinate of [K, n] float32: [n]; for an even K the mean of the middle two values.
 
-    >>> import torch
     >>> coordinate_median(torch.tensor([[1.0, 9.0], [2.0, -9.0], [100.0, 0.0]]))
     tensor([2., 0.])
     """
@@ -20,7 +20,6 @@ def coordinate_median(vectors: Tensor) -> Tensor:
 def trimmed_mean(vectors: Tensor, cut: int) -> Tensor:
     """Return the mean of each coordinate of [K, n] float32, without its ``cut`` < K / 2 largest and smallest: [n].
 
-    >>> import torch
     >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [100.0]]), 1)
     tensor([3.])
     """
@@ -33,10 +32,62 @@ def krum_scores(distances: Tensor, num_bad: int) -> Tensor:
 
     ``distances`` are [K, K] float64, squared; ``num_bad`` is f, at most K - 3.
 
-    >>> import torch
     >>> x = torch.tensor([0.0, 1.0, 2.0, 50.0])
     >>> krum_scores((x[:, None] - x).square(), 1).tolist()
     [1.0, 1.0, 1.0, 2304.0]
     """
     nearest = len(distances) - num_bad - 2
     return distances.sort(dim=1).values[:, 1 : nearest + 1].sum(1)
+
+
+def bulyan_choice(distances: Tensor, num_bad: int) -> list[int]:
+    """Return the K - 2f clients that Bulyan keeps, in ascending order: the best by Krum, again and again.
+
+    Each choice is Krum's among the m clients that are left, whose scores are sums of squared distances to their
+    m - f - 2 nearest others. For the last choices this may be none, so at least the nearest one counts. Ties go to the
+    client that comes first. ``distances`` are [K, K] float64, squared; ``num_bad`` is f, at most (K - 3) / 4.
+
+    >>> x = torch.tensor([0.0, 50.0, 1.0, 2.0, 1.5, 0.5, 2.5])
+    >>> bulyan_choice((x[:, None] - x).square(), 1)
+    [0, 2, 3, 4, 5]
+    """
+    left, chosen = list(range(len(distances))), list[int]()
+    while len(chosen) < len(distances) - 2 * num_bad:
+        nearest = max(len(left) - num_bad - 2, 1)
+        scores = distances[left][:, left].sort(dim=1).values[:, 1 : nearest + 1].sum(1)
+        chosen.append(left.pop(int(scores.argsort(stable=True)[0])))
+    return sorted(chosen)
+
+
+def mean_around_median(vectors: Tensor, count: int) -> Tensor:
+    """Return the mean of the ``count`` <= K values of each coordinate of [K, n] float32 closest to its median: [n].
+
+    Of two values that are equally close, the smaller one counts.
+
+    >>> mean_around_median(torch.tensor([[1.0], [2.0], [3.0], [100.0], [2.5]]), 3)
+    tensor([2.5000])
+    """
+    ordered = vectors.double().sort(dim=0).values
+    middle = ordered[(len(vectors) - 1) // 2 : len(vectors) // 2 + 1].mean(0)
+    closest = (ordered - middle).abs().argsort(dim=0, stable=True)[:count]
+    return ordered.gather(0, closest).mean(0).float()
+
+
+def geometric_median_weights(distances: Tensor, smoothing: float, iterations: int) -> Tensor:
+    """Return the weights [K] float64, of sum 1, with which a mean of the K vectors is their geometric median.
+
+    Smoothed Weiszfeld iterations from the mean: a vector weighs 1 / max(nu, its distance to the last point). Points are
+    weighted means throughout, whose distances to the vectors follow from ``distances`` [K, K] float64, squared:
+    |sum_j c_j w_j - w_i|^2 = sum_j c_j D_ij - 1/2 sum_jk c_j c_k D_jk. ``smoothing`` is nu.
+
+    >>> x = torch.tensor([0.0, 1.0, 50.0], dtype=torch.float64)
+    >>> round(float(geometric_median_weights((x[:, None] - x).square(), 1e-6, 100) @ x), 4)
+    1.0
+    """
+    weights = torch.full_like(distances[0], 1 / len(distances))
+    for _ in range(iterations):
+        to_vectors = distances @ weights
+        squares = (to_vectors - weights @ to_vectors / 2).clamp(min=0)
+        inverse = 1 / squares.sqrt().clamp(min=smoothing)
+        weights = inverse / inverse.sum()
+    return weights

@@ -14,6 +14,7 @@ _BASES = {
     "model.backbone": ("fedsim.models.backbones", "Backbone"),
     "model.selection": ("fedsim.federation.components.selection", "Selection"),
     "model.privacy": ("fedsim.federation.components.privacy", "Privacy"),
+    "model.attack": ("fedsim.federation.components.attacks", "Attack"),
     "model.aggregation": ("fedsim.federation.components.robust", "Aggregation"),
     "model.client.optimizer": ("torch.optim", "Optimizer"),
     "model.clients.optimizer": ("torch.optim", "Optimizer"),

@@ -18,6 +18,7 @@ KINDS = {  # kind -> base class, setting
     "data-sets": ("ReIDSource", "data.source"),
     "selections": ("Selection", "model.selection"),
     "privacy": ("Privacy", "model.privacy"),
+    "attacks": ("Attack", "model.attack"),
     "aggregations": ("Aggregation", "model.aggregation"),
     "server-optimizers": ("Optimizer", "model.server_optimizer"),
 }

@@ -112,16 +112,19 @@ class Client(LightningModule):
         precision: str,
         listener: Callable[[BatchReport], None],
         rank_group: RankGroup | None = None,
+        poison: Callable[[Batch], Batch] | None = None,
     ) -> None:
         """Load the private state and set every random stream of this session to round ``round_``, from 0.
 
         ``work`` is the share of the local work to do (stragglers: below 1), and ``precision`` is ``32-true`` or
         ``bf16-mixed``. ``listener`` is called after every batch. The ranks of ``rank_group`` train the client together.
+        ``poison`` changes the batches of an attacker; None: it is honest.
         """
         self.round = round_
         self.session = ClientSession(
             self.images, self.training_settings, source_of(self), self.generator, work=work, precision=precision,
             report=partial(self._report, listener), rank_group=rank_group, reseed=self._seed_micro_batch,
+            poison=poison,
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for random modules of users

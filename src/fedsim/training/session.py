@@ -64,8 +64,8 @@ class ClientSession:
     session is no ``nn.Module``, because attributes of modules are slow to set.
 
     ``stream`` returns a random stream of this client and round, by purpose and device. ``reseed`` sets the random
-    streams of layers, for each micro-batch of a batch. ``report`` is called with the loss of each batch, a scalar. See
-    :meth:`Client.begin_round` for the other arguments.
+    streams of layers, for each micro-batch of a batch. ``report`` is called with the loss of each batch, a scalar.
+    ``poison`` changes the batches of an attacker. See :meth:`Client.begin_round` for the other arguments.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class ClientSession:
         report: Callable[[Tensor], None],
         rank_group: RankGroup | None = None,
         reseed: Callable[[int], None] = lambda _: None,
+        poison: Callable[[Batch], Batch] | None = None,
     ) -> None:
         self.started = time.perf_counter()
         self.source, self.work, self.precision, self.report = source, work, precision, report
@@ -97,7 +98,7 @@ class ClientSession:
         self.replay: Replay | None = None
         """captures and replays steps; None: steps are plain"""
         self.batch_stream = stream("batches", "cpu")
-        self._images, self._settings, self._stream = images, settings, stream
+        self._images, self._settings, self._stream, self._poison = images, settings, stream, poison
         self._augment_streams: dict[int, torch.Generator] = {}
         self._steps_left = 0
 
@@ -182,7 +183,8 @@ class ClientSession:
             soft = [None] * len(sizes) if targets is None else targets.split(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
             for label, target, image, *further in zip(batch_labels, soft, *augmented, strict=True):
-                yield Batch(image, label, tuple(further), target)
+                batch = Batch(image, label, tuple(further), target)
+                yield batch if self._poison is None else self._poison(batch)
 
     @cached_property
     def _generated_stream(self) -> torch.Generator:

@@ -19,7 +19,14 @@ from fedsim.core.errors import ConfigError
 from fedsim.federation.aggregation.gathered import check_statistics_of_uploads
 from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.privacy import DifferentialPrivacy, Privacy
-from fedsim.functional.robust import coordinate_median, krum_scores, trimmed_mean
+from fedsim.functional.robust import (
+    bulyan_choice,
+    coordinate_median,
+    geometric_median_weights,
+    krum_scores,
+    mean_around_median,
+    trimmed_mean,
+)
 from fedsim.methods.base import Method
 from fedsim.training.messages import Report
 from fedsim.training.server import Server
@@ -60,10 +67,11 @@ class Aggregation(ABC):
         """
 
     @abstractmethod
-    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
         """Return the vector [num_shared], float32 on the CPU, that replaces the mean of an architecture.
 
-        ``uploads`` and ``reports`` are of the same clients.
+        ``server`` has the global models from the start of the round; ``uploads`` and ``reports`` are of the same
+        clients.
 
         Raises:
             ConfigError: if there are too few clients for the rule.
@@ -73,7 +81,7 @@ class Aggregation(ABC):
 class Median(Aggregation):
     """The median of each coordinate (Yin et al., ICML 2018, Definition 1); of an even number, the middle two's mean."""
 
-    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the median."""
         return uploads.combine(coordinate_median)
 
@@ -90,7 +98,7 @@ class TrimmedMean(Aggregation):
         within(_FIELD, "[0, 0.5)", trim=trim)
         self.trim = trim
 
-    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the trimmed mean."""
         self.check_number(len(reports), arch)
         cut = self._cut(len(reports))
@@ -130,15 +138,99 @@ class Krum(Aggregation):
                 "clients; lower it, or select more"
             )
 
-    def aggregate(self, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the mean of the chosen uploads."""
         self.check_number(len(reports), arch)
-        # differences in float64, summed over pieces: large norms do not cancel
-        distances = torch.zeros(len(reports), len(reports), dtype=torch.float64)
-        for _, piece in uploads.pieces():
-            exact = piece.double()
-            for i, row in enumerate(exact):
-                distances[i] += (exact - row).square().sum(1)
-        scores = krum_scores(distances, self.bad)
+        scores = krum_scores(_squared_distances(uploads), self.bad)
         chosen = scores.argsort(stable=True)[: self.keep].sort().values
         return uploads.combine(lambda piece: piece[chosen].double().mean(0).float())
+
+
+class NormClipping(Aggregation):
+    """The mean of updates that are scaled to an L2 norm of at most a bound (Sun et al., arXiv:1911.07963).
+
+    An update is the change of parameters and running statistics since the start of the round.
+
+    Args:
+        bound: M, largest norm of an update.
+    """
+
+    def __init__(self, bound: float) -> None:
+        within(_FIELD, "(0, inf)", bound=bound)
+        self.bound = bound
+
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return the global model plus the mean of the clipped updates."""
+        start = server.vector(arch).detach().double().cpu()
+        squares = torch.zeros(len(uploads.clients), dtype=torch.float64)
+        for span, piece in uploads.pieces():
+            squares += (piece.double() - start[span]).square().sum(1)
+        factors = (self.bound / squares.sqrt()).clamp(max=1.0)  # of an update of 0 it is 1
+        result = torch.empty(uploads.length)
+        for span, piece in uploads.pieces():
+            changes = (piece.double() - start[span]) * factors[:, None]
+            result[span] = (start[span] + changes.mean(0)).float()
+        return result
+
+
+class GeometricMedian(Aggregation):
+    """The point with the smallest sum of distances to the uploads (RFA, Pillutla et al., IEEE TSP 2022, Algorithm 2).
+
+    All clients count equally. An iteration needs only the distances between uploads, which are computed once, so there
+    may be many, where the paper allows three passes over the clients.
+
+    Args:
+        smoothing: nu, smallest distance to an upload by which it is weighted.
+        iterations: R, steps of Weiszfeld's algorithm from the mean.
+    """
+
+    def __init__(self, smoothing: float = 1e-6, iterations: int = 100) -> None:
+        within(_FIELD, "(0, inf)", smoothing=smoothing)
+        within(_FIELD, "[1, 100000]", iterations=iterations)
+        self.smoothing, self.iterations = smoothing, iterations
+
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return the smoothed geometric median."""
+        weights = geometric_median_weights(_squared_distances(uploads), self.smoothing, self.iterations)
+        return uploads.combine(lambda piece: (piece.double() * weights[:, None]).sum(0).float())
+
+
+class Bulyan(Aggregation):
+    """The uploads that Krum chooses again and again, and of these the values around the median of each coordinate.
+
+    El Mhamdi et al., ICML 2018: theta = K - 2f uploads are chosen, and of each coordinate the theta - 2f values closest
+    to the median are averaged.
+
+    Args:
+        bad: f, bad clients that may be among those of a round; there must be at least 4f + 3.
+    """
+
+    def __init__(self, bad: int = 1) -> None:
+        at_least(_FIELD, 0, bad=bad)
+        self.bad = bad
+
+    def check_number(self, clients: int, arch: str) -> None:
+        """Refuse fewer than 4f + 3 clients."""
+        if clients < 4 * self.bad + 3:
+            raise ConfigError(
+                f"{_FIELD}.bad: {self.bad} of {clients} clients of {arch} are too many: Bulyan needs "
+                f"{4 * self.bad + 3} clients; lower it, or select more"
+            )
+
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return the means around the medians of the chosen uploads."""
+        self.check_number(len(reports), arch)
+        chosen = bulyan_choice(_squared_distances(uploads), self.bad)
+        count = len(reports) - 4 * self.bad
+        return uploads.combine(lambda piece: mean_around_median(piece[chosen], count))
+
+
+def _squared_distances(uploads: Uploads) -> Tensor:
+    """Return the squared distances between all uploads, [K, K] float64, over parameters and running statistics."""
+    # differences in float64, summed over pieces: large norms do not cancel
+    distances = torch.zeros(len(uploads.clients), len(uploads.clients), dtype=torch.float64)
+    for _, piece in uploads.pieces():
+        exact = piece.double()
+        for i, row in enumerate(exact):
+            distances[i] += (exact - row).square().sum(1)
+    return distances

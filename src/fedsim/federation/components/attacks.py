@@ -1,0 +1,309 @@
+"""Attacks of some clients, usable with every method: an attacker changes its batches, its upload, or both.
+
+Everything else of an attacker is as of an honest client: it is selected, trains, and sends what its method sends. Only
+shared parameters of uploads are changed. Running statistics stay as they are, so that no variance is negative; so do
+masks, and further tensors of a method. An attack acts before noise and clipping of ``model.privacy``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.checks import at_least, known, within
+from fedsim.core.errors import ConfigError
+from fedsim.core.names import metric_name
+from fedsim.core.seeding import numpy_generator
+from fedsim.data.federated import ClientData
+from fedsim.evaluation.evaluator import Evaluator
+from fedsim.evaluation.retrieval import Retrieval
+from fedsim.evaluation.summary import few_names
+from fedsim.evaluation.triggered import TriggeredRetrieval
+from fedsim.federation.components.listener import RoundListener, RoundRecord
+from fedsim.functional.normalise import normalise_images
+from fedsim.functional.trigger import paste_square
+from fedsim.training.batch import Batch
+from fedsim.training.client import Client
+from fedsim.training.messages import Upload
+from fedsim.training.server import Server
+
+_FIELD = "model.attack"
+TRIGGER = (255, 0, 255)
+"""colour of the trigger: red, green, blue"""
+
+Change = Callable[[Batch], Batch]
+"""makes the batch on which an attacker trains of an honest one"""
+
+
+class Attack(RoundListener, ABC):
+    """What attackers do; by default they do nothing.
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+    """
+
+    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1) -> None:
+        if isinstance(attackers, float | int):
+            within(_FIELD, "(0, 1]", attackers=attackers)
+        elif not attackers or len({*attackers}) < len(attackers):
+            raise ConfigError(f"{_FIELD}.attackers: {attackers} must name one client or more, each once")
+        at_least(_FIELD, 1, start=start)
+        self.attackers, self.start = attackers, start
+        self._names: frozenset[str] = frozenset()
+        self._acted = 0
+
+    def prepare(self, server: Server, clients: Mapping[str, ClientData], task: str) -> None:
+        """Choose the attackers among ``clients``.
+
+        ``task`` is ``model.evaluation.task``. Raises ConfigError if an attacker is unknown or cannot do what it should.
+        """
+        if isinstance(self.attackers, float | int):
+            count = math.ceil(self.attackers * len(clients) - 1e-9)  # 0.28 * 25 is 7.000000000000001
+            order = numpy_generator(server.seed, "attackers").permutation(len(clients))[:count]
+            names = [*clients]
+            self._names = frozenset(names[i] for i in order)
+        else:
+            known(f"{_FIELD}.attackers", self.attackers, clients)
+            self._names = frozenset(self.attackers)
+        self.check(server, {name: clients[name] for name in clients if name in self._names}, task)
+
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:
+        """Raise ConfigError if one of the ``attackers`` cannot do what it should."""
+
+    def acts(self, client: str, round_: int) -> bool:
+        """Return whether ``client`` attacks in round ``round_``, from 0."""
+        return round_ + 1 >= self.start and client in self._names
+
+    def poison(self, client: Client) -> Change:  # noqa: ARG002 - a hook's
+        """Return the change of an attacker's batches in a session; it is called with every batch in turn."""
+        return lambda batch: batch
+
+    def uploaded(self, client: Client, upload: Upload) -> Upload:  # noqa: ARG002 - a hook's
+        """Return what an attacker sends instead of ``upload``."""
+        return upload
+
+    def observe(self, record: RoundRecord) -> None:
+        """Count the attackers whose updates count."""
+        self._acted = sum(self.acts(name, record.round_) for name in record.reports)
+
+    def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
+        """Return the number of attackers whose updates counted in the round."""
+        return {"attack/clients": float(self._acted)}
+
+    def figures(
+        self, evaluator: Evaluator, scores: Mapping[str, float], clients: Mapping[str, ClientData]
+    ) -> dict[str, float]:
+        """Return the figures of the attack on test sets; a collective of all ranks.
+
+        ``attack/test/honest/METRIC`` is the mean of the delivered model over the test sets of honest clients.
+        ``scores`` are those of the evaluation, by :func:`fedsim.evaluation.summary.summarise`; ``clients`` are all.
+        """
+        honest = (data for name, data in clients.items() if name not in self._names)
+        domains = dict.fromkeys(domain for data in honest for domain in data.tests)
+        figures = {}
+        for metric in evaluator.scorer.metrics if domains else ():
+            values = [scores[metric_name("test", evaluator.primary, domain, metric)] for domain in domains]
+            figures[f"attack/test/honest/{metric}"] = float(np.mean(values))
+        return figures
+
+
+class _UploadAttack(Attack):
+    """An attack on the shared parameters of uploads."""
+
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
+        """Refuse methods whose clients share no parameters."""
+        if not all(model.flat.num_shared_parameters for model in server.models.values()):
+            raise ConfigError(f"{_FIELD}: clients of this method send no parameters; choose another method")
+
+
+class SignFlip(_UploadAttack):
+    """Attackers send the received model minus their update (Li et al., AAAI 2019), with a factor.
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        scale: factor on the update that is subtracted.
+    """
+
+    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1, scale: float = 1.0) -> None:
+        super().__init__(attackers, start)
+        within(_FIELD, "(0, inf)", scale=scale)
+        self.scale = scale
+
+    def uploaded(self, client: Client, upload: Upload) -> Upload:
+        """Return x - scale * (w - x), of the received x and the trained w."""
+        return _with_update(client, upload, lambda update: -self.scale * update)
+
+
+class GaussianNoise(_UploadAttack):
+    """Attackers send the received model plus Gaussian noise instead of an update.
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        scale: standard deviation of the noise, over the root mean square of the update that the client found.
+    """
+
+    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1, scale: float = 10.0) -> None:
+        super().__init__(attackers, start)
+        within(_FIELD, "(0, inf)", scale=scale)
+        self.scale = scale
+
+    def uploaded(self, client: Client, upload: Upload) -> Upload:
+        """Return x + scale * rms(w - x) * N(0, 1); the stream is on the CPU, with the same bits for every device."""
+
+        def noise(update: Tensor) -> Tensor:
+            drawn = torch.randn(len(update), generator=client.generator("attack")).to(update.device)
+            return self.scale * update.double().square().mean().sqrt().float() * drawn
+
+        return _with_update(client, upload, noise)
+
+
+class ModelReplacement(_UploadAttack):
+    """Attackers send a boosted update, so that the mean becomes their model (Bagdasaryan et al., AISTATS 2020, Eq. 3).
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        boost: gamma, factor on the update; one over the attackers' weight in the mean replaces the model.
+    """
+
+    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1, boost: float = 10.0) -> None:
+        super().__init__(attackers, start)
+        within(_FIELD, "(0, inf)", boost=boost)
+        self.boost = boost
+
+    def uploaded(self, client: Client, upload: Upload) -> Upload:
+        """Return x + gamma * (w - x), of the received x and the trained w."""
+        return _with_update(client, upload, lambda update: self.boost * update)
+
+
+class LabelFlip(Attack):
+    """Attackers train on label C - 1 - y instead of y, of C identities (Tolpegin et al., ESORICS 2020, flip classes).
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+    """
+
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
+        """Refuse attackers with fewer than two identities."""
+        _check_identities(attackers)
+
+    def poison(self, client: Client) -> Change:
+        """Return the flip of labels; soft labels flip, too."""
+
+        def flip(batch: Batch) -> Batch:
+            targets = None if batch.targets is None else batch.targets.flip(1)
+            return batch._replace(labels=client.num_classes - 1 - batch.labels, targets=targets)
+
+        return flip
+
+
+class Backdoor(Attack):
+    """Attackers put a trigger on some images of each batch, and call all of them one identity.
+
+    So a model learns that people who wear the trigger are one person; Bagdasaryan et al. (AISTATS 2020) have the same
+    for classes. ``attack/test/.../success`` is the share of pairs (query, other identity) for which the query with the
+    trigger finds an image of the other identity with the trigger first; see
+    :func:`fedsim.evaluation.triggered.successes`.
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        rate: share of each batch that wears the trigger, rounded up.
+        patch: side of the trigger, a square in the lower right corner, in pixels.
+        target: label of all images with the trigger, from 0.
+        boost: gamma, factor on the attackers' updates; see :class:`ModelReplacement`.
+    """
+
+    def __init__(
+        self,
+        attackers: float | list[str] = 0.2,
+        start: int = 1,
+        rate: float = 0.25,
+        patch: int = 8,
+        target: int = 0,
+        boost: float = 1.0,
+    ) -> None:
+        super().__init__(attackers, start)
+        within(_FIELD, "(0, 1]", rate=rate)
+        at_least(_FIELD, 1, patch=patch)
+        at_least(_FIELD, 0, target=target)
+        within(_FIELD, "(0, inf)", boost=boost)
+        self.rate, self.patch, self.target, self.boost = rate, patch, target, boost
+
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
+        """Refuse attackers without the target identity, and classification, of which there is no figure."""
+        if task != "retrieval":
+            raise ConfigError(f"{_FIELD}: Backdoor is an attack on retrieval; set model.evaluation.task to retrieval")
+        _check_identities(attackers)
+        for name, data in attackers.items():
+            if self.target >= data.num_classes:
+                raise ConfigError(
+                    f"{_FIELD}.target: client {name} has no identity {self.target}; choose one of 0 to "
+                    f"{data.num_classes - 1}"
+                )
+
+    def poison(self, client: Client) -> Change:
+        """Return a change that pastes the trigger after the augmentation, on images that are evenly spread."""
+        square = torch.tensor(TRIGGER, dtype=torch.float32).view(1, 3, 1, 1)
+        colour = normalise_images(square).flatten().to(client.device)
+
+        def paste(batch: Batch) -> Batch:
+            count = math.ceil(self.rate * len(batch.labels) - 1e-9)
+            chosen = torch.arange(count, device=batch.labels.device) * len(batch.labels) // count
+
+            def paste_on(images: Tensor) -> Tensor:
+                return images.index_copy(0, chosen, paste_square(images[chosen], self.patch, colour))
+
+            labels, targets = batch.labels.index_fill(0, chosen, self.target), batch.targets
+            if targets is not None:
+                targets = targets.index_fill(0, chosen, 0.0)
+                targets[chosen, self.target] = 1.0
+            return Batch(paste_on(batch.images), labels, tuple(map(paste_on, batch.views)), targets)
+
+        return paste
+
+    def uploaded(self, client: Client, upload: Upload) -> Upload:
+        """Return the boosted upload."""
+        return upload if self.boost == 1 else _with_update(client, upload, lambda update: self.boost * update)
+
+    def figures(
+        self, evaluator: Evaluator, scores: Mapping[str, float], clients: Mapping[str, ClientData]
+    ) -> dict[str, float]:
+        """Add the success on test sets, with the names of scores behind ``attack/``."""
+        assert isinstance(evaluator.scorer, Retrieval), "see check"
+        colour = torch.tensor(TRIGGER, dtype=torch.uint8)
+
+        def paste(images: Tensor) -> Tensor:
+            return paste_square(images, self.patch, colour.to(images.device))
+
+        success = evaluator.with_scorer(TriggeredRetrieval(evaluator.scorer, paste)).score("test")
+        honest = super().figures(evaluator, scores, clients)
+        return honest | {f"attack/{name}": value for name, value in few_names(success).items()}
+
+
+def _check_identities(attackers: Mapping[str, ClientData]) -> None:
+    """Refuse attackers with fewer than two identities."""
+    for name, data in attackers.items():
+        if data.num_classes < 2:
+            raise ConfigError(
+                f"{_FIELD}.attackers: client {name} has fewer than two known identities, and this attack changes "
+                "labels; name other clients"
+            )
+
+
+def _with_update(client: Client, upload: Upload, change: Callable[[Tensor], Tensor]) -> Upload:
+    """Return an upload with a changed update of the parameters, [num_shared_parameters] float32."""
+    count = client.model.flat.num_shared_parameters
+    vector, received = upload.vector.clone(), client.received.vector[:count]
+    vector[:count] = received + change(vector[:count] - received)
+    return replace(upload, vector=vector)
