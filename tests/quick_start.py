@@ -22,6 +22,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from failing import Forked, room
 from fedsim.core import spares
@@ -117,6 +118,8 @@ def _run(words, cwd, variables, program, files):
     os.environ.update(variables)
     sys.path[:0] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     sys.executable = str(Path(program).with_name("python"))
+    if (rank := variables.get("RANK", "")).isdecimal():  # Lightning reads it when it is imported
+        rank_zero_only.rank = int(rank)
     if "OMP_NUM_THREADS" in variables:  # torch reads it when it is imported
         torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
     _take_parent()

@@ -21,7 +21,7 @@ from tiny_run import TINY
 
 WRONG_SETTINGS = [
     (["--model.client.batch_size=abc"], "model.client.batch_size", "int"),
-    (["--model.method=Nonsense"], "model.method", "choose from Ditto, FedAtt, FedAvg"),
+    (["--model.method=Nonsense"], "model.method", "choose from APFL, DACS, Ditto"),
     (
         ["--model.backbone=Nonsense"],
         "model.backbone",

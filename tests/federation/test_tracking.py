@@ -24,7 +24,7 @@ from fedsim.data import SyntheticReID
 from fedsim.evaluation import summary
 from fedsim.evaluation.ranking import MAX_RANK
 from fedsim.evaluation.summary import METRICS, few_names
-from fedsim.federation import round, round_table
+from fedsim.federation import round
 from fedsim.federation.callbacks import Tracking, tracking
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE, code_version, join_run, public_config
 from fedsim.federation.components import ledger
@@ -272,7 +272,7 @@ class Recorder(WandbLogger):
 @pytest.fixture
 def few(monkeypatch):
     """Take three for many."""
-    for module in (tracking, summary, round, round_table, ledger):
+    for module in (tracking, summary, round, ledger):
         monkeypatch.setattr(module, "MAX_NAMES", 2)
 
 

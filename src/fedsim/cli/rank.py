@@ -28,7 +28,7 @@ from fedsim.parsing.error_lines import parsed
 T = TypeVar("T")
 
 
-def rank(
+def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import fedsim.rank
     features: str,
     distance: Distance = "cosine",
     camera_aware: bool = True,
@@ -171,7 +171,7 @@ def run(args: list[str]) -> str:
         "rerank": "re-rank by k-reciprocal encoding",
         "json": "print JSON instead of a table",
     }
-    parser.add_function_arguments(rank, skip={"features", *flags})
+    parser.add_function_arguments(rank_file, skip={"features", *flags})
     for flag, text in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
-    return rank(**parsed(parser, args).as_dict())
+    return rank_file(**parsed(parser, args).as_dict())
