@@ -11,10 +11,10 @@ from fedsim.core.store import FileStore, MemoryStore
 from fedsim.data import SyntheticReID
 from fedsim.data.federations import check_names
 from fedsim.data.images import Domain, ImageArray, Split
-from fedsim.federation import lazy_clients
 from fedsim.federation.components.selection import PoissonSampling, RandomFraction
 from fedsim.methods import MOON, SKA, Ditto, FedPav, FedReID
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
+from fedsim.training import lazy_clients
 from small import fit, make_data, make_model, vector
 
 METHODS = {"pav": FedPav(), "moon": MOON(), "ska": SKA(), "reid": FedReID(), "ditto": Ditto()}

@@ -21,7 +21,6 @@ from fedsim.federation.checks.requirements import (
     settings_by_client,
 )
 from fedsim.federation.components.ledger import Ledger
-from fedsim.federation.lazy_clients import LazyClients
 from fedsim.federation.parts import Parts, layout_of, trains_alone
 from fedsim.federation.scheduling.rank_share import make_rank_share
 from fedsim.federation.settings import Settings
@@ -31,6 +30,7 @@ from fedsim.strategy.machine import Machine
 from fedsim.training.batch import ClientImages
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.lazy_clients import LazyClients
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics, shared_names
 

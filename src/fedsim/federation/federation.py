@@ -31,8 +31,8 @@ from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
-from fedsim.federation.start_line import start_line
 from fedsim.strategy.machine import Machine, machine_of, share_of_cores
+from fedsim.strategy.start_line import start_line
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 
@@ -116,7 +116,7 @@ class Federation(LightningModule):
         torch.set_num_threads(self.settings.threads)
         strategy, is_new = self.strategy, not hasattr(self, "parts")
         if stage == "fit" and self.trainer.is_global_zero:
-            log.info(start_line(self.trainer))
+            log.info(start_line(self.strategy, self.trainer))
         prepare_memory(strategy.root_device)
         if not self.settings.tf32:
             self._allowed_tf32 = allow_tf32(False)

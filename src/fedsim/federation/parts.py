@@ -12,11 +12,11 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData, FederatedData
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.components.ledger import Ledger
-from fedsim.federation.lazy_clients import LazyClients
 from fedsim.federation.scheduling.rank_share import RankShare
 from fedsim.methods.base import Method
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels.labeller import FACTS
+from fedsim.training.lazy_clients import LazyClients
 from fedsim.training.objective import Objective
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server

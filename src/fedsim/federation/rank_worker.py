@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, TrainingError
 from fedsim.federation.aggregation.sums import Aggregator
-from fedsim.federation.components.attacks import Attack
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.parts import Parts
 from fedsim.federation.round_table import RoundTable, SessionReport
@@ -77,11 +77,12 @@ class RankWorker:
         """
         try:
             client.model.flat.check()
-            attack = self._attack_of(client.client_name, round_)
-            poison = None if attack is None else attack.poison(client)
+            attack = self.settings.attack
+            attacks = attack is not None and attack.acts(client.client_name, round_)
+            poison = attack.poison(client) if attack is not None and attacks else None
             client.begin_round(round_, work, self.precision, self._on_batch, rank_group, poison)
             try:
-                return self._do_round(client, attack, keep_snapshot)
+                return self._do_round(client, attacks, keep_snapshot)
             finally:
                 client.leave()
         except LeftOutError as error:
@@ -98,13 +99,8 @@ class RankWorker:
                 raise explained from error
             raise
 
-    def _attack_of(self, client: str, round_: int) -> Attack | None:
-        """Return the attack if the client is one of the attackers in this round."""
-        attack = self.settings.attack
-        return attack if attack is not None and attack.acts(client, round_) else None
-
-    def _do_round(self, client: Client, attack: Attack | None, keep_snapshot: bool) -> SessionReport:
-        """Download, train, measure, upload."""
+    def _do_round(self, client: Client, attacks: bool, keep_snapshot: bool) -> SessionReport:
+        """Download, train, measure, upload; ``attacks``: whether the client is an attacker in this round."""
         method, server, privacy = self.settings.method, self.parts.server, self.settings.privacy
         message = message_to(method, server, client.model.arch)
         client.received = message if privacy is None else privacy.received(client, server, message)
@@ -112,8 +108,8 @@ class RankWorker:
         method.train(client)
         client.end_training()
         upload = method.upload(client)
-        if attack is not None:
-            upload = attack.uploaded(client, upload)
+        if attacks and self.settings.attack is not None:
+            upload = self.settings.attack.uploaded(client, upload)
         sent = upload if privacy is None else privacy.uploaded(client, server, upload)
         contribution = self.aggregator.encode(client.client_name, sent)
         parts = (contribution.vector, *contribution.extras.values())
@@ -145,5 +141,10 @@ class RankWorker:
 
     def _on_batch(self, report: BatchReport) -> None:
         self.strategy.poll()
-        for callback in self.callbacks:
+        for callback in self._batch_callbacks:
             callback.on_client_batch(report)
+
+    @cached_property
+    def _batch_callbacks(self) -> list[RoundCallback]:
+        """The callbacks that do something after a batch."""
+        return [c for c in self.callbacks if type(c).on_client_batch is not RoundCallback.on_client_batch]

@@ -312,7 +312,9 @@ class Client(LightningModule):
                 self._named, inexact, "the weight of the loss", "model.client.micro_batch to null"
             )
         numbers = {name: s.read(values) if isinstance(s, Measured) else s for name, s in signals.items()}
-        failures.check_signals(self._named, numbers, [entry.name for entry in self.model.flat.shared_parameters])
+        if numbers:
+            names = [entry.name for entry in self.model.flat.shared_parameters]
+            failures.check_signals(self._named, numbers, names)
         if self.session.is_first:
             self.store_private(self.model.private, self.kept)
         facts = {
