@@ -69,6 +69,7 @@ from torch.nn.functional import linear
 
 from fedsim.core.checks import at_least, not_negative
 from fedsim.core.seeding import torch_generator
+from fedsim.core.transfer import send
 from fedsim.functional.losses import authenticity, mean_entropy
 from fedsim.functional.style import restyle, style_gap, style_of
 from fedsim.methods.base import (
@@ -231,5 +232,5 @@ def _style_model(client: Client, shape: torch.Size) -> StyleModel:
     if _MEAN in client.kept:
         return StyleModel(client.kept[_MEAN].clone(), client.kept[_STD].clone())
     stream = torch_generator(client.seed, client.client_name, "style")
-    std, mean = _NOISE * torch.randn((2, *shape), generator=stream)
-    return StyleModel(mean.to(client.device), 1 + std.to(client.device))  # Paper silent; the authors' code
+    std, mean = send(_NOISE * torch.randn((2, *shape), generator=stream), client.device)
+    return StyleModel(mean, 1 + std)  # Paper silent; the authors' code
