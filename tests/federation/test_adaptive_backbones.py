@@ -17,6 +17,7 @@ from fedsim.federation.components.selection import UCB
 from fedsim.methods import SKA, Ditto, FedAvg, Scaffold, WeightedPav
 from fedsim.models import Neck, SmallCNN
 from fedsim.papers.files import read_paper
+from fedsim.training import lazy_clients
 from fedsim.training.messages import Report
 from fedsim.training.settings import ClientOverride
 from small import fit, make_data, make_model, receive, vector
@@ -154,7 +155,10 @@ def ladder_of(model):
     return next(listener for listener in model.listeners if isinstance(listener, BackboneLadder))
 
 
-def test_a_switch_keeps_the_classifier_and_nothing_else():
+@pytest.mark.parametrize("kept", [1000, 1])
+def test_a_switch_keeps_the_classifier_and_nothing_else(kept, monkeypatch):
+    """Also of clients that are made anew for it: their old head has the place of the old architecture."""
+    monkeypatch.setattr(lazy_clients, "KEPT", kept)
     model = fit(adaptive(), rounds=2)
     before = {name: [t.clone() for t in client.head] for name, client in model.parts.clients.items()}
     assert model.parts.archs == dict.fromkeys(model.parts.archs, "smallcnn")  # not yet

@@ -149,12 +149,13 @@ class BackboneLadder(RoundListener):
             old, new = parts.archs[name], self._archs[rung - 1]
             if new != old:
                 log.info("round %d: client %s changes from %s to %s", round_ + 1, name, old, new)
+                client = parts.clients.get(name)  # before its architecture changes: its head has the old place
                 parts.archs[name] = new
                 moved = True
-                if name in parts.rank_share.hosted_clients:
-                    _move(parts.clients[name], parts.models[new], parts.method, parts.server)
-                elif name in parts.clients:
-                    parts.clients[name].model = parts.models[new]
+                if client is not None and name in parts.rank_share.hosted_clients:
+                    _move(client, parts.models[new], parts.method, parts.server)
+                elif client is not None:
+                    client.model = parts.models[new]
         if moved and parts.rank_share.machine is not None:
             parts.rank_share.machine.meet()  # else another rank could train a client before its host has moved it
 
