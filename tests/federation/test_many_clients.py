@@ -1,16 +1,24 @@
 """Federations of many clients: made when they train, with states only of those that have trained."""
 
+import hashlib
+import json
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from failing import run_on_ranks
+from fedsim.__main__ import main
+from fedsim.cli import describe
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.room import Room
 from fedsim.core.seeding import numpy_generator
 from fedsim.core.store import FileStore, MemoryStore
-from fedsim.data import SyntheticReID
+from fedsim.data import FederatedDataModule, SyntheticReID
 from fedsim.data.federations import check_names
 from fedsim.data.images import Domain, ImageArray, Split
+from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.selection import PoissonSampling, RandomFraction
 from fedsim.methods import MOON, SKA, Ditto, FedPav, FedReID
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
@@ -38,8 +46,8 @@ def assert_equal(first, second):
 @pytest.mark.parametrize("cache", ["device", "none"])
 def test_clients_that_are_made_again_have_the_same_bits(name, cache, monkeypatch):
     def trained():
-        model = make_model(METHODS[name], selection=RandomFraction(0.67))
-        return fit(model, make_data(cache=cache), rounds=3, limit_val_batches=1)
+        model = make_model(METHODS[name], selection=RandomFraction(0.67), evaluation=Evaluation())
+        return fit(model, make_data(cache=cache), rounds=3, limit_val_batches=1.0)
 
     expected = trained()
     monkeypatch.setattr(lazy_clients, "KEPT", 1)
@@ -47,6 +55,7 @@ def test_clients_that_are_made_again_have_the_same_bits(name, cache, monkeypatch
     assert len(again.parts.clients._made) == 1
     assert_equal(state_of(expected), state_of(again))
     assert again.scores == expected.scores
+    assert any(score.startswith("test/personalised/town") for score in again.scores)
 
 
 def test_a_client_in_memory_is_the_same_object_and_the_oldest_goes(monkeypatch):
@@ -222,3 +231,99 @@ def test_poisson_samples_are_those_of_the_plain_loop():
     names = [f"c{i}" for i in range(3000)]
     draws = numpy_generator(5, 2, "Poisson selection").random(len(names))
     assert PoissonSampling(0.1).select(2, names, 5) == [n for n, draw in zip(names, draws, strict=True) if draw < 0.1]
+
+
+# -- what a run says of many clients -----------------------------------------------------------------------------------
+
+MANY = """
+seed_everything: 0
+trainer: {max_epochs: 1, check_val_every_n_epoch: 1, accelerator: cpu, devices: 1, enable_progress_bar: false}
+model:
+  method: FedPav
+  backbone: {class_path: SmallCNN, init_args: {width: 4}}
+  neck: {kind: bnneck, dropout: 0.0}
+  client: {batch_size: 8}
+  selection: {class_path: RandomFraction, init_args: {fraction: 0.002}}
+data:
+  source: {class_path: SyntheticReID, init_args: {clients: 1001, unseen: 1, scale: 0.2, identities: 2}}
+  val: none
+  cache: none
+  size: [16, 8]
+"""
+
+
+@pytest.fixture(scope="module")
+def many_run(tmp_path_factory):
+    """A run of 1,001 clients, three of which train."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "many.yaml").write_text(MANY)
+    assert main(["fit", "--config", str(folder / "many.yaml"), "--run_dir", str(folder / "run")]) == 0
+    return folder
+
+
+def test_the_summary_has_number_and_hash_of_many_clients(many_run, capsys):
+    summary = json.loads((many_run / "run" / "summary.json").read_text())
+    names = "\n".join(f"town{i}" for i in range(1001))
+    assert (summary["clients"], summary["num_clients"]) == ([], 1001)
+    assert summary["clients_sha256"] == hashlib.sha256(names.encode()).hexdigest()
+    assert main(["report", str(many_run / "run")]) == 0
+    assert "new0" in capsys.readouterr().out
+    assert main(["report", str(many_run / "run"), "--participation", str(many_run / "p.png")]) == 2
+    assert "names none of its 1001 clients, so --participation cannot draw them" in capsys.readouterr().err
+
+
+def test_few_clients_are_listed(tmp_path):
+    (tmp_path / "few.yaml").write_text(MANY.replace("clients: 1001", "clients: 3").replace("0.002", "1.0"))
+    assert main(["fit", "--config", str(tmp_path / "few.yaml"), "--run_dir", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["clients"] == ["town0", "town1", "town2"]
+    assert "num_clients" not in summary
+
+
+def test_a_description_has_quantiles_of_many_clients(many_run, capsys):
+    assert main(["describe", "--config", str(many_run / "many.yaml")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line.startswith("town1 ")]
+    [images] = [line.split() for line in lines if line.startswith("images ")]
+    assert images == ["images", "8", "8", "8", "8", "8", "8,008"]
+    assert [line for line in lines if line.startswith("of 1,001 clients")]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_quantiles_are_those_of_sorted_counts(seed):
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 50, rng.integers(1, 40)).tolist()
+    ordered = sorted(counts)
+    expected = [ordered[math.floor(q * (len(counts) - 1))] for q in (0, 0.1, 0.5, 0.9, 1)]
+    row = describe._quantiles("clients", {"images": counts}).splitlines()[-1].split()
+    assert row == ["images", *map(str, expected), f"{sum(counts):,}"]
+
+
+@pytest.mark.parametrize(("free", "warns"), [(1, True), (10**15, False)])
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_a_line_warns_if_all_states_have_no_room(many_run, monkeypatch, caplog, store, free, warns):
+    """1,001 states of about a kilobyte; the fit goes on, since few clients train."""
+    for name in ("memory_room", "room_of"):
+        monkeypatch.setattr(f"fedsim.federation.memory.{name}", lambda *_: Room("here", free, 2 * free))
+    args = ["--config", str(many_run / "many.yaml"), "--run_dir", str(many_run / f"{store}{free}")]
+    assert main(["fit", *args, "--model.client_store", store]) == 0
+    lines = [r.message for r in caplog.records if "the private states of all 1,001 clients take" in r.message]
+    assert bool(lines) is warns
+    assert not lines or ("(here)" in lines[0] and ("set it to disk" in lines[0]) == (store == "host"))
+
+
+def test_an_evaluation_opens_no_images_of_clients(monkeypatch):
+    """Of many clients only those that train: a copy of all images would fill the memory."""
+    opened = []
+    monkeypatch.setattr(lazy_clients, "KEPT", 1)
+    monkeypatch.setattr(FederatedDataModule, "must_decode", lambda *_: False)
+    open_train = FederatedDataModule.open_train
+    monkeypatch.setattr(
+        FederatedDataModule, "open_train",
+        lambda data, images, name, device: opened.append(name) or open_train(data, images, name, device),
+    )  # fmt: skip
+    model = make_model(Ditto(), selection=RandomFraction(0.34), evaluation=Evaluation())
+    fit(model, rounds=1, limit_val_batches=1.0)
+    assert any("personalised" in name for name in model.scores)
+    assert opened == list(model.reports)
+    assert len(opened) == 2

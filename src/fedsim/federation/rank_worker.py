@@ -57,7 +57,8 @@ class RankWorker:
                 callback.on_round_start(round_, orders.all)
             for name, rank_group in scheduler.turns(orders):
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
-                session = self._train_client(self.parts.clients[name], round_, work[name], rank_group, keep_snapshots)
+                client = self.parts.clients.to_train(name)
+                session = self._train_client(client, round_, work[name], rank_group, keep_snapshots)
                 table.enter(self.strategy.global_rank, name, session)
         except Exception as error:  # of any type: the other ranks must stop, too
             return error

@@ -59,6 +59,11 @@ class ClientImages:
         """generated images, if there are any; from :meth:`open` on"""
 
     @property
+    def is_open(self) -> bool:
+        """Whether :meth:`open` has been called."""
+        return hasattr(self, "pixels")
+
+    @property
     def lists(self) -> list[Images]:
         """The images that :meth:`open` opens: its own, and generated ones if it has some."""
         return [self.data.train.images, *([] if self.data.generated is None else [self.data.generated.images])]

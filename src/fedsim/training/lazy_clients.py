@@ -33,8 +33,8 @@ class LazyClients(Mapping[str, Client]):
         self._names, self._make, self._images_of = dict.fromkeys(names), make, images_of
         self._made: dict[str, Client] = {}
         """the clients in memory; the one that was used last is at the end"""
-        self._open: dict[str, ClientImages] = {}
-        """images in memory that took time to decode"""
+        self._decoded: dict[str, ClientImages] = {}
+        """images in memory that took time to decode; they stay when their client does not"""
         self._data: FederatedDataModule | None = None
         """opens the images of the clients; None: a run that trains no client"""
         self.limit_batches: float | None = None
@@ -43,7 +43,7 @@ class LazyClients(Mapping[str, Client]):
     def __getitem__(self, name: str) -> Client:
         if name not in self._names:
             raise KeyError(name)
-        client = self._made.pop(name, None) or self._make(name, self._images(name))
+        client = self._made.pop(name, None) or self._make(name, self._decoded.get(name) or self._images_of(name))
         client.limit_batches = self.limit_batches
         self._made[name] = client
         if len(self._made) > KEPT:
@@ -60,25 +60,18 @@ class LazyClients(Mapping[str, Client]):
         return name in self._names
 
     def open_images(self, names: Iterable[str], data: FederatedDataModule) -> None:
-        """Open the images of few clients, and all that must be decoded; the others are opened in each session."""
+        """Open the images of few clients, and all that must be decoded; :meth:`to_train` opens the others."""
         self._data = data
-        if not self._are_few:
-            self._made.clear()  # made by an evaluation, without their images
         for name in names:
-            images = self[name].images if self._are_few else self._images_of(name)
-            if self._are_few or any(map(data.must_decode, images.lists)):
+            if len(self) <= KEPT:
+                self[name].images.open(data.open_train)
+            elif any(map(data.must_decode, (images := self._images_of(name)).lists)):
                 images.open(data.open_train)
-                self._open[name] = images
+                self._decoded[name] = images
 
-    @property
-    def _are_few(self) -> bool:
-        """Whether all clients stay in memory."""
-        return len(self._names) <= KEPT
-
-    def _images(self, name: str) -> ClientImages:
-        """Return a client's images, open if the run trains clients."""
-        if (images := self._open.get(name)) is None:
-            images = self._images_of(name)
-            if self._data is not None and not self._are_few:
-                images.open(self._data.open_train)
-        return images
+    def to_train(self, name: str) -> Client:
+        """Return a client whose images are open, for a session."""
+        client = self[name]
+        if not client.images.is_open and self._data is not None:
+            client.images.open(self._data.open_train)
+        return client
