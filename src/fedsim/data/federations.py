@@ -59,13 +59,14 @@ def build_federation(
     check_unseen(domains, unseen, seen)
     unknown = {d.name for d in domains if d.name in seen and _is_unlabelled(d)}
     tested = {d.name for d in domains if len(d.gallery)}
-    clients = [
-        _client(name, cap_training(name, train, max_identities, max_images), own_tests, val, val_fraction)
-        if data_set not in unknown
-        else _client_without_identities(name, cap_training(name, train, max_identities, max_images), own_tests, val)
-        for data_set, name, train in _shares(seen, partition, parts, alpha)
-        for own_tests in [(data_set,) if data_set in tested else ()]
-    ]
+    clients = []
+    for data_set, name, train in _shares(seen, partition, parts, alpha):
+        images = cap_training(name, train, max_identities, max_images)
+        tests = (data_set,) if data_set in tested else ()
+        if data_set in unknown:
+            clients.append(_client_without_identities(name, images, tests, val))
+        else:
+            clients.append(_client(name, images, tests, val, val_fraction))
     classes = None
     if labels == "common":
         if val == "identities":
@@ -81,15 +82,12 @@ def build_federation(
         clients = [_unite("union", clients)]
     elif partition == "stratified":  # client i has the share i of every data set
         clients = [_unite(f"part{i + 1}", clients[i::parts]) for i in range(parts)]
-    tests = {
-        d.name: RetrievalSet(d.query, d.gallery, splits=d.splits)
-        for d in domains
-        if d.name != public and d.name in tested
-    }
+    scored = tested - {public}
+    sets = {d.name: RetrievalSet(d.query, d.gallery, splits=d.splits) for d in domains if d.name in scored}
     return FederatedData(
         clients=tuple(clients),
-        tests=tests,
-        unseen=tuple(name for name in tests if name not in seen),
+        tests=sets,
+        unseen=tuple(name for name in sets if name not in seen),
         public=next((Split.join(d.parts) for d in domains if d.name == public), None),
         public_name=public,
         classes=classes,

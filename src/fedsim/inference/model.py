@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedsim.core.devices import device_named
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
-from fedsim.inference.checkpoints import CHECKPOINTS, checkpoint_at, checkpoint_named
+from fedsim.inference.checkpoints import checkpoint_at
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.onnx_file import Layer, PixelsToFeatures, network_of
 from fedsim.models.reid import ReIDModel
@@ -130,8 +130,4 @@ def _checkpoint(path: Path, name: str) -> Path:
         raise ConfigError(
             f"checkpoint: there is no {name}; choose best or last, or give the path of a checkpoint as run"
         )
-    if name == "best" or not (path / CHECKPOINTS).is_dir():
-        return checkpoint_at(path)
-    if (last := checkpoint_named(path, "last")) is None:
-        raise DataError(f"{path / CHECKPOINTS}: there is no checkpoint; is this the directory of a run?")
-    return last
+    return checkpoint_at(path, fitting=name == "last")  # a fit continues from the last

@@ -16,6 +16,8 @@ from fedsim.papers.files import Paper, rotation_in
 from fedsim.report import report
 from fedsim.sweep.local import SweepRun
 from fedsim.sweep.seeds import (
+    REFUSED,
+    SEED,
     finish,
     mark_of,
     refuse_options,
@@ -26,11 +28,7 @@ from fedsim.sweep.seeds import (
 )
 
 _OPTION = "--left_out"
-_REFUSED = {
-    "--data.unseen": f"{_OPTION} gives the data sets that are left out",
-    "--ckpt_path": "the same command continues unfinished runs",
-    "--overwrite": "remove the folder to start again",
-}
+_REFUSED = {"--data.unseen": f"{_OPTION} gives the data sets that are left out", **REFUSED}
 
 
 def run(words: Sequence[str]) -> str:
@@ -45,7 +43,7 @@ def run(words: Sequence[str]) -> str:
     rotation = rotation_in(options)
     if rotation is not None and data_sets:
         raise ConfigError(f"{_OPTION}: {rotation[0].key}/{rotation[1]} gives the left-out data sets; leave it out")
-    refuse_options(options, _REFUSED | ({"--seed_everything": "--seeds gives the seeds"} if seeds else {}))
+    refuse_options(options, _REFUSED | (SEED if seeds else {}))
     by_set = _options_of_paper(options, rotation) if rotation else _options_of_sets(options, data_sets)
     runs = runs_of_rotation(options, by_set, seeds)
     finish(runs, parallel)

@@ -16,11 +16,13 @@ from fedsim.sweep.local import SweepRun, outcome_of
 from fedsim.sweep.running import execute_runs
 
 _METRIC = "val/mAP"
-_REFUSED = {
-    "--seed_everything": "--seeds gives the seeds",
+REFUSED = {
     "--ckpt_path": "the same command continues unfinished runs",
     "--overwrite": "remove the folder to start again",
 }
+"""options that no command with several runs takes -> why"""
+SEED = {"--seed_everything": "--seeds gives the seeds"}
+"""the option that none with ``--seeds`` takes"""
 
 
 def run(words: Sequence[str]) -> str:
@@ -33,7 +35,7 @@ def run(words: Sequence[str]) -> str:
     options, seeds, parallel = seeds_and_parallel(words)
     if not seeds:
         raise ConfigError("--seeds: give the seeds, such as --seeds 0 1 2; --parallel needs them")
-    refuse_options(options, _REFUSED)
+    refuse_options(options, SEED | REFUSED)
     runs = runs_of_seeds(options, seeds)
     finish(runs, parallel)
     return report([str(sweep_run.folder) for sweep_run in runs])
