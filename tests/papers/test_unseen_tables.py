@@ -1,11 +1,12 @@
 """Papers 005 to 007: every printed digit, written down a second time; contradictions; what rows resolve to."""
 
 import re
+from itertools import combinations
 
 import pytest
 
 from fedsim.__main__ import main
-from fedsim.papers.contradictions import contradictions_in, differing_sets, lines_of, same_names, wrong_mean
+from fedsim.papers.contradictions import Cell, contradictions_in, differing_sets, lines_of, wrong_mean
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
 
@@ -94,6 +95,21 @@ def test_rows_without_a_run_say_why_and_no_row_is_a_target():
         for row in table.rows:
             assert row.status in ("not comparable", "figure only")
             assert row.remark
+
+
+def same_names(papers):
+    """All pairs of rows with one name; SNR with three sources is SNR elsewhere."""
+    cells = [
+        Cell(f"{paper.key}/{table.name}", row, table.digits)
+        for paper in papers
+        for table in paper.tables
+        if table.left_out
+        for row in table.rows
+    ]
+    for first, second in combinations(cells, 2):
+        names = {cell.row.name.removesuffix(", three sources") for cell in (first, second)}
+        if len(names) == 1 and first.place != second.place:
+            yield first, second
 
 
 def test_contradictions_are_exactly_the_cells_that_differ():

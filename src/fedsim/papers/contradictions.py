@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
 from typing import NamedTuple
 
 from fedsim.papers.files import Paper, read_paper
@@ -81,27 +80,6 @@ def wrong_mean(row: TableRow) -> str | None:
         return None
     printed, computed = (" / ".join(f"{value:.1f}" for value in values) for values in (row.mean, means))
     return f"{printed} is printed, its columns give {computed}"
-
-
-def same_names(papers: list[Paper]) -> Iterator[tuple[Cell, Cell]]:
-    """Yield all pairs of rows with one name in tables of left-out data sets: candidates for contradictions.
-
-    ``SNR, three sources`` of a table with several numbers of sources is ``SNR`` elsewhere.
-    """
-    cells = [
-        Cell(f"{paper.key}/{table.name}", row, table.digits)
-        for paper in papers
-        for table in paper.tables
-        if table.left_out
-        for row in table.rows
-    ]
-    for first, second in combinations(cells, 2):
-        if _experiment(first) == _experiment(second) and first.place != second.place:
-            yield first, second
-
-
-def _experiment(cell: Cell) -> str:
-    return cell.row.name.removesuffix(", three sources")
 
 
 def _family(name: str) -> str:
