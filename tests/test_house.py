@@ -233,6 +233,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "preemption": {"_broadcast_sigterm_tensor"},
         "ready_ranks": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},
         "sharing": {"_destroy_dist_connection"},
+        "summary": {"_check_log_dir_exists"},
         "strategy": {
             "_configure_launcher",
             "_get_process_group_backend",

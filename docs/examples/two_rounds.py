@@ -10,7 +10,7 @@ source = SyntheticReID(clients=3, unseen=1, scale=0.25)  # or MarketFolders("dat
 data = FederatedDataModule(source, size=(32, 16), augmentation=Augmentation(pad=2))
 model = Federation(FedPav(), SmallCNN(width=8), client=LocalTraining(batch_size=8))
 
-trainer = Trainer(max_epochs=2, accelerator="cpu", devices=1)  # run_dir="runs/mine" writes checkpoints and metrics
+trainer = Trainer(max_epochs=2, accelerator="cpu", devices=1)  # run_dir="runs/mine" writes config, checkpoints, metrics
 trainer.fit(model, datamodule=data)
 trainer.test(model, datamodule=data)
 print(tabulate(trainer.scores, headers="keys", floatfmt=".3f"))

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedsim._version import __version__
+from fedsim.core.false_alarms import ignore_missing_widgets
 from fedsim.core.light_torchmetrics import lighten
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from fedsim.evaluation.settings import Evaluation
     from fedsim.federation import Federation
     from fedsim.federation.trainer import Trainer
-    from fedsim.inference import load_model, rank
+    from fedsim.inference import load_model, load_run, rank
     from fedsim.models import Neck
     from fedsim.training.objective import Objective
     from fedsim.training.settings import LocalTraining
@@ -34,6 +35,7 @@ _PLACES = {
     "SyntheticReID": "fedsim.data",
     "Trainer": "fedsim.federation.trainer",
     "load_model": "fedsim.inference",
+    "load_run": "fedsim.inference",
     "rank": "fedsim.inference",
 }
 _FACES = ("data", "methods", "models", "report")  # packages that need no import of their own: fedsim.methods.FedPav
@@ -51,10 +53,12 @@ __all__ = [
     "Trainer",
     "__version__",
     "load_model",
+    "load_run",
     "rank",
 ]
 
 lighten()
+ignore_missing_widgets()
 
 
 def __getattr__(name: str) -> Any:

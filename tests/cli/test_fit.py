@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
-from fedsim.cli.run_directory import prepare_for_fit
-from fedsim.report.runs import metrics_files
+from fedsim.core.metrics_rows import metrics_files
+from fedsim.federation.callbacks import FolderStart
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import refuse
 from tiny_run import TINY
@@ -202,11 +202,12 @@ def test_last_is_the_last_round_and_a_resumed_run_keeps_the_curves(fedsim, tiny,
     fedsim("fit", "--ckpt_path", run, "--trainer.max_epochs=5")  # the run directory says the rest
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["rounds"], summary["final"]["round"]) == (5, 5)
-    epochs = []
-    for name in ("metrics-1.csv", "metrics.csv"):
-        with (run / name).open() as file:
-            epochs += [int(row["epoch"]) for row in csv.DictReader(file) if row["val/mAP"]]
-    assert epochs == [1, 2, 3, 4], "the last round of either call is scored, too"
+    assert [path.name for path in metrics_files(run)] == ["metrics.csv"]
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows if row["train/loss"]] == [0, 1, 2, 3, 4]
+    scored = [int(row["epoch"]) for row in rows if row["val/mAP"]]
+    assert scored == [1, 2, 3, 4], "the last round of either call is scored, too"
 
 
 def test_a_client_that_diverges_on_one_rank_stops_all(fedsim, tiny, tmp_path):
@@ -279,7 +280,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
-    prepare_for_fit(tmp_path, overwrite=True, ckpt_path=None)
+    FolderStart(tmp_path, overwrite=True).prepare()
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["notes"]
 
 
@@ -468,10 +469,21 @@ def test_the_last_round_is_scored_whatever_the_interval(tiny, tmp_path, capsys):
     assert f"wrote {run}: config.yaml, metrics.csv, summary.json, checkpoints" in capsys.readouterr().out
 
 
-def test_an_interval_that_is_longer_than_the_run_scores_nothing(tiny, tmp_path, capsys):
-    options = ["--config", str(tiny), "--run_dir", str(tmp_path / "run"), "--trainer.check_val_every_n_epoch=9"]
+def test_a_run_that_is_shorter_than_the_interval_has_scores_of_its_last_round(tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    options = ["--config", str(tiny), "--run_dir", str(run), "--trainer.check_val_every_n_epoch=9"]
     assert main(["fit", *options]) == 0
-    assert "no scores: see trainer.check_val_every_n_epoch" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["final"]["round"] == 3
+    assert (run / "checkpoints" / "best.ckpt").is_dir()
+    assert "mean seen" in capsys.readouterr().out
+
+
+def test_where_nothing_is_scored_the_remedy_is_named(tiny, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["fit", "--config", str(tiny), "--run_dir", str(run), "--trainer.limit_val_batches=0"]) == 0
+    remedy = f"fedsim test --ckpt_path {run}"
+    assert f"no scores: nothing was evaluated; {remedy} scores a checkpoint" in capsys.readouterr().out
+    assert main(remedy.split()[1:]) == 0
 
 
 def test_without_a_terminal_long_rounds_write_lines_with_the_time_left(tiny, tmp_path, caplog):

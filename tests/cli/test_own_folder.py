@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedsim.__main__ import main
-from fedsim.cli.run_directory import check_free, prepare_for_fit
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import expanded
 from fedsim.core.run_lock import LOCK_FILE, RunLock
+from fedsim.federation.callbacks import FolderStart
 from fedsim.methods import FedPav
 from fedsim.report.runs import read_run
 from small import refuse
@@ -136,18 +136,18 @@ def test_a_run_that_cannot_begin_puts_everything_back(run, way):
     last = str(run / "checkpoints" / "last.ckpt") if way == "continues" else None
 
     def begin():
-        assert not (run / "metrics.csv").exists()
+        assert (run / "metrics.csv").exists() == (way == "continues")
         (run / "metrics.csv").write_text("of the new run")
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="disk is full"):
-        prepare_for_fit(run, way == "replaces", last, begin=begin)
+        FolderStart(run, way == "replaces", last).prepare(begin)
     assert content(run) == before
 
 
 def test_what_a_killed_fit_moved_aside_goes_with_the_next_one(run):
     (run / "replaced-0123.tmp" / "0-metrics.csv").mkdir(parents=True)
-    prepare_for_fit(run, True, None)
+    FolderStart(run, True).prepare()
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml"]
 
 
@@ -155,11 +155,11 @@ def test_checkpoints_without_a_summary_are_a_run(run):
     (run / "summary.json").unlink()
     before = content(run)
     with pytest.raises(ConfigError, match="holds a run already"):
-        check_free(run, False, None)
+        FolderStart(run).check_free()
     with pytest.raises(ConfigError, match="holds a run already"):
-        prepare_for_fit(run, False, None)
+        FolderStart(run).prepare()
     assert content(run) == before
-    check_free(run, True, None)
+    FolderStart(run, True).check_free()
 
 
 def test_folders_beside_no_run_are_the_user_s(tmp_path):
@@ -168,7 +168,7 @@ def test_folders_beside_no_run_are_the_user_s(tmp_path):
         (tmp_path / name / "mine").touch()
     before = content(tmp_path)
     for overwrite in (False, True):
-        prepare_for_fit(tmp_path, overwrite, None)
+        FolderStart(tmp_path, overwrite).prepare()
         assert content(tmp_path) == before
 
 

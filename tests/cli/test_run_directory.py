@@ -13,8 +13,8 @@ from fedsim.core.errors import DataError
 from fedsim.core.placement import place
 from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.checks.compatibility import warn_of_idle_ranks
-from fedsim.inference.checkpoints import checkpoint_at
 from fedsim.strategy.checkpoint_files import read_checkpoint
+from fedsim.strategy.run_checkpoints import checkpoint_at
 from small import refuse
 from tiny_run import TINY
 
@@ -150,8 +150,8 @@ def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_pat
     call("fit", "--ckpt_path", moved, "--run_dir", moved, "--trainer.max_epochs=2")
     assert not (tmp_path / "run").exists()
     events = EventAccumulator(str(moved / "tensorboard")).Reload()
-    with (moved / "metrics.csv").open() as second, (moved / "metrics-1.csv").open() as first:
-        rows = [*csv.DictReader(first), *csv.DictReader(second)]
+    with (moved / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
     for name in ("train/loss", "test/global/unseen/mAP"):
         logged = [event.value for event in events.Scalars(name)]
         assert logged == pytest.approx([float(row[name]) for row in rows if row[name]], rel=1e-6)
@@ -173,8 +173,8 @@ def test_mlflow_has_the_numbers_of_metrics_csv_in_one_run(tmp_path, monkeypatch)
     assert run.info.run_id == (tmp_path / "run" / "mlflow_id").read_text()
     assert run.data.params["model/method/class_path"] == "fedsim.methods.FedPav"
     assert not any(str(tmp_path) in value for value in run.data.params.values())
-    with (tmp_path / "run" / "metrics.csv").open() as second, (tmp_path / "run" / "metrics-1.csv").open() as first:
-        rows = [*csv.DictReader(first), *csv.DictReader(second)]
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
     for name in ("train/loss", "test/global/unseen/mAP"):
         logged = [number.value for number in client.get_metric_history(run.info.run_id, name)]
         assert logged == pytest.approx([float(row[name]) for row in rows if row[name]], rel=1e-6)

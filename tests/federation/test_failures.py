@@ -29,9 +29,9 @@ from failing import (
 )
 from fedsim.__main__ import main
 from fedsim.core.errors import TrainingError
+from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.owned_folders import remove_abandoned_folders
 from fedsim.methods import FedPav
-from fedsim.report.runs import metrics_files
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit as fit_here
 from small import make_data, make_model, refuse, vector

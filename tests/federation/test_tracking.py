@@ -19,13 +19,13 @@ from lightning.pytorch.loggers import WandbLogger
 
 import fedsim
 from failing import PATIENCE, Run
-from fedsim.cli.run_directory import default_run_dir, prepare_for_fit
+from fedsim.cli.run_directory import default_run_dir
 from fedsim.data import SyntheticReID
 from fedsim.evaluation import summary
 from fedsim.evaluation.ranking import MAX_RANK
 from fedsim.evaluation.summary import METRICS, few_names
 from fedsim.federation import round
-from fedsim.federation.callbacks import Tracking, tracking
+from fedsim.federation.callbacks import FolderStart, Tracking, tracking
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE, code_version, join_run, public_config
 from fedsim.federation.components import ledger
 from fedsim.methods import FedPav
@@ -213,15 +213,15 @@ def test_only_a_fresh_start_is_a_new_run(tmp_path, monkeypatch):
     first = joined()
     assert first["id"] == joined()["id"] == (tmp_path / RUN_ID_FILE).read_text()
     assert (first["dir"], first["name"], first["resume"]) == (str(tmp_path), tmp_path.name, "allow")
-    prepare_for_fit(tmp_path, False, str(tmp_path / "checkpoints" / "last.ckpt"))  # continued
+    FolderStart(tmp_path, False, str(tmp_path / "checkpoints" / "last.ckpt")).prepare()  # continued
     assert joined()["id"] == first["id"]
-    prepare_for_fit(tmp_path, False, None, restart=True)  # killed before its first checkpoint
+    FolderStart(tmp_path, restart=True).prepare()  # killed before its first checkpoint
     assert joined()["id"] == first["id"]
     (tmp_path / "summary.json").write_text("{}")
-    prepare_for_fit(tmp_path, True, None)
+    FolderStart(tmp_path, True).prepare()
     second = joined()
     assert second["id"] != first["id"]
-    prepare_for_fit(tmp_path, False, None)  # what was there is no run
+    FolderStart(tmp_path).prepare()  # what was there is no run
     monkeypatch.setenv("WANDB_RUN_ID", "named-by-an-agent")
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     assert (joined()["id"], joined()["name"]) == ("named-by-an-agent", None)

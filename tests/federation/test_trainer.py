@@ -84,7 +84,7 @@ def test_names_of_a_run_directory_mean_one_folder(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         trainer.fit(make_model(FedPav()), datamodule=make_data())
         files = {path.name for path in (tmp_path / folder).iterdir()}
-        assert files == {"checkpoints", "metrics.csv", "summary.json"}
+        assert files == {"checkpoints", "config.yaml", "metrics.csv", "summary.json"}
     reader = fedsim.Trainer(**QUIET)
     reader.test(make_model(FedPav()), datamodule=make_data(), ckpt_path="~/run/checkpoints/last.ckpt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "place", "work"]

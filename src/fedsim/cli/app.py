@@ -10,7 +10,7 @@ import traceback
 import yaml
 from jsonargparse import get_loader, set_loader, set_parsing_settings
 
-from fedsim.cli.commands import plain_command
+from fedsim.cli.commands import call, plain_command
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
@@ -18,7 +18,14 @@ from fedsim.papers.files import rotation_in
 from fedsim.parsing.config_files import check_words
 from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
-from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_rotation, asks_for_several, check_options
+from fedsim.parsing.options import (
+    WITH_TRAINER,
+    asks_for_help,
+    asks_for_images,
+    asks_for_rotation,
+    asks_for_several,
+    check_options,
+)
 from fedsim.parsing.output import end_output, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 from fedsim.parsing.typed_names import with_quotes, words_with_quotes
@@ -95,6 +102,11 @@ def _run(command: str, words: list[str]) -> None:
 
         _set_up_messages()
         print_text(run_seeds(words))
+    elif command == "predict" and asks_for_images(words):
+        from fedsim.inference.folder import predict_images
+
+        _set_up_messages()
+        print_text(call(predict_images, words, command))
     elif command in WITH_TRAINER:
         check_options(words, command)
         if command != "describe" and not helps:

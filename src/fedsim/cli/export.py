@@ -17,7 +17,6 @@ from fedsim.cli.run_directory import describe_checkpoint
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.sparse_file import write_sparse
-from fedsim.inference.checkpoints import checkpoint_at
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.attention import holds_attention
 from fedsim.models.onnx_file import PREPROCESSING, Layer, PixelsToFeatures, check_onnx, network_of, write_onnx
@@ -25,6 +24,7 @@ from fedsim.models.reid import ReIDModel
 from fedsim.models.style import holds_style
 from fedsim.parsing.config_files import read_config
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version, read_checkpoint
+from fedsim.strategy.run_checkpoints import checkpoint_at
 
 log = logging.getLogger(__name__)
 

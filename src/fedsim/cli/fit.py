@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import logging
 import os
 import sys
@@ -26,16 +24,15 @@ from fedsim.cli.describe import FederatedTrainer, weights_for
 from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     Settled,
-    check_free,
     default_run_dir,
     folder_of_sweep_run,
     keep_scores,
     look_for_fit,
     make_run_dir,
-    prepare_for_fit,
     settle_checkpoint,
     with_own_config,
 )
+from fedsim.core.changes import Change, fingerprint_of
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded, missing_folders, remove_empty
@@ -43,6 +40,7 @@ from fedsim.core.names import check_name, check_text
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.callbacks import (
+    FolderStart,
     KeepConfig,
     MetricsFile,
     Preemption,
@@ -233,7 +231,7 @@ class FedSimCLI(LightningCLI):
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
         if self.subcommand == "fit":
             if self.scored.content is not None and rank_of_this_process() == 0:
-                check_free(*self._start(config))  # before the checkpoint of another run is compared
+                self._start(config).check_free()  # before the checkpoint of another run is compared
             check_fit(self.trainer, self.model, self.datamodule, self.scored.content)
             self.scored = self.scored._replace(content=None)  # which may be large
             self._prepare_run(config)
@@ -248,19 +246,26 @@ class FedSimCLI(LightningCLI):
         if rank_of_this_process() == 0:
             self.lock = lock  # last: all other checks of settings have passed
             lock.acquire()
-            check_free(*start)  # again: another fit may have ended in between
+            start.check_free()  # again: another fit may have ended in between
             for logger in self.trainer.loggers:
                 if isinstance(logger, MLFlowLogger):
                     reach_mlflow(logger)
+            for change in self._changes():
+                log.warning("%s", change)
         if not config["trainer"]["fast_dev_run"]:  # which writes nothing
             at_once = folder_of_sweep_run() is not None
             has_mlflow = any(isinstance(logger, MLFlowLogger) for logger in self.trainer.loggers)
             config_of_run = self._resolved() if has_mlflow else {}
-            RunBeginning(lock, partial(prepare_for_fit, *start), config_of_run, at_once).join(self.trainer)
+            RunBeginning(lock, start, config_of_run, at_once).join(self.trainer)
 
-    def _start(self, config: Namespace) -> tuple[Path, bool, str | None, bool]:
-        """Return what decides whether a fit begins, continues or replaces a run; see prepare_for_fit."""
-        return self.run_dir, bool(config["overwrite"]), config["ckpt_path"], self.restarts
+    def _start(self, config: Namespace) -> FolderStart:
+        """Return what decides whether a fit begins, continues or replaces a run."""
+        rounds = self.scored.resumed.rounds if self.scored.resumed else 0
+        return FolderStart(self.run_dir, bool(config["overwrite"]), config["ckpt_path"], rounds, self.restarts)
+
+    def _changes(self) -> list[Change]:
+        """Return the settings that a resume changes."""
+        return self.scored.resumed.changes(self._resolved()) if self.scored.resumed else []
 
     def instantiate_classes(self) -> None:
         """Build everything, with pretrained weights only where they are needed."""
@@ -299,7 +304,7 @@ class FedSimCLI(LightningCLI):
             callbacks.append(RoundProgress())
         if not config["fast_dev_run"]:
             # first: before the callbacks that save its state
-            callbacks.insert(0, RunSummary(str(self.run_dir), self._fingerprint()))
+            callbacks.insert(0, RunSummary(str(self.run_dir), fingerprint_of(self._resolved()), self._changes()))
         if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
         callbacks.append(ScoreLastRound())
@@ -326,21 +331,13 @@ class FedSimCLI(LightningCLI):
         for logger in _as_list(configured):
             if isinstance(logger, TensorBoardLogger) and logger.save_dir == _RUN_DIR:
                 _write_into(logger, self.run_dir)
-        return [MetricsFile(self.run_dir, name="", version="", flush_logs_every_n_steps=1), *_as_list(configured)]
+        return [MetricsFile(self.run_dir), *_as_list(configured)]
 
     def _resolved(self) -> dict[str, Any]:
         """Return the resolved configuration as plain values."""
         parser = self._parser(self.subcommand)
         text = parser.dump(self.config[self.subcommand], skip_none=False, skip_validation=True)  # it was parsed: valid
         return dict(yaml.load(text, SafeLoader))
-
-    def _fingerprint(self) -> str:
-        """Hash the settings by which runs are comparable: model, data and rounds, but neither seed nor machine."""
-        config = self._resolved()
-        trainer = {name: config["trainer"][name] for name in ("max_epochs", "precision", "limit_train_batches")}
-        relevant = {"model": config["model"], "data": config["data"], "trainer": trainer}
-        relevant["model"].pop("seed", None)
-        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:12]
 
     # -- output after a command ----------------------------------------------------------------------------------------
 

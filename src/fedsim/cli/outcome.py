@@ -54,7 +54,7 @@ def _say_run(run_dir: Path) -> None:
         if "val" in kinds:
             print_text("no test scores: see model.evaluation.test_during_fit; fedsim test scores the best checkpoint")
         else:
-            print_text("no scores: see trainer.check_val_every_n_epoch, data.val and model.evaluation.test_during_fit")
+            print_text(f"no scores: nothing was evaluated; fedsim test --ckpt_path {run_dir} scores a checkpoint")
         if summary.exists():
             print_text(traffic(group_runs([run_dir])))
     if summary.exists():

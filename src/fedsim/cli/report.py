@@ -20,7 +20,8 @@ def run(args: list[str]) -> str:
     parser = ArgumentParser(
         exit_on_error=False, allow_abbrev=False, prog="fedsim report", description="Print a table over runs."
     )
-    parser.add_argument("runs", nargs="+", help="run directories of fedsim fit; several seeds become mean and spread")
+    runs = "run directories of fedsim fit, or NAME=DIRECTORY; several seeds become mean and spread"
+    parser.add_argument("runs", nargs="+", help=runs)
     parser.add_function_arguments(report, skip={"runs", *_FLAGS})
     parser.add_argument("--best", action="store_true", help="short for --rule best")
     for name, text in _FLAGS.items():

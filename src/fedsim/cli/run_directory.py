@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
-import secrets
-import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
 from fedsim.core.files import expanded, make_folder, replacing
 from fedsim.core.names import file_name
 from fedsim.core.run_lock import RunLock
 from fedsim.evaluation.query_file import write_queries
-from fedsim.federation.callbacks.summary import QUERIES_FILE, versions
-from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
+from fedsim.federation.callbacks import TESTS
+from fedsim.federation.callbacks.summary import versions
 from fedsim.federation.federation import Federation
-from fedsim.inference.checkpoints import CHECKPOINTS, checkpoint_at, checkpoint_named
 from fedsim.parsing.output import rank_of_this_process
-from fedsim.report.runs import metrics_files, next_metrics_file, read_json
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
+from fedsim.strategy.run_checkpoints import (
+    CHECKPOINTS,
+    Resumed,
+    check_rounds,
+    checkpoint_at,
+    checkpoint_named,
+    progress_of,
+    resumed_at,
+    rounds_done,
+)
 
 log = logging.getLogger(__name__)
-
-TESTS = "tests"
-"""Folder with the scores of fedsim test: one file per checkpoint."""
-_ASIDE = "replaced-"  # begin of the name of a folder with a run that is about to be removed
 
 
 def default_run_dir(method: str, seed: int) -> str:
@@ -76,6 +76,8 @@ class Settled(NamedTuple):
     """from 1"""
     content: Mapping[str, Any] | None = None
     """what it holds without the clients' private states"""
+    resumed: Resumed | None = None
+    """of a fit that has something to train"""
 
 
 def settle_checkpoint(checkpoint: str, run_dir: Path, fitting: bool, max_epochs: int | None) -> Settled:
@@ -91,14 +93,11 @@ def settle_checkpoint(checkpoint: str, run_dir: Path, fitting: bool, max_epochs:
         return Settled(None)
     content = read_checkpoint(path)
     done = rounds_done(content)
-    max_rounds = math.inf if max_epochs is None or max_epochs == -1 or not fitting else max_epochs
-    if max_rounds < done:
-        raise ConfigError(
-            f"trainer.max_epochs: {max_rounds} is less than the {done} rounds of {path}; give a larger number"
-        )
-    if max_rounds == done:
+    trains = not fitting or check_rounds(path, done, max_epochs)
+    if not trains:
         log.info("nothing to train: %s is of round %d, the last; to continue, raise trainer.max_epochs", path, done)
-    return Settled(path, describe_checkpoint(path, content), _progress(content)["started"], content)
+    resumed = resumed_at(path, content) if fitting and trains else None
+    return Settled(path, describe_checkpoint(path, content), progress_of(content)["started"], content, resumed)
 
 
 def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
@@ -108,17 +107,7 @@ def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
     # the name of the best one without folders: the run directory may have been moved
     by = [s["monitor"] for s in states if s.get("monitor") and Path(s.get("best_model_path") or "none").name in names]
     kind = f", best by {by[0]}" if by else ", last" if "last.ckpt" in names else ""
-    return f"checkpoint {path}: round {_progress(checkpoint)['started']}{kind}"
-
-
-def rounds_done(checkpoint: Mapping[str, Any]) -> int:
-    """Return the number of rounds after which a fit continues from a checkpoint."""
-    return _progress(checkpoint)["processed"]
-
-
-def _progress(checkpoint: Mapping[str, Any]) -> dict[str, int]:
-    """Return Lightning's counts of rounds. A round in evaluation is started, and not yet processed."""
-    return dict(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"])
+    return f"checkpoint {path}: round {progress_of(checkpoint)['started']}{kind}"
 
 
 def with_own_config(command: str, args: Sequence[str]) -> list[str]:
@@ -211,86 +200,3 @@ def _option(args: Sequence[str], name: str) -> str | None:
 def make_run_dir(folder: Path) -> None:
     """Make the folder of a run; raise ConfigError if it cannot be one."""
     make_folder(folder, "run_dir")
-
-
-def check_free(folder: Path, overwrite: bool, ckpt_path: str | None, restart: bool = False) -> None:
-    """Raise ConfigError if the folder holds a run that a fit neither continues nor replaces; see prepare_for_fit."""
-    summary = folder / "summary.json"
-    if overwrite or not os.path.isdir(folder) or _continues(folder, ckpt_path):
-        return
-    if summary.exists():
-        if restart and not read_json(summary).get("finished"):
-            return
-    elif restart or checkpoint_named(folder, "last") is None:
-        return
-    raise ConfigError(
-        f"run_dir: {folder} holds a run already; give another --run_dir, --overwrite true to replace it, "
-        "or --ckpt_path last to continue it"
-    )
-
-
-def prepare_for_fit(
-    folder: Path,
-    overwrite: bool,
-    ckpt_path: str | None,
-    restart: bool = False,
-    begin: Callable[[], None] = lambda: None,
-) -> None:
-    """Make room for a fit in the run directory, and let it ``begin``; call it on the first rank only.
-
-    A checkpoint in the folder continues its run: the metrics so far are kept as ``metrics-1.csv``, ``metrics-2.csv``
-    and so on. Otherwise ``overwrite`` replaces a run in the folder; files of two runs are never mixed. With
-    ``restart``, a run that was to be continued, but has no checkpoint, begins again unless it is finished.
-
-    The older run is moved aside, and removed after ``begin``; if that fails, everything is back in its place.
-
-    Raises:
-        ConfigError: if the folder holds a run that is neither continued nor replaced.
-    """
-    check_free(folder, overwrite, ckpt_path, restart)
-    aside = folder / f"{_ASIDE}{secrets.token_hex(4)}.tmp"
-    if _continues(folder, ckpt_path):
-        moves = [(path, next_metrics_file(folder)) for path in folder.glob("metrics.csv")]
-    else:
-        # a fit that begins again is still the same run of W&B or MLflow
-        ids = () if restart and not overwrite else (RUN_ID_FILE, MLFLOW_ID_FILE)
-        moves = [(path, aside / f"{i}-{path.name}") for i, path in enumerate(_files_of_run(folder, ids))]
-    with _moved(moves):
-        begin()
-    for leftover in folder.glob(f"{_ASIDE}*.tmp"):  # also of a killed fit
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _continues(folder: Path, ckpt_path: str | None) -> bool:
-    """Whether a checkpoint is one of the run in a folder."""
-    return ckpt_path is not None and folder.resolve() in Path(ckpt_path).resolve().parents
-
-
-def _files_of_run(folder: Path, ids: Sequence[str]) -> Iterator[Path]:
-    """Yield the files and folders of a run, and the files of ``ids``; the summary, which marks a run, is the last."""
-    summary, checkpoints = folder / "summary.json", [*(folder / CHECKPOINTS).glob("*.ckpt*")]
-    is_run = summary.exists() or bool(checkpoints)  # else folders of these names are the user's
-    names = (*ids, *((QUERIES_FILE, "features", "rankings", "maps", TESTS) if is_run else ()))
-    metrics = metrics_files(folder) if is_run else folder.glob("metrics.csv")
-    paths = [*metrics, *(folder / name for name in names), *checkpoints, summary]
-    return (path for path in paths if os.path.lexists(path))
-
-
-@contextmanager
-def _moved(moves: Iterable[tuple[Path, Path]]) -> Iterator[None]:
-    """Move files and folders for a block; move them back if it fails."""
-    with ExitStack() as back:
-        for source, target in moves:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.rename(target)
-            back.callback(_move_back, target, source)
-        yield
-        back.pop_all()
-
-
-def _move_back(moved: Path, place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():  # of the new run
-        shutil.rmtree(place, ignore_errors=True)
-    moved.replace(place)
-    with suppress(OSError):  # other things are in it, too
-        moved.parent.rmdir()

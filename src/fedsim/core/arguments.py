@@ -50,6 +50,39 @@ def takes_fields(settings: Callable[P, S]) -> Callable[[Callable[[Any, S], None]
     return with_fields
 
 
+class KeepsArguments:
+    """Base of classes whose objects can be written into a config: they know with what they were made."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Keep the arguments; ``__init__`` checks them."""
+        made = super().__new__(cls)
+        made.__dict__["_made_with"] = (args, kwargs)
+        return made
+
+
+def arguments_of(made: KeepsArguments) -> dict[str, Any]:
+    """Return the arguments with which an object was made, and the defaults of the others.
+
+    >>> class Box(KeepsArguments):
+    ...     def __init__(self, width: int, height: int = 2) -> None:
+    ...         pass
+    >>> arguments_of(Box(3))
+    {'width': 3, 'height': 2}
+    """
+    args, kwargs = vars(made)["_made_with"]
+    signature = inspect.signature(type(made))
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments |= value
+        elif kind is not inspect.Parameter.VAR_POSITIONAL:
+            arguments[name] = value
+    return arguments
+
+
 def texts_of_fields(node: ast.ClassDef) -> dict[str, str]:
     """Return, for each field of a dataclass, the text below it in one line."""
     texts = {}

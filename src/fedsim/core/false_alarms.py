@@ -18,6 +18,11 @@ _MESSAGES = (
 )
 
 
+def ignore_missing_widgets() -> None:
+    """Silence tqdm's line in notebooks without ipywidgets: Lightning's import causes it, and fedsim's bar is plain."""
+    warnings.filterwarnings("ignore", "IProgress not found")
+
+
 def ignore_false_alarms() -> None:
     """Silence these warnings in this process, or in the block of ``warnings.catch_warnings()`` around the call."""
     for message in _MESSAGES:

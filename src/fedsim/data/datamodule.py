@@ -14,6 +14,7 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
+from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import at_least, positive
 from fedsim.core.cores import usable_cores
 from fedsim.core.errors import ConfigError, DataError
@@ -52,7 +53,7 @@ class OncePerRound:
         return 1
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(KeepsArguments, LightningDataModule):
     """Data of all clients and all test sets.
 
     Args:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedsim.core.arguments import KeepsArguments
 from fedsim.core.errors import DataError
 from fedsim.core.names import problem_of_name
 from fedsim.data.leftovers import LeftOut
@@ -273,7 +274,7 @@ class Domain:
         return replace(self, train=train, query=change(self.query), gallery=change(self.gallery))
 
 
-class ReIDSource(ABC):
+class ReIDSource(KeepsArguments, ABC):
     """A provider of data sets: a folder, a generator, or your own class, named by its class_path."""
 
     @abstractmethod

@@ -86,9 +86,9 @@ def draw_ranked_lists(lists: RankedLists, labels: RetrievalLabels, query: Images
     for q, image in zip(chosen, true_to_shape(query.take(chosen), _SIZE), strict=True):
         listed = lists.index[q, :_COLUMNS]
         listed = listed[listed >= 0]
-        cells = [_Cell(image, _caption(labels.query_pids[q], labels.query_camids[q]), None)]
+        cells = [_Cell(image, caption_of(labels.query_pids[q], labels.query_camids[q]), None)]
         for column, picture in enumerate(true_to_shape(gallery.take(listed), _SIZE)):
-            caption = _caption(labels.gallery_pids[listed[column]], labels.gallery_camids[listed[column]])
+            caption = caption_of(labels.gallery_pids[listed[column]], labels.gallery_camids[listed[column]])
             cells.append(_Cell(picture, caption, bool(lists.is_match[q, column])))
         rows.append(cells)
     return _sheet(rows, ["query", *map(str, range(1, _COLUMNS + 1))])
@@ -103,8 +103,13 @@ class _Cell(NamedTuple):
     """None: it is a query"""
 
 
-def _caption(pid: int, camera: int) -> str:
-    return f"{pid} c{camera}"
+def caption_of(pid: int, camera: int) -> str:
+    """Return the text below an image: its identity, and its camera, which counts from 1 as in names of files.
+
+    >>> caption_of(13, 0)
+    '13 c1'
+    """
+    return f"{pid} c{camera + 1}"
 
 
 def _sheet(rows: Sequence[Sequence[_Cell]], titles: Sequence[str]) -> Image.Image:

@@ -12,7 +12,14 @@ from torch import Tensor
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.feature_file import Files
-from fedsim.evaluation.pictures import draw_maps, draw_ranked_lists, rank_lists, write_picture, write_ranked_lists
+from fedsim.evaluation.pictures import (
+    caption_of,
+    draw_maps,
+    draw_ranked_lists,
+    rank_lists,
+    write_picture,
+    write_ranked_lists,
+)
 from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.evaluation.scored_set import ScoredSet
 from fedsim.training.flat_model import FlatModel
@@ -57,6 +64,6 @@ def write_maps(
     """
     split = data.images.query if len(data.images.query) else data.images.gallery
     first = split.take(np.arange(min(_MAPS, len(split))))
-    captions = [f"{pid} c{camera}" for pid, camera in zip(first.pids, first.camids, strict=True)]
+    captions = [caption_of(pid, camera) for pid, camera in zip(first.pids, first.camids, strict=True)]
     [pixels] = open_images(first.images, f"maps of {data.domain}", model.device).batches([torch.arange(len(first))])
     write_picture(path, draw_maps(model.network.backbone, pixels, captions))

@@ -15,6 +15,7 @@ from torch.optim import SGD, Optimizer
 from fedsim.core.allocator import prepare_memory
 from fedsim.core.arguments import takes_fields
 from fedsim.core.devices import allow_tf32
+from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator, make_evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
@@ -62,6 +63,19 @@ class Federation(LightningModule):
         """folder in which a prediction draws maps; None: it draws none"""
         self.has_trained = False
         """whether a client ever returned an update that counted, in this start or before its checkpoint"""
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override] # refuses
+        """Refuse: a checkpoint holds the tensors of a server and of clients, and no objects.
+
+        Raises:
+            ConfigError: with the lines that load a model of it, or all of it.
+        """
+        raise ConfigError(
+            f"load_from_checkpoint: a model of a run is model = fedsim.load_model({str(checkpoint_path)!r}), and then "
+            "model.embed(images); a federation is built as before, and Trainer(...).fit or .test(federation, "
+            f"datamodule=data, ckpt_path={str(checkpoint_path)!r}) loads its tensors"
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Run one communication round."""

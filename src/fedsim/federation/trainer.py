@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from fedsim.core.changes import Change
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.files import expanded
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.evaluation.summary import score_rows
-from fedsim.federation.callbacks import HoldRunDirectory, Preemption, RoundProgress, RunSummary, ScoreLastRound
+from fedsim.federation.callbacks import (
+    FolderStart,
+    MetricsFile,
+    Preemption,
+    RoundProgress,
+    RunBeginning,
+    RunSummary,
+    ScoreLastRound,
+    ScriptConfig,
+    describe_script,
+)
+from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.strategy.launch import check_place
+from fedsim.strategy.run_checkpoints import Resumed, check_rounds, checkpoint_at, checkpoint_named, resumed_at
 from fedsim.strategy.sharing import gpus_for
 from fedsim.strategy.strategy import FederatedStrategy
+
+log = logging.getLogger(__name__)
 
 DEFAULTS = {
     "use_distributed_sampler": False,
@@ -33,6 +50,7 @@ DEFAULTS = {
     "enable_model_summary": False,
 }
 """Defaults of Lightning's settings for a federation; the command line has the same."""
+_WAYS = "give another one, resume=True to continue it, or overwrite=True to replace it"
 
 
 class Trainer(lightning.Trainer):
@@ -42,35 +60,41 @@ class Trainer(lightning.Trainer):
     evaluation; all other arguments of Lightning keep their meaning.
 
     Args:
-        run_dir: folder in which a fit writes ``metrics.csv``, ``summary.json`` and ``checkpoints``, for fedsim report
-            and export; ``~`` and variables are replaced. A fit keeps other fits out of it, and makes it. None: nothing
-            is written.
+        run_dir: folder in which a fit writes ``config.yaml``, ``metrics.csv``, ``summary.json`` and ``checkpoints``,
+            for all commands of fedsim; ``~`` and variables are replaced. A fit keeps other fits out of it, and changes
+            nothing in it before its first round has trained. None: nothing is written.
+        resume: a fit continues the run in ``run_dir``; if there is none, or none with a checkpoint, it begins.
+        overwrite: a fit replaces the run in ``run_dir``.
         options: Lightning's arguments; they override :data:`DEFAULTS`.
 
     Raises:
         ConfigError: if ``run_dir`` holds a run already, or the GPUs of this machine are asked for and cannot be used.
     """
 
-    def __init__(self, *, run_dir: str | Path | None = None, **options: Any) -> None:
-        self._lock: RunLock | None = None
+    def __init__(
+        self, *, run_dir: str | Path | None = None, resume: bool = False, overwrite: bool = False, **options: Any
+    ) -> None:
         callbacks = _as_list(options.pop("callbacks", None))
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         options["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in callbacks)
         callbacks += [ScoreLastRound(), Preemption()]
+        self._start: FolderStart | None = None
+        self._resumed: Resumed | None = None
         if run_dir is None:
+            if resume or overwrite:
+                raise ConfigError(f"{'resume' if resume else 'overwrite'}: is for a run_dir; name one")
             options = {"logger": False, "enable_checkpointing": False} | options
         else:
+            if resume and overwrite:
+                raise ConfigError("resume: contradicts overwrite; give one of them")
             folder = Path(expanded(str(run_dir), "run_dir")).absolute()  # the working directory may change before a fit
-            if (folder / "summary.json").exists():
-                raise ConfigError(f"run_dir: {folder} holds a run already; give another one, or remove it")
-            self._lock = RunLock(folder)
-            callbacks += [
-                HoldRunDirectory(self._lock),
-                *_of_run(folder),
-                *_checkpoints(folder, options.get("enable_checkpointing"), callbacks),
-            ]
-            options = {"logger": CSVLogger(folder, name="", version=""), "default_root_dir": str(folder)} | options
+            self._start = FolderStart(folder, overwrite, restart=resume, ways=_WAYS)
+            if rank_zero_only.rank == 0 and not resume:  # others start when the first one has begun
+                self._start.check_free()
+            callbacks += _checkpoints(folder, options.get("enable_checkpointing"), callbacks)
+            options = {"default_root_dir": str(folder)} | options | {"logger": _loggers(folder, options.get("logger"))}
+        self._options = DEFAULTS | {name: value for name, value in options.items() if name != "enable_progress_bar"}
         check_place()
         arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
         if isinstance(strategy := arguments["strategy"], FederatedStrategy):
@@ -91,24 +115,65 @@ class Trainer(lightning.Trainer):
             ConfigError: if another fit runs in ``run_dir``, or it cannot be written.
             DataError: if files of the run are removed meanwhile.
         """
-        with _without_false_alarms(), self._held():
-            super().fit(*args, **_with_path(kwargs))
+        options = _with_path(kwargs)
+        start = None if self._start is None else self._settled(self._start, options)
+        with _without_false_alarms(), nullcontext() if start is None else self._in_folder(start, args, options):
+            super().fit(*args, **options)
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
-        """Hold the run directory, if there is one, on the first rank."""
-        lock = self._lock if self.is_global_zero else None
+    def _in_folder(self, start: FolderStart, args: Sequence[Any], options: dict[str, Any]) -> Iterator[None]:
+        """Let a fit begin or continue in the run directory, which the first rank holds."""
+        lock = RunLock(start.folder)
+        added, changes = self._of_run(start, args, options)
+        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
+        beginning = RunBeginning(lock, start)
         try:
-            if lock is not None:
+            if self.is_global_zero:
                 lock.acquire()
+                start.check_free()
+                for change in changes:
+                    log.warning("%s", change)
+            callbacks[:0] = added  # before the callbacks that save its state
+            beginning.join(self)
             yield
         except OSError as error:
-            if self._lock is not None and (message := message_of_change(self._lock.folder, error)):
+            if message := message_of_change(start.folder, error):
                 raise DataError(message) from error
             raise
         finally:
-            if lock is not None:
-                lock.release()
+            callbacks[:] = [callback for callback in callbacks if callback not in added]
+            beginning.leave(self)
+            lock.release()
+
+    def _of_run(
+        self, start: FolderStart, args: Sequence[Any], options: dict[str, Any]
+    ) -> tuple[list[Callback], list[Change]]:
+        """Return the callbacks that write a run's files, and the settings that a resume changes."""
+        module = args[0] if args else options["model"]
+        settings = describe_script(module, options.get("datamodule"), self._options)
+        resumed = self._resumed
+        changes = resumed.changes(settings.config) if resumed and settings.config else []
+        # settings that have no text cannot be compared: such a run is of a kind of its own
+        fingerprint = settings.fingerprint or hashlib.sha256(str(start.folder.resolve()).encode()).hexdigest()[:12]
+        if settings.config is None:
+            log.info("no config.yaml: %s", settings.unwritable)
+        summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed)
+        return [summary, ScriptConfig(settings.config)], changes
+
+    def _settled(self, start: FolderStart, options: dict[str, Any]) -> FolderStart:
+        """Return the start of a fit with its checkpoint, which is added to the ``options`` of the fit."""
+        path = options.get("ckpt_path")
+        if path is None and start.restart:
+            path = checkpoint_named(start.folder, "last")
+        if path is None:
+            self._resumed = None
+            return start
+        path = checkpoint_at(Path(path), fitting=True)
+        self._resumed = resumed_at(path, read_checkpoint(path))
+        options["ckpt_path"] = str(path)
+        if not check_rounds(path, self._resumed.rounds, self.max_epochs):
+            log.warning("nothing to train: %s is of round %d, the last; raise max_epochs", path, self._resumed.rounds)
+        return replace(start, ckpt_path=str(path), rounds=self._resumed.rounds)
 
     def validate(self, *args: Any, **kwargs: Any) -> Any:
         """Score the clients' validation data; the arguments are Lightning's, the table is in :attr:`scores`."""
@@ -127,9 +192,9 @@ def _with_path(options: dict[str, Any]) -> dict[str, Any]:
     return options if path is None else options | {"ckpt_path": expanded(str(path), "ckpt_path")}
 
 
-def _of_run(folder: Path) -> list[Callback]:
-    # settings made in Python have no text to compare, so each run gets its own fingerprint
-    return [RunSummary(str(folder), hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12])]
+def _loggers(folder: Path, wanted: Any) -> Any:
+    """Return the logger of metrics.csv and those of the user; False turns all off."""
+    return False if wanted is False else [MetricsFile(folder), *([] if wanted in (None, True) else _as_list(wanted))]
 
 
 def _checkpoints(folder: Path, wanted: bool | None, callbacks: list[Callback]) -> list[Callback]:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
-from fedsim.inference.checkpoints import checkpoint_at
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.onnx_file import Layer, PixelsToFeatures, network_of
 from fedsim.models.reid import ReIDModel
 from fedsim.parsing.config_files import read_config
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version, read_checkpoint
+from fedsim.strategy.run_checkpoints import checkpoint_at
 
 Picture = str | os.PathLike[str] | Image.Image
 """a path, or a picture of Pillow"""

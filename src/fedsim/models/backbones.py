@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchvision.models.convnext import CNBlockConfig
 from torchvision.models.mobilenetv2 import InvertedResidual
 
+from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import renormalisation
@@ -34,7 +35,7 @@ _MOBILE_STAGES = (3, 6, 13)
 """Last blocks of MobileNetV2 at strides 4, 8 and 16."""
 
 
-class Backbone(nn.Sequential):
+class Backbone(KeepsArguments, nn.Sequential):
     """Base of fedsim's own backbones, which configs can name by the class alone."""
 
     out_channels: int

@@ -70,6 +70,11 @@ def asks_for_help(words: Sequence[str]) -> bool:
     return any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
 
 
+def asks_for_images(words: Sequence[str]) -> bool:
+    """Return whether the words of ``fedsim predict`` name a folder of images in place of the run's data sets."""
+    return any(word.partition("=")[0] == "--images" for word in words)
+
+
 def check_options(words: Sequence[str], command: str) -> None:
     """Check the first two parts of each option such as ``--trainer.max_epochs``; the parser checks the whole name.
 

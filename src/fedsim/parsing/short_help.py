@@ -12,17 +12,26 @@ _USUAL = {
     "--config FILE": "settings; may be given several times, later ones win",
     "--paper 003/table5": "a row of a paper's table; fedsim papers lists all rows",
     "--run_dir FOLDER": "output folder of the run; default: runs/METHOD-seedN",
-    "--overwrite true": "replace an existing run",
     "--ckpt_path RUN_DIR": "the run to continue or to score",
     "--seed_everything N": "seed of all randomness",
-    "--left_out a b c": "fit: one run without each of these data sets, then one table (docs/unseen.md)",
-    "--seeds 0 1 2": "fit: one run per seed, then means and spread; --parallel 2: two at once",
     "--trainer.max_epochs N": "communication rounds",
     "--trainer.devices N": "ranks: processes with one device each",
     "--trainer.accelerator cpu": "or cuda, auto",
     "--trainer.check_val_every_n_epoch N": "rounds between two evaluations",
     "--trainer.precision bf16-mixed": "or 32-true",
     "--print_config": "print all settings and exit",
+}
+_OF_COMMAND = {
+    "fit": {
+        "--overwrite true": "replace an existing run",
+        "--left_out a b c": "one run without each of these data sets, then one table (docs/unseen.md)",
+        "--seeds 0 1 2": "one run per seed, then means and spread; --parallel 2: two at once",
+    },
+    "predict": {
+        "--images FOLDER": "features of the images in a folder, in place of the run's test sets (docs/inference.md)",
+        "--save_maps true": "also draw maps of strong features, into RUN_DIR/maps",
+    },
+    "test": {"--save_ranking true": "also write and draw ranked lists, into RUN_DIR/rankings"},
 }
 _OF_MODEL = (
     "method",
@@ -45,7 +54,7 @@ _COLUMN = 38
 def short_help(command: str, summary: str) -> str:
     """Return the help of a command on one screen; ``summary`` describes the command in one line."""
     lines = [f"usage: fedsim {command} --config FILE [options]: {summary}", ""]
-    lines += [_line(option, text) for option, text in _USUAL.items()]
+    lines += [_line(option, text) for option, text in (_USUAL | _OF_COMMAND.get(command, {})).items()]
     for section, chosen in (("model", _OF_MODEL), ("data", _OF_DATA)):
         texts = texts_of_section(section)
         lines += ["", *(_line(f"--{section}.{name}", texts[name]) for name in chosen)]

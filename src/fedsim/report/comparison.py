@@ -135,6 +135,8 @@ def not_comparable(run: Run) -> Iterator[str]:
     """Yield the reasons why a run cannot be compared with a paper; each continues a sentence about the run."""
     if not run.config:
         yield "holds no config.yaml, so its data and settings are not known"
+    if run.changes:
+        yield f"was continued with other settings ({'; '.join(map(str, run.changes))})"
     if run.setting("data.dry_run"):
         yield "is a DRY RUN on small drawn stand-ins of the data sets (data.dry_run)"
     if _DRAWN in source_classes(run.config):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedsim.core.changes import read_changes
 from fedsim.core.errors import DataError
 
 KINDS = ("global", "local", "personalised", "ensemble")
@@ -48,6 +49,14 @@ def _is_kind(value: Any) -> bool:
     return value in KINDS if _is_text(value) else False
 
 
+def _are_changes(value: Any) -> bool:
+    try:
+        read_changes(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _are_versions(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_text, value.values()))
 
@@ -68,6 +77,7 @@ _FIELDS: dict[str, tuple[Test, str]] = {
 }
 """fields of every summary.json -> the test of their values, and its name"""
 _MAY_LACK: dict[str, tuple[Test, str]] = {
+    "changes": (_are_changes, "a list of changed settings"),
     "versions": (_are_versions, "names with versions"),
     "seconds": (_is_number, "a number"),
     "simulated_seconds": (_is_number, "a number"),

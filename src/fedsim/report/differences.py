@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedsim.core.changes import ANYWHERE, WITHOUT_EFFECT
 from fedsim.report.names import text_of_value
 
 IGNORED = {
@@ -36,27 +37,9 @@ IGNORED = {
     "trainer.benchmark": "speed",
     "trainer.deterministic": "rounding",
     "trainer.use_distributed_sampler": "fedsim has samplers of its own",
-    "model.threads": "speed",
-    "model.client_store": "place of private tensors",
-    "model.client.flat_step": "speed",
-    "model.client.channels_last": "speed; rounding",
-    "model.client.compile": "speed; rounding",
-    "model.client.graph": "speed",
-    "model.client.prefetch": "speed",
-    "model.evaluation.backend": "speed",
-    "model.evaluation.share_from": "speed",
-    "model.evaluation.batch_size": "speed",
-    "data.cache": "place of decoded images",
-    "data.cache_dir": "a folder",
-    "data.workers": "speed",
+    **WITHOUT_EFFECT,
 }
 """Setting -> the reason why it is no difference. A section stands for all of its fields."""
-ANYWHERE = {
-    "root": "a folder",
-    "i_know_duke_is_withdrawn": "a consent",
-}
-"""As :data:`IGNORED`, for arguments of this name of any class."""
-
 _GROUPS = {  # the first section that a setting lies in decides; all others are of the training
     "evaluation": ("model.evaluation", "model.accounting", "data.val", "data.val_fraction", "data.test_size",
                    "trainer.check_val_every_n_epoch", "trainer.limit_val_batches", "trainer.limit_test_batches",

@@ -120,6 +120,21 @@ def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: 
         save_figure(figure, path, "--tradeoff")
 
 
+def plot_curves(axes: Axes, groups: Sequence[RunGroup], name: str, metric: str) -> None:
+    """Draw one picture of :func:`draw_curves` into your own axes: the score on the test set ``name``, over rounds.
+
+    Raises:
+        DataError: if no run has logged the score.
+    """
+    lines = _curves(groups, name, metric)
+    if not lines:
+        raise DataError(f"{groups[0].runs[0].folder}: the run has no {metric} of {name} over rounds")
+    _draw_lines(axes, lines)
+    _name_axes(axes, name, "round", metric)
+    if len(lines) > 1:
+        axes.legend(frameon=False)
+
+
 def _curves(groups: Sequence[RunGroup], name: str, metric: str) -> list[Series]:
     return series.curves(groups, name, metric)
 

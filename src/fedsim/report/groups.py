@@ -87,12 +87,23 @@ def group_runs(folders: list[Path]) -> list[RunGroup]:
 
 
 def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
-    """Group the runs that differ only in the seed, and name the groups."""
-    by_config: dict[str, list[Run]] = {}
+    """Group the runs that differ only in the seed, and name the groups; one that was changed on the way is marked.
+
+    Raises:
+        ConfigError: if the user gives a name to runs with different settings.
+    """
+    by_config: dict[tuple[str, str], list[Run]] = {}
     for run in opened:
-        by_config.setdefault(run.summary["fingerprint"], []).append(run)
+        by_config.setdefault((run.name, run.summary["fingerprint"]), []).append(run)
+    given = [name for name, _ in by_config if name]
+    if repeated := next((name for name in given if given.count(name) > 1), None):
+        raise ConfigError(f"runs: {repeated} names runs with different settings; give each its own name")
     labels = name_variants([runs[0] for runs in by_config.values()])
-    return [RunGroup(printable(label), tuple(runs)) for label, runs in zip(labels, by_config.values(), strict=True)]
+    groups = []
+    for (name, _), label, runs in zip(by_config, labels, by_config.values(), strict=True):
+        mark = ", changed" if runs[0].changes else ""
+        groups.append(RunGroup(printable(f"{name or label}{mark}"), tuple(runs)))
+    return groups
 
 
 def traffic(groups: Sequence[RunGroup]) -> str:

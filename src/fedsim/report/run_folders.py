@@ -9,8 +9,28 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.report.runs import Run, metrics_files, read_run
 
 
-def open_runs(folders: Sequence[Path], unfinished: bool = False) -> tuple[list[Run], list[str]]:
+def named_folder(text: str) -> tuple[Path, str]:
+    """Return the folder that an argument of a report names, and the name that it gives the run: ``Mine=runs/b``.
+
+    A folder whose own name has the sign is meant as it is.
+
+    Raises:
+        ConfigError: if name or folder is empty.
+    """
+    name, sign, folder = text.partition("=")
+    if not sign or Path(text).exists() or "/" in name:
+        return Path(text), ""
+    if not name.strip() or not folder:
+        raise ConfigError(f"runs: {text} is no run directory, and no name with one, such as Mine=runs/b")
+    return Path(folder), name.strip()
+
+
+def open_runs(
+    folders: Sequence[Path], unfinished: bool = False, names: Sequence[str] = ()
+) -> tuple[list[Run], list[str]]:
     """Open run directories; return the runs, and a line for each folder that is left out.
+
+    ``names`` are those of the runs in a report, one per folder, empty for none.
 
     Left out are runs without scores, unfinished runs if other runs are finished (``unfinished`` keeps them), and
     repeated runs with the same settings and seed: a repetition is the same run, not another sample.
@@ -22,13 +42,13 @@ def open_runs(folders: Sequence[Path], unfinished: bool = False) -> tuple[list[R
     if not folders:
         raise ConfigError("runs: give at least one run directory")
     runs, lines, seen, damaged = list[Run](), list[str](), set[Path](), list[DataError]()
-    for folder in folders:
+    for folder, name in zip(folders, names or [""] * len(folders), strict=True):
         if folder.resolve() in seen:
             lines.append(f"left out: {folder} is given twice; it counts once")
         elif is_begun(folder):
             lines.append(f"left out: {folder} has not finished its first round")
         else:
-            runs += _whole(folder, lines, damaged)
+            runs += _whole(folder, name, lines, damaged)
         seen.add(folder.resolve())
     for run in runs:
         if not _has_scores(run):
@@ -47,12 +67,12 @@ def open_runs(folders: Sequence[Path], unfinished: bool = False) -> tuple[list[R
     return kept, lines
 
 
-def _whole(folder: Path, lines: list[str], damaged: list[DataError]) -> list[Run]:
+def _whole(folder: Path, name: str, lines: list[str], damaged: list[DataError]) -> list[Run]:
     """Return the run in a folder, or nothing and a line if a file of it is damaged; a folder of no run is an error."""
     if not (folder / "summary.json").is_file():
-        return [read_run(folder)]
+        return [read_run(folder, name)]
     try:
-        run = read_run(folder)
+        run = read_run(folder, name)
         run.check()
     except DataError as error:
         damaged.append(error)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedsim.core.changes import Change, read_changes
 from fedsim.core.errors import DataError
+from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.names import metric_name, metric_parts
 from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import parse_json
@@ -18,7 +19,7 @@ from fedsim.report.damage import KINDS, check_evaluation, check_summary
 from fedsim.report.queries import QUERIES_FILE, QueryFile, read_queries
 
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
-__all__ = ["KINDS", "METRICS", "Run", "metrics_files", "next_metrics_file", "read_json", "read_run"]
+__all__ = ["KINDS", "METRICS", "Run", "metrics_files", "read_json", "read_run"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,8 @@ class Run:
     folder: Path
     summary: dict[str, Any]
     """content of summary.json"""
+    name: str = ""
+    """that the user gives it in a report; empty: none"""
 
     @cached_property
     def log(self) -> dict[int, dict[str, float]]:
@@ -73,6 +76,11 @@ class Run:
         evaluation = read_json(paths[-1])
         check_evaluation(evaluation, str(paths[-1]))
         return {**evaluation, "metrics": self._spelled(evaluation["metrics"])}
+
+    @property
+    def changes(self) -> list[Change]:
+        """The settings on which its numbers depend, and that it was continued with: it is of no single setting."""
+        return [change for change in read_changes(self.summary.get("changes", [])) if change.counts]
 
     @property
     def has_log(self) -> bool:
@@ -125,17 +133,17 @@ class Run:
         _ = self.config, self.queries, self.tested
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path, name: str = "") -> Run:
     """Open a run directory; raise DataError if the folder is not one, or its summary is damaged."""
     path = folder / "summary.json"
     if not path.is_file():
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
     summary = read_json(path)
     check_summary(summary, str(path))
-    for name in ("final", "best"):
-        if summary[name] is not None:
-            summary[name]["metrics"] = spelled(summary[name]["metrics"], summary["clients"], summary["unseen"])
-    return Run(folder, summary)
+    for part in ("final", "best"):
+        if summary[part] is not None:
+            summary[part]["metrics"] = spelled(summary[part]["metrics"], summary["clients"], summary["unseen"])
+    return Run(folder, summary, name)
 
 
 def spelled(scores: Mapping[str, float], clients: Collection[str], unseen: Collection[str]) -> dict[str, float]:
@@ -177,25 +185,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def _test_scores(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
     metrics = (evaluation or {}).get("metrics", {})
     return {name: value for name, value in metrics.items() if name.startswith("test/")}
-
-
-def metrics_files(folder: Path) -> list[Path]:
-    """Return the metrics files of a run: those of resumed parts in order, then ``metrics.csv``.
-
-    Other files, such as a user's metrics-old.csv, are not the run's.
-    """
-    numbers = sorted(_parts(folder))
-    return [*(folder / f"metrics-{number}.csv" for number in numbers), *folder.glob("metrics.csv")]
-
-
-def next_metrics_file(folder: Path) -> Path:
-    """Return the name under which a continued run keeps its metrics so far: that of no file."""
-    return folder / f"metrics-{max(_parts(folder), default=0) + 1}.csv"
-
-
-def _parts(folder: Path) -> list[int]:
-    names = (re.fullmatch(r"metrics-([1-9][0-9]{0,8})\.csv", path.name) for path in folder.glob("metrics-*.csv"))
-    return [int(name[1]) for name in names if name]
 
 
 def _round_of(epoch: str) -> int:

@@ -116,6 +116,8 @@ def describe(group: RunGroup) -> str:
     seeds = sorted({int(run.summary["seed"]) for run in group.runs})
     rounds = sorted({int(run.summary["rounds"]) for run in group.runs})
     unfinished = sum(not run.summary["finished"] for run in group.runs)
-    text = f"{'/'.join(map(str, rounds))} rounds, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    text = f"{'/'.join(map(str, rounds))} round{'s' * (rounds != [1])}, "
+    text += f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     text += f", {unfinished} not finished" if unfinished else ""
+    text += "".join(f", {change}" for change in group.runs[0].changes)
     return text + (", DRY RUN on drawn stand-ins" if any(run.setting("data.dry_run") for run in group.runs) else "")

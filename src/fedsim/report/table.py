@@ -18,7 +18,7 @@ from fedsim.report.layout import Block, Format
 from fedsim.report.leave_one_out import left_out_blocks
 from fedsim.report.participation import draw_participation
 from fedsim.report.rules import Rule, RuleName
-from fedsim.report.run_folders import open_runs
+from fedsim.report.run_folders import named_folder, open_runs
 from fedsim.report.runs import METRICS
 from fedsim.report.scores import all_sets, score_block, shown_metrics, titles_of
 from fedsim.report.significance import differences_table, intervals_table
@@ -50,7 +50,7 @@ def report(
     """Return a table with a row per test set and a column per method and model; cells ``metric / rank1`` in percent.
 
     Args:
-        runs: run directories.
+        runs: run directories; NAME=DIRECTORY gives a run, or all seeds of it, a name of your own.
         metric: the first number of each cell; default: mAP, or top1 if all runs classify.
         rule: last: the last evaluation, the default. best: the round with the best val/mAP or val/top1. best3: the rule
             of paper 003, next to the last evaluation: means over the three rounds with the highest mean rank-1 on test
@@ -93,7 +93,8 @@ def report(
         raise ConfigError("--by: is for --rule oracle; leave it out, or give --rule oracle")
     if html is not None:
         from fedsim.report.html.page import write_page  # needs an optional library
-    opened, omitted = open_runs([Path(run) for run in runs], unfinished)
+    folders = [named_folder(run) for run in runs]
+    opened, omitted = open_runs([folder for folder, _ in folders], unfinished, [name for _, name in folders])
     groups = group_opened(opened)
     if metric is None:
         metric = "top1" if compare is None and all(run.classifies for run in opened) else "mAP"

@@ -1,14 +1,17 @@
 """Callbacks that watch a run: progress, signals, the run's summary, W&B."""
 
-from fedsim.federation.callbacks.beginning import HoldRunDirectory, RunBeginning
+from fedsim.federation.callbacks.beginning import RunBeginning
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
+from fedsim.federation.callbacks.run_folder import TESTS, FolderStart
+from fedsim.federation.callbacks.script_config import ScriptConfig, describe_script
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile, RunSummary, ScoreLastRound
 from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run, reach_mlflow, reach_wandb
 from fedsim.federation.events import RoundCallback
 
 __all__ = [
-    "HoldRunDirectory",
+    "TESTS",
+    "FolderStart",
     "KeepConfig",
     "MetricsFile",
     "Preemption",
@@ -17,7 +20,9 @@ __all__ = [
     "RunBeginning",
     "RunSummary",
     "ScoreLastRound",
+    "ScriptConfig",
     "Tracking",
+    "describe_script",
     "join_mlflow_run",
     "join_run",
     "reach_mlflow",

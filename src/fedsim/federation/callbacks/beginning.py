@@ -5,7 +5,7 @@ Until then a fit may still be refused, or fail, and an older run in the director
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from fedsim.core.run_lock import RunLock
-from fedsim.federation.callbacks.summary import KeepConfig
+from fedsim.federation.callbacks.run_folder import FolderStart
+from fedsim.federation.callbacks.script_config import ScriptConfig
+from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile
 from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run, reach_wandb
 from fedsim.federation.events import RoundCallback, strategy_of
 
@@ -69,15 +71,15 @@ class RunBeginning(RoundCallback):
 
     Args:
         lock: of the run directory.
-        prepare: makes room in the run directory, calls its argument, and puts everything back if that fails.
+        start: makes room in the run directory.
         config: the resolved configuration, for MLflow.
         at_once: begin before the first round, which an agent of W&B needs to start a preempted run again.
     """
 
     def __init__(
-        self, lock: RunLock, prepare: Callable[[Callable[[], None]], None], config: Mapping[str, Any], at_once: bool
+        self, lock: RunLock, start: FolderStart, config: Mapping[str, Any] | None = None, at_once: bool = False
     ) -> None:
-        self._lock, self._prepare, self._config, self._at_once = lock, prepare, config, at_once
+        self._lock, self._folder, self._config, self._at_once = lock, start, config or {}, at_once
         self._has_begun = False
         self._held: HeldLoggers | None = None
 
@@ -112,10 +114,18 @@ class RunBeginning(RoundCallback):
         with strategy_of(trainer).together():
             if trainer.is_global_zero:
                 self._lock.check()
-                self._prepare(lambda: self._start(trainer, module))
+                self._folder.prepare(lambda: self._start(trainer, module))
             elif self._held is not None:
                 self._held.release(trainer, module)
         self._has_begun = True
+
+    def leave(self, trainer: Trainer) -> None:
+        """Give a trainer what :meth:`join` has taken, also if the run has not begun."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
+        if self in callbacks:
+            callbacks.remove(self)
+        if self._held is not None:
+            trainer.loggers = self._held.loggers
 
     def _start(self, trainer: Trainer, module: LightningModule) -> None:
         folder = Path(trainer.default_root_dir)
@@ -125,24 +135,10 @@ class RunBeginning(RoundCallback):
                     join_mlflow_run(logger, folder, self._config)
                 elif isinstance(logger, WandbLogger):
                     join_run(logger, folder)
+                elif isinstance(logger, MetricsFile) and self._folder.continues:
+                    logger.rounds = self._folder.rounds
             self._held.release(trainer, module)
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
         for callback in callbacks:
-            if isinstance(callback, KeepConfig):
+            if isinstance(callback, KeepConfig | ScriptConfig):
                 callback.save_config(trainer, module, "fit")
-
-
-class HoldRunDirectory(RoundCallback):
-    """Makes sure before each round, on the first rank, that the run directory is still the run's.
-
-    Args:
-        lock: of the run directory.
-    """
-
-    def __init__(self, lock: RunLock) -> None:
-        self._lock = lock
-
-    def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise DataError if the directory was removed, or another process has it."""
-        if trainer.is_global_zero:
-            self._lock.check()

@@ -57,9 +57,9 @@ class RoundProgress(RoundCallback, ProgressBar):
             names = placement.shared_by(ranks)
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
             trainers = f"rank {ranks[0]} trains" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]} train"
-            log.info("%s %s", trainers, (", ".join(names[:_MAX_NAMES]) or "no client") + more)
+            _say(f"{trainers} {', '.join(names[:_MAX_NAMES]) or 'no client'}{more}")
         if len(placement.loads) > 1:
-            log.info("predicted speed-up %.2fx, efficiency %.0f %%", placement.speedup, 100 * placement.efficiency)
+            _say(f"predicted speed-up {placement.speedup:.2f}x, efficiency {100 * placement.efficiency:.0f} %")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar, on terminals only."""
@@ -87,7 +87,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         status = f"{report.client} ({position + 1}/{len(self._clients)}), batch {report.done}/{report.total}"
         status += f", loss {float(report.loss):.3f}"
         if self._bar is None:
-            log.info("%s: %s%s", self._position(self._round), status, self._time_left(done))
+            _say(f"{self._position(self._round)}: {status}{self._time_left(done)}")
         else:
             self._bar.n = done
             self._bar.set_postfix_str(status)
@@ -126,7 +126,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         line = f"{self._position(trainer.current_epoch)}: {shown}"
         self._last = time.monotonic()
         if self._bar is None:
-            log.info(line + self._time_left(trainer.current_epoch + 1))
+            _say(line + self._time_left(trainer.current_epoch + 1))
         else:
             self._bar.write(line, file=sys.stderr)
             self._bar.n = trainer.current_epoch + 1
@@ -145,3 +145,11 @@ class RoundProgress(RoundCallback, ProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return nothing: the bar and the lines already contain the metrics."""
         return {}
+
+
+def _say(line: str) -> None:
+    """Write a line to the log; where the log shows none, as in a script that has set up no logging, to stderr."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", line)
+    else:
+        sys.stderr.write(f"{line}\n")

@@ -6,17 +6,22 @@ import hashlib
 import json
 import platform
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning import Callback, LightningModule, Trainer
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from fedsim._version import __version__
+from fedsim.core.changes import Change, fingerprint_after, read_changes
 from fedsim.core.files import naming, replacing
+from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
 from fedsim.evaluation.query_file import write_queries
 from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.events import num_rounds, was_stopped
@@ -34,12 +39,49 @@ def federation_of(pl_module: LightningModule) -> Federation:
     return cast("Federation", pl_module)
 
 
+class _Writer(ExperimentWriter):
+    """Writes ``metrics.csv`` below the rows that are in it: FolderStart.prepare has moved another run's away."""
+
+    def _check_log_dir_exists(self) -> None:
+        """Remove no file, and warn of none."""
+
+    def continue_with(self, rounds: int) -> None:
+        """Keep the rows of the run's first ``rounds`` rounds, from all of its files, in this one."""
+        folder, target = Path(self.log_dir), Path(self.metrics_file_path)
+        earlier = metrics_files(folder)
+        self.metrics_keys = write_rows(target, rows_before(folder, rounds))
+        for path in earlier:
+            if path != target:
+                path.unlink()
+
+
 class MetricsFile(CSVLogger):
-    """Lightning's logger of metrics.csv; an error names the file."""
+    """Lightning's logger of metrics.csv; an error names the file.
+
+    Args:
+        folder: the run directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, name="", version="", flush_logs_every_n_steps=1)
+        self.rounds: int | None = None
+        """rounds of the run that this fit continues; their rows stay. None: it begins"""
+        self._writer: _Writer | None = None
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> _Writer:  # type: ignore[override] # the decorator hides the type
+        """Lightning's writer."""
+        if self._writer is None:
+            with naming(Path(self.log_dir) / METRICS_FILE):
+                self._writer = _Writer(log_dir=self.log_dir)
+                if self.rounds is not None:
+                    self._writer.continue_with(self.rounds)
+        return self._writer
 
     def save(self) -> None:
         """Write the metrics so far."""
-        with naming(Path(self.log_dir) / "metrics.csv"):
+        with naming(Path(self.log_dir) / METRICS_FILE):
             super().save()
 
 
@@ -52,10 +94,14 @@ class RunSummary(Callback):
     Args:
         folder: the run directory.
         fingerprint: hash of the configuration without the seed; runs with the same fingerprint are repetitions.
+        changes: the settings that a fit changes when it continues a run; earlier ones are in the checkpoint. They
+            change the fingerprint.
+        seed: by which repetitions differ; None: that of the federation.
     """
 
-    def __init__(self, folder: str, fingerprint: str) -> None:
+    def __init__(self, folder: str, fingerprint: str, changes: Sequence[Change] = (), seed: int | None = None) -> None:
         self.path, self.fingerprint = Path(folder) / "summary.json", fingerprint
+        self._new_changes, self.changes, self._seed = list(changes), list(changes), seed
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
         self.totals = {"seconds": 0.0}
@@ -93,11 +139,13 @@ class RunSummary(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scores and sums from which a resumed run continues."""
-        return {"final": self.final, "best": self.best, "totals": self.totals}
+        changes = [change.as_json() for change in self.changes]
+        return {"final": self.final, "best": self.best, "totals": self.totals, "changes": changes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.final, self.best = state_dict["final"], state_dict["best"]
+        self.changes = [*read_changes(state_dict.get("changes", [])), *self._new_changes]
         sums = state_dict["totals"]
         self.totals = {name: sums[name] for name in ("seconds", "simulated_seconds") if name in sums}
 
@@ -109,9 +157,10 @@ class RunSummary(Callback):
         content = {
             "finished": finished,
             "method": type(settings.method).__name__,
-            "fingerprint": self.fingerprint,
-            "seed": settings.seed,
+            "fingerprint": fingerprint_after(self.fingerprint, self.changes),
+            "seed": settings.seed if self._seed is None else self._seed,
             "rounds": rounds,
+            "changes": [change.as_json() for change in self.changes],
             **_listed(parts.names),
             "unseen": list(parts.federated.unseen),
             "primary": federation.evaluator.primary,
@@ -175,7 +224,7 @@ class KeepConfig(SaveConfigCallback):
 class ScoreLastRound(Callback):
     """Schedules an evaluation after the last round, so that every run has scores of its last model.
 
-    If the evaluation interval is longer than the run, there is still no evaluation.
+    Without validation (``trainer.limit_val_batches: 0``) there is no evaluation.
     """
 
     def __init__(self) -> None:
@@ -184,7 +233,7 @@ class ScoreLastRound(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the interval to 1 at the start of the last round, which decides whether local models are kept."""
         every, last = trainer.check_val_every_n_epoch, num_rounds(trainer)
-        if every is not None and last is not None and every <= last == trainer.current_epoch + 1:
+        if every is not None and last == trainer.current_epoch + 1:
             self._every, trainer.check_val_every_n_epoch = every, 1
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

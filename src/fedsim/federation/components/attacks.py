@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import at_least, known, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name
@@ -41,7 +42,7 @@ Change = Callable[[Batch], Batch]
 """makes the batch on which an attacker trains of an honest one"""
 
 
-class Attack(RoundListener, ABC):
+class Attack(KeepsArguments, RoundListener, ABC):
     """What attackers do; by default they do nothing.
 
     Args:

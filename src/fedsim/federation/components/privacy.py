@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import Entry, FlatParameters
@@ -28,7 +29,7 @@ from fedsim.training.messages import Download, Report, Upload
 from fedsim.training.server import Server
 
 
-class Privacy(RoundListener):
+class Privacy(KeepsArguments, RoundListener):
     """Hooks that make a round more private; by default they change nothing."""
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.federation.aggregation.gathered import check_statistics_of_uploads
@@ -36,7 +37,7 @@ from fedsim.training.uploads import Uploads
 _FIELD = "model.aggregation"
 
 
-class Aggregation(ABC):
+class Aggregation(KeepsArguments, ABC):
     """Computes one vector of the uploads of an architecture, the same on every rank."""
 
     def check(self, method: Method, server: Server, bn_stats: StatisticsPolicy, privacy: Privacy) -> None:
@@ -60,7 +61,7 @@ class Aggregation(ABC):
             if number:
                 self.check_number(number, arch)
 
-    def check_number(self, clients: int, arch: str) -> None:  # noqa: B027 - optional
+    def check_number(self, clients: int, arch: str) -> None:
         """Raise ConfigError if a round with that many ``clients`` of an architecture has too few for the rule.
 
         It is called with all clients before the run begins, and with those of a round in each round.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name
@@ -23,7 +24,7 @@ _MANY = 10_000
 """clients from which on sampling must not touch each of them"""
 
 
-class Selection(RoundListener, ABC):
+class Selection(KeepsArguments, RoundListener, ABC):
     """The server's choice of clients. Every rank computes it, with the same result."""
 
     key = "selection"

@@ -1,0 +1,98 @@
+"""Objects as they stand in a config: the way back from what jsonargparse builds."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import nn
+
+from fedsim.core.arguments import KeepsArguments, arguments_of
+
+
+class UnwritableError(Exception):
+    """A value has no form in a config; the message names its place."""
+
+
+def written(value: Any, declared: Any = None, place: str = "") -> Any:
+    """Return a value as a config has it: plain values, and objects by ``class_path`` and ``init_args``.
+
+    Args:
+        value: a setting: plain values, a dataclass, an object that keeps its arguments, a function that makes an
+            optimizer.
+        declared: the annotation of the setting: a section of one dataclass has its fields alone.
+        place: the setting's name, for messages.
+
+    Raises:
+        UnwritableError: naming the place of the first value that has no such form.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        inner = [type_ for part in _parts(declared) for type_ in get_args(part)]
+        return [written(item, inner[0] if inner else None, f"{place}.{i}") for i, item in enumerate(value, start=1)]
+    if isinstance(value, Mapping):
+        inner = [type_ for part in _parts(declared) for type_ in get_args(part)][1:]
+        return {
+            str(name): written(item, inner[0] if inner else None, f"{place}.{name}") for name, item in value.items()
+        }
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = written_fields(value, place)
+        return fields if type(value) in _parts(declared) else _of_class(type(value), fields, place)
+    if isinstance(value, KeepsArguments):
+        return _of_class(type(value), written_arguments(value, place), place)
+    if callable(value) and not isinstance(value, nn.Module):
+        return _optimizer(value, place)
+    if type(value).__init__ is object.__init__:
+        return _of_class(type(value), {}, place)
+    raise UnwritableError(f"{place}: the arguments of {type(value).__name__} are not known")
+
+
+def written_fields(value: Any, place: str) -> dict[str, Any]:
+    """Return the fields of a dataclass as those of a section; raise UnwritableError as :func:`written`."""
+    hints = get_type_hints(type(value))
+    names = [field.name for field in dataclasses.fields(value) if field.init]
+    return {name: written(getattr(value, name), hints.get(name), f"{place}.{name}") for name in names}
+
+
+def written_arguments(value: KeepsArguments, place: str) -> dict[str, Any]:
+    """Return the arguments of an object as the fields of a section; raise UnwritableError as :func:`written`."""
+    hints = get_type_hints(type(value).__init__)
+    return {name: written(arg, hints.get(name), f"{place}.{name}") for name, arg in arguments_of(value).items()}
+
+
+def _of_class(kind: type, arguments: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return a class with arguments; that of a script, or of a function, cannot be found by its path."""
+    is_found = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+    if kind.__module__ == "__main__" or not is_found:
+        raise UnwritableError(f"{place}: {kind.__qualname__} is a class of the script")
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    return {"class_path": path, "init_args": dict(arguments)} if arguments else {"class_path": path}
+
+
+def _optimizer(make: Callable[..., Any], place: str) -> dict[str, Any]:
+    """Return an optimizer's class and the settings that it has, as the function makes it of any parameters."""
+    try:
+        made = make([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2))])
+        [group] = made.param_groups
+        names = [name for name in inspect.signature(type(made)).parameters if name in made.defaults]
+        known = {name: made.defaults[name] for name in names}
+        same = type(made)([nn.Parameter(torch.zeros(1))], **known).defaults == made.defaults
+    except Exception as error:  # a function of the user's
+        raise UnwritableError(f"{place}: is no function that makes an optimizer of a list") from error
+    if not same or any(group[name] != value for name, value in made.defaults.items()):
+        raise UnwritableError(f"{place}: makes an optimizer that is not decided by its arguments")
+    return _of_class(type(made), written(known, None, place), place)
+
+
+def _parts(declared: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the type alone."""
+    return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)

@@ -1,0 +1,95 @@
+"""The config of a run of a Python script: what the command line would read to build the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from lightning import Callback, LightningModule, Trainer
+
+from fedsim.core.changes import fingerprint_of
+from fedsim.core.files import replacing
+from fedsim.core.written import UnwritableError, written, written_arguments, written_fields
+from fedsim.strategy.checkpoint_files import CONFIG_KEY
+
+CONFIG_FILE = "config.yaml"
+_WATCHING = ("callbacks", "logger", "profiler", "plugins", "strategy", "accelerator", "default_root_dir")
+"""options of the trainer that may be objects, and decide no number"""
+
+
+class Described(NamedTuple):
+    """What is known of the settings of a run that was built in Python."""
+
+    config: dict[str, Any] | None
+    """as the command line has it; None: something in it cannot be written"""
+    unwritable: str = ""
+    """the setting that cannot be written, and why"""
+    seed: int | None = None
+    """of the run; None: its weights were drawn without a seed"""
+    start: int | None = None
+    """seed of the weights, if it is another one"""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The hash of the settings by which runs of several seeds are one group; None if that is not known."""
+        if self.config is None or self.seed is None:
+            return None
+        start = {} if self.start is None else {"start": self.start}
+        return fingerprint_of({**self.config, "model": {**self.config["model"], **start}})
+
+
+def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Described:
+    """Return the settings of a federation, its data and its trainer.
+
+    The seed is that of :func:`lightning.seed_everything`, which draws the network's weights, and of
+    ``Federation(seed=...)``, if this is given.
+
+    Args:
+        module: the federation.
+        data: its data.
+        options: of the trainer, as they were given, and its defaults.
+    """
+    of_process = os.environ.get("PL_GLOBAL_SEED", "")
+    of_training = module.settings.seed
+    seed = of_training or int(of_process) if of_process.isdigit() else None
+    try:
+        model = written_fields(module.settings, "model")
+        sections = {"model": model, "data": written_arguments(data, "data")}
+        trainer = {}
+        for name, value in options.items():
+            if name not in _WATCHING or isinstance(value, str | bool):
+                trainer[name] = written(value, None, f"trainer.{name}")
+    except (UnwritableError, KeyError, TypeError, AttributeError) as error:  # classes of the user's
+        return Described(None, str(error), seed)
+    del model["seed"]  # the command line sets it to seed_everything
+    start = None if seed is None or int(of_process) == seed else int(of_process)
+    first = {"seed_everything": of_training if seed is None else seed}
+    return Described({**first, "trainer": trainer, **sections}, "", seed, start)
+
+
+class ScriptConfig(Callback):
+    """Keeps the config of a run that was built in Python: in every checkpoint, and in the run directory.
+
+    Args:
+        config: None if it cannot be written: then an older file is removed, as it is that of another run.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None) -> None:
+        self._text = None if config is None else yaml.safe_dump(dict(config), sort_keys=False)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write config.yaml."""
+        path = Path(trainer.default_root_dir) / CONFIG_FILE
+        if self._text is None:
+            path.unlink(missing_ok=True)
+            return
+        with replacing(path) as partial:
+            partial.write_text(self._text)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the text, which the strategy writes into a file."""
+        if self._text is not None:
+            checkpoint[CONFIG_KEY] = self._text

@@ -1,0 +1,109 @@
+"""Settings that differ between a checkpoint and a resume, against plain loops over flat names."""
+
+import random
+
+import pytest
+
+from fedsim.core.changes import Change, changes_between, fingerprint_after, fingerprint_of, read_changes
+
+BASE = {
+    "seed_everything": 0,
+    "run_dir": "runs/b",
+    "trainer": {"max_epochs": 8, "devices": 1, "precision": "32-true", "limit_train_batches": 1.0},
+    "model": {
+        "method": {"class_path": "fedsim.methods.FedPav", "init_args": {"weighting": "cdw", "every": 1}},
+        "client": {"batch_size": 8, "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05}}},
+        "clients": {"town0": {"local_epochs": 2}},
+        "attack": None,
+        "threads": 1,
+        "seed": 0,
+    },
+    "data": {"size": [32, 16], "cache": "device", "source": {"class_path": "a.Folders", "init_args": {"root": "x"}}},
+}
+
+
+def leaves(value, name=()):
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*name, key))]
+    return [(name, value)]
+
+
+def with_value(config, path, value):
+    if not path:
+        return value
+    return {**config, path[0]: with_value(config[path[0]], path[1:], value)}
+
+
+def test_changes_drawn_at_random_are_all_found_and_no_others():
+    ignored = {("run_dir",), ("model", "seed")}
+    for number in range(300):
+        rng = random.Random(number)
+        new, expected = BASE, {}
+        for path, old in rng.sample(leaves(BASE), rng.randint(0, 5)):
+            if path[-1] == "class_path":
+                continue
+            value = rng.choice([7, "other", None, [1, 2], 0.25])
+            new = with_value(new, path, value)
+            if path not in ignored and value != old:
+                expected[".".join(part for part in path if part != "init_args")] = (old, value)
+        found = changes_between(BASE, new, 8)
+        assert {change.setting: (change.old, change.new) for change in found} == expected
+        assert all(change.after == 8 for change in found)
+        assert read_changes([change.as_json() for change in found]) == found
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line", "counts"),
+    [
+        (("model", "client", "optimizer", "init_args", "lr"), 0.001, "model.client.optimizer.lr 0.05 -> 0.001", True),
+        (("data", "size"), [16, 8], "data.size [32, 16] -> [16, 8]", True),
+        (("seed_everything",), 5, "seed_everything 0 -> 5", True),
+        (("trainer", "precision"), "bf16-mixed", "trainer.precision 32-true -> bf16-mixed", True),
+        (("trainer", "max_epochs"), 11, "trainer.max_epochs 8 -> 11", False),
+        (("trainer", "devices"), 2, "trainer.devices 1 -> 2", False),
+        (("model", "threads"), 2, "model.threads 1 -> 2", False),
+        (("data", "source", "init_args", "root"), "/y", "data.source.root x -> /y", False),
+        (("model", "clients", "town0"), {"local_epochs": 2, "lr": 1}, "model.clients.town0.lr null -> 1", True),
+        (("model", "clients"), None, "model.clients {town0: {local_epochs: 2}} -> null", True),
+        (("model", "attack"), {"class_path": "a.SignFlip", "init_args": {"share": 0.2}},
+         "model.attack null -> SignFlip(share: 0.2)", True),
+    ],
+)  # fmt: skip
+def test_a_change_is_one_line_and_counts_if_numbers_depend_on_it(path, value, line, counts):
+    [change] = changes_between(BASE, with_value(BASE, path, value), 8)
+    assert str(change) == f"changed since round 8: {line}"
+    assert change.counts is counts
+
+
+def test_other_spellings_and_options_of_other_versions_are_no_changes():
+    moved = {"class_path": "fedsim.methods.fedpav.FedPav", "init_args": {"weighting": "cdw", "every": 1}}
+    new = with_value(with_value(BASE, ("model", "method"), moved), ("data", "size"), (32, 16))
+    new["model"]["positives"] = "any"
+    assert changes_between(BASE, new, 8) == []
+    assert changes_between(new, BASE, 8) == []
+
+
+def test_data_sets_of_a_list_are_compared_one_by_one():
+    one, two = ({"class_path": "a.Folders", "init_args": {"root": root}} for root in ("x", "y"))
+    old, new = ({"data": {"source": sources}} for sources in ([one, one], [one, two]))
+    [change] = changes_between(old, new, 3)
+    assert str(change) == "changed since round 3: data.source.2.root x -> y"
+    assert not change.counts
+    [change] = changes_between(old, {"data": {"source": [one]}}, 3)
+    assert change.counts
+
+
+def test_only_changes_that_count_make_another_kind_of_run():
+    first = fingerprint_of(BASE)
+    assert fingerprint_of(with_value(BASE, ("model", "seed"), 5)) == first
+    assert fingerprint_of(with_value(BASE, ("seed_everything",), 5)) == first
+    assert fingerprint_of(with_value(BASE, ("model", "threads"), 5)) != first
+    harmless, rate = Change(8, "trainer.devices", 1, 2), Change(8, "model.client.optimizer.lr", 0.05, 0.1)
+    assert fingerprint_after(first, [harmless]) == first
+    assert len({first, fingerprint_after(first, [rate]), fingerprint_after(first, [rate._replace(after=4)])}) == 3
+
+
+@pytest.mark.parametrize("content", [None, 3, "x", {}, [1], [{}], [{"after_round": "8", "setting": "a"}], [None]])
+def test_what_is_no_list_of_changes_is_refused(content):
+    with pytest.raises(ValueError, match="no changes of settings"):
+        read_changes(content)

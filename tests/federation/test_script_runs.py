@@ -1,0 +1,216 @@
+"""Runs of Python scripts: resumed, replaced, grouped by seed, and read by the commands, as those of fedsim fit."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import lightning
+import pytest
+import torch
+import yaml
+
+import fedsim
+from fedsim.__main__ import main
+from fedsim.core.errors import ConfigError
+from fedsim.data import Augmentation
+from fedsim.federation.callbacks import script_config
+from fedsim.federation.callbacks.script_config import describe_script
+from fedsim.federation.events import RoundCallback
+from fedsim.methods import FedPav
+from fedsim.models import SmallCNN
+from small import make_data, make_model
+
+CPU = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False}
+
+
+@pytest.fixture(autouse=True)
+def seeds(monkeypatch):
+    """Leave no seed of one test to the next one."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    yield
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+
+def built(seed=0, lr=0.05, width=8, **options):
+    """A federation of classes that a config can name."""
+    client = fedsim.LocalTraining(batch_size=8, optimizer=lambda p: torch.optim.SGD(p, lr=lr, momentum=0.9))
+    settings = {"neck": fedsim.Neck(kind="bnneck", dropout=0.0), "client": client, "seed": seed}
+    return fedsim.Federation(FedPav(), SmallCNN(width=width), **settings | options)
+
+
+def data_of(**options):
+    source = fedsim.SyntheticReID(clients=3, unseen=1, scale=0.2)
+    return fedsim.FederatedDataModule(source, size=(32, 16), augmentation=Augmentation(pad=0, flip=0.0), **options)
+
+
+def fit(run, rounds=1, seed=0, start=None, **changed):
+    of_trainer = {name: changed.pop(name) for name in ("resume", "overwrite", "callbacks") if name in changed}
+    lightning.seed_everything(seed if start is None else start)
+    trainer = fedsim.Trainer(run_dir=run, max_epochs=rounds, **CPU, **of_trainer)
+    trainer.fit(built(seed, **changed), datamodule=data_of())
+    return trainer
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def weights_of(run):
+    version = next((run / "checkpoints" / "last.ckpt").glob("v*"))
+    state = torch.load(version / "global.ckpt", weights_only=True)["state_dict"]
+    return next(iter(state.values()))
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(tmp_path):
+    fit(tmp_path / "whole", rounds=3)
+    for rounds in (1, 3):
+        fit(tmp_path / "parts", rounds=rounds, resume=True)
+    assert weights_of(tmp_path / "parts").equal(weights_of(tmp_path / "whole"))
+    with (tmp_path / "parts" / "metrics.csv").open() as file:
+        assert [int(row["epoch"]) for row in csv.DictReader(file) if row["train/loss"]] == [0, 1, 2]
+    parts, whole = (summary_of(tmp_path / name) for name in ("parts", "whole"))
+    assert parts["fingerprint"] == whole["fingerprint"]
+    assert parts["final"] == whole["final"]
+    assert [change["setting"] for change in parts["changes"]] == ["trainer.max_epochs"]
+
+
+def test_a_cell_that_runs_twice_names_both_ways_on(tmp_path):
+    fit(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"holds a run already; give another one, resume=True .* or overwrite=True"):
+        fit(tmp_path / "run")
+    assert not fit(tmp_path / "run", resume=True).scores, "nothing to train"
+    first = weights_of(tmp_path / "run")
+    fit(tmp_path / "run", seed=1, overwrite=True)
+    assert not weights_of(tmp_path / "run").equal(first)
+    assert summary_of(tmp_path / "run")["seed"] == 1
+    assert summary_of(tmp_path / "run")["changes"] == []
+
+
+def test_a_run_that_is_to_be_replaced_stays_until_the_first_round_has_trained(tmp_path):
+    class Failing(RoundCallback):
+        def on_round_start(self, round_, clients):
+            raise RuntimeError("not today")
+
+    fit(tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for way in ({"overwrite": True}, {"resume": True}):
+        with pytest.raises(RuntimeError, match="not today"):
+            fit(tmp_path / "run", rounds=2, callbacks=[Failing()], **way)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"run_dir": "x", "resume": True, "overwrite": True}, "resume: contradicts overwrite"),
+        ({"resume": True}, "resume: is for a run_dir"),
+        ({"overwrite": True}, "overwrite: is for a run_dir"),
+    ],
+)
+def test_ways_that_contradict_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        fedsim.Trainer(**options, **CPU)
+
+
+def test_fewer_rounds_than_the_checkpoint_has_are_refused(tmp_path):
+    fit(tmp_path / "run", rounds=2)
+    with pytest.raises(ConfigError, match=r"trainer\.max_epochs: 1 is less than the 2 rounds"):
+        fit(tmp_path / "run", rounds=1, resume=True)
+
+
+def test_a_changed_resume_is_said_and_kept(tmp_path, caplog):
+    fit(tmp_path / "run")
+    fit(tmp_path / "run", rounds=2, lr=0.01, resume=True)
+    assert "changed since round 1: model.client.optimizer.lr 0.05 -> 0.01" in caplog.messages
+    fit(tmp_path / "other", rounds=2, lr=0.01)
+    assert summary_of(tmp_path / "run")["fingerprint"] != summary_of(tmp_path / "other")["fingerprint"]
+
+
+def test_runs_of_several_seeds_are_one_column(tmp_path, capsys):
+    for seed in (0, 1):
+        fit(tmp_path / f"seed{seed}", seed=seed)
+    fit(tmp_path / "wide", width=12)
+    capsys.readouterr()
+    assert main(["report", *(str(tmp_path / name) for name in ("seed0", "seed1", "wide"))]) == 0
+    out = capsys.readouterr().out
+    assert "2 seeds" in out
+    assert "1 seed\n" in out or "1 seed " in out
+    assert "width 12" in out
+
+
+def test_the_seed_of_the_weights_is_enough_and_none_makes_a_run_of_its_own(tmp_path, monkeypatch):
+    for start in (1, 2):
+        fit(tmp_path / f"start{start}", start=start)
+    one, two = (summary_of(tmp_path / f"start{start}") for start in (1, 2))
+    assert (one["seed"], two["seed"]) == (1, 2)
+    assert one["fingerprint"] == two["fingerprint"]
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    kinds = set()
+    for name in ("a", "b"):
+        fedsim.Trainer(run_dir=tmp_path / name, max_epochs=1, **CPU).fit(built(), datamodule=data_of())
+        kinds.add(summary_of(tmp_path / name)["fingerprint"])
+    assert len(kinds) == 2
+
+
+def test_the_config_repeats_the_run_and_serves_all_commands(tmp_path, capsys):
+    run = tmp_path / "run"
+    fit(run, rounds=2, seed=3)
+    assert main(["fit", "--config", str(run / "config.yaml"), "--run_dir", str(tmp_path / "again")]) == 0
+    assert weights_of(tmp_path / "again").equal(weights_of(run))
+    assert summary_of(tmp_path / "again")["final"] == summary_of(run)["final"]
+    assert main(["test", "--ckpt_path", str(run)]) == 0
+    assert main(["predict", "--ckpt_path", str(run)]) == 0
+    model = fedsim.load_model(run)
+    assert model.embed(torch.zeros(2, 3, 32, 16, dtype=torch.uint8)).shape[0] == 2
+    assert main(["fit", "--ckpt_path", str(run), "--trainer.max_epochs=3"]) == 0
+    assert [change["setting"] for change in summary_of(run)["changes"]] == ["trainer.max_epochs"]
+
+
+class OwnMethod(FedPav):
+    """A method of a module: its path is known."""
+
+
+def test_what_a_config_cannot_name_leaves_none_and_says_what(tmp_path, caplog):
+    class Inner(FedPav):
+        pass
+
+    caplog.set_level("INFO", "fedsim")
+    lightning.seed_everything(0)
+    module = fedsim.Federation(Inner(), SmallCNN(width=8), client=fedsim.LocalTraining(batch_size=8))
+    fedsim.Trainer(run_dir=tmp_path / "run", max_epochs=1, **CPU).fit(module, datamodule=data_of())
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    assert any("no config.yaml: model.method: " in m and "is a class of the script" in m for m in caplog.messages)
+    own = describe_script(make_model(OwnMethod()), make_data(), {"max_epochs": 1})
+    assert own.config["model"]["method"]["class_path"].endswith("test_script_runs.OwnMethod")
+    foreign = describe_script(make_model(FedPav(), backbone=torch.nn.Conv2d(3, 8, 3)), make_data(), {})
+    assert (foreign.config, foreign.unwritable) == (None, "model.backbone: the arguments of Conv2d are not known")
+    plain = script_config.ScriptConfig(None)
+    assert plain._text is None
+
+
+def test_options_of_the_trainer_that_only_watch_do_not_matter():
+    described = describe_script(make_model(FedPav()), make_data(), {"max_epochs": 3, "logger": object(), "devices": 1})
+    assert described.config["trainer"] == {"max_epochs": 3, "devices": 1}
+    assert describe_script(make_model(FedPav()), make_data(), {"max_steps": torch.nn.ReLU()}).config is None
+
+
+def test_progress_is_shown_where_nobody_has_set_up_logging(tmp_path):
+    program = (
+        "import fedsim; from fedsim.methods import FedPav; from fedsim.models import SmallCNN; "
+        "data = fedsim.FederatedDataModule(fedsim.SyntheticReID(clients=2, unseen=0, scale=0.2), size=(32, 16)); "
+        "model = fedsim.Federation(FedPav(), SmallCNN(width=8), client=fedsim.LocalTraining(batch_size=8)); "
+        "fedsim.Trainer(max_epochs=2, accelerator='cpu', devices=1).fit(model, datamodule=data)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("round ")]
+    assert [line.partition(":")[0] for line in lines] == ["round 1/2", "round 2/2"]
+    assert "val mAP" in lines[1], "the last round is scored"
+
+
+def test_the_text_of_a_config_has_no_aliases():
+    described = describe_script(make_model(FedPav()), make_data(), {"max_epochs": 3})
+    text = script_config.ScriptConfig(described.config)._text
+    assert "&" not in text
+    assert yaml.safe_load(text)["model"]["backbone"]["init_args"]["width"] == 8
