@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data.check import check_data, find_data
+from fedsim.data.check import check_data, find_data, findings_in
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.datasets import (
     CAVIAR4REID,
@@ -486,3 +486,10 @@ def test_msmt17_of_official_size_is_complete(tmp_path, train, count):
     assert sizes(domain) == (1_041, count, 11_659, 82_161) == tuple(MSMT17(str(tmp_path), train=train).official)
     assert sorted(set(domain.gallery.camids.tolist())) == list(range(15))
     assert len(domain.query.identities) == 3_060
+
+
+def test_an_own_folder_with_the_name_of_a_part_is_no_data_set_of_a_paper(market_tree, tmp_path):
+    for name in ("campus", "other"):
+        (tmp_path / name).symlink_to(market_tree / "north")
+    assert [finding.name for finding in findings_in(tmp_path)] == ["campus", "other"]
+    assert all(finding.is_usable for finding in findings_in(tmp_path))

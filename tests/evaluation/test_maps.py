@@ -83,7 +83,7 @@ def test_each_test_set_gets_a_picture_by_the_model_that_is_scored(method, tmp_pa
     model.settings.method.personalise(client)
     client.model.network.eval()
     first = sets.query.images.take(np.arange(8)).decode((32, 16))
-    captions = [f"{pid} c{camera}" for pid, camera in zip(sets.query.pids[:8], sets.query.camids[:8], strict=True)]
+    captions = [f"{pid} c{camera + 1}" for pid, camera in zip(sets.query.pids[:8], sets.query.camids[:8], strict=True)]
     expected = draw_maps(client.model.network.backbone, first, captions)
     assert not np.array_equal(np.array(expected), np.array(draw_maps(client.model.network.backbone, first, ["?"] * 8)))
     client.unload()

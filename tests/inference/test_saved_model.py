@@ -116,7 +116,8 @@ def test_a_file_that_is_no_image_is_named(run, tmp_path):
 
 def test_the_page_runs_as_it_stands(run, pictures, tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
-    [block] = re.findall(r"<!-- a test runs this block -->\n```python\n(.*?)```", page, re.DOTALL)
+    blocks = re.findall(r"<!-- a test runs this block -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(run)
@@ -124,7 +125,8 @@ def test_the_page_runs_as_it_stands(run, pictures, tmp_path, monkeypatch, capsys
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pixels = pictures[1].images.decode(SIZE)[number].permute(1, 2, 0).numpy()
         Image.fromarray(pixels).save(tmp_path / f"{name}.jpg")
-    exec(compile(block, "docs/inference.md", "exec"), {})
+    exec(compile("".join(blocks), "docs/inference.md", "exec"), {})
+    assert (tmp_path / "rank1.png").is_file()
     lists = ast.literal_eval(capsys.readouterr().out)
     assert [len(of_query) for of_query in lists] == [2, 2]
     assert {name for of_query in lists for name in of_query} <= {f"gallery/{name}.jpg" for name in "cde"}

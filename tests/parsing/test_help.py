@@ -33,6 +33,15 @@ def test_help_of_a_fit_is_one_screen_and_says_where_the_rest_is(capsys):
     assert "fedsim fit --help all" in text
 
 
+def test_a_command_that_scores_shows_its_own_options_and_not_those_of_a_fit(capsys):
+    own = {"fit": {"overwrite", "seeds", "left_out"}, "test": {"save_ranking"}, "predict": {"save_maps", "images"}}
+    texts = {command: said(capsys, command, "--help") for command in own}
+    for command, text in texts.items():
+        shown = set(re.findall(r"^  --(\w+)", text, re.MULTILINE))
+        assert own[command] <= shown
+        assert not shown & {name for other in own if other != command for name in own[other]}
+
+
 @pytest.mark.parametrize("command", ALL_COMMANDS, ids=" ".join)
 def test_help_of_every_command_is_one_screen(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

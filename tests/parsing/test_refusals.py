@@ -145,6 +145,7 @@ OF_THE_PARSER = [
     ("--model.client.optimizer=textwrap.dedent", "dedent cannot be used (Expected 'textwrap.dedent' to be a func"),
     ("--model.method.weightng=size", "model.method: FedPav has no option weightng; did you mean weighting?"),
     ("--model.clients.town0.batch=3", "model.clients: ClientOverride has no option batch; did you mean batch_size?"),
+    ("--model.client.lr=0.1", "there is no such option; did you mean --model.client.optimizer.lr?"),
     ("--model.client.batchsize=3", "there is no such option; did you mean --model.client.batch_size?"),
     ("--trainer.max_epoch=3", "--trainer.max_epoch: there is no such option; did you mean --trainer.max_epochs?"),
     ("--model.availability=5", "model.availability: is a section"),

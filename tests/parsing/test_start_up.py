@@ -179,3 +179,25 @@ def test_names_of_a_room_that_are_imported_at_their_first_use_are_there():
     assert [name for name in data.__all__ if getattr(data, name).__name__ != name] == []
     with pytest.raises(AttributeError, match=r"module 'fedsim.data' has no attribute 'Market'"):
         _ = data.Market
+
+
+def test_a_notebook_without_widgets_gets_no_line_about_them():
+    """tqdm warns in its import, which is Lightning's; here a kernel is there, and ipywidgets is not."""
+    program = """
+import sys, types, warnings
+ipython = types.ModuleType("IPython")
+ipython.get_ipython = lambda: types.SimpleNamespace(config={"IPKernelApp": {}})
+for name in ("ipykernel", "ipykernel.zmqshell"):  # newer versions of tqdm look for these
+    sys.modules[name] = types.ModuleType(name)
+sys.modules |= {"IPython": ipython, "ipywidgets": None, "IPython.html": None}
+if sys.argv[1] == "fedsim":
+    import fedsim
+with warnings.catch_warnings(record=True) as caught:
+    if sys.argv[1] != "fedsim":
+        warnings.simplefilter("always")
+    import tqdm.auto
+print(sum("IProgress not found" in str(warning.message) for warning in caught))
+"""
+    for name, count in (("fedsim", "0"), ("without", "1")):
+        done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == count, done.stderr

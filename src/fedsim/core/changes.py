@@ -32,7 +32,6 @@ ANYWHERE = {
 """As :data:`WITHOUT_EFFECT`, for arguments of this name of any class."""
 _WITH_EFFECT = ("model", "data", "seed_everything", "trainer.precision", "trainer.limit_train_batches")
 _OPEN = ("model.clients",)  # sections whose fields are names of the user's
-_MISSING = object()
 
 
 class Change(NamedTuple):
@@ -100,10 +99,8 @@ def _compare(name: str, old: Any, new: Any, after: int) -> Iterator[Change]:
         old, new = old.get("init_args") or {}, new.get("init_args") or {}
     is_open = name.startswith(_OPEN)
     for key in dict.fromkeys([*old, *new]):
-        both = old.get(key, _MISSING), new.get(key, _MISSING)
-        if is_open or _MISSING not in both:
-            values = (None if value is _MISSING else value for value in both)
-            yield from _compare(f"{name}.{key}".removeprefix("."), *values, after)
+        if is_open or (key in old and key in new):
+            yield from _compare(f"{name}.{key}".removeprefix("."), old.get(key), new.get(key), after)
 
 
 def _are_sections(values: Sequence[Any]) -> bool:

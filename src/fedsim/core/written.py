@@ -84,13 +84,13 @@ def _optimizer(make: Callable[..., Any], place: str) -> dict[str, Any]:
         made = make([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2))])
         [group] = made.param_groups
         names = [name for name in inspect.signature(type(made)).parameters if name in made.defaults]
-        known = {name: made.defaults[name] for name in names}
-        same = type(made)([nn.Parameter(torch.zeros(1))], **known).defaults == made.defaults
+        arguments = {name: made.defaults[name] for name in names}
+        is_whole = type(made)([nn.Parameter(torch.zeros(1))], **arguments).defaults == made.defaults
     except Exception as error:  # a function of the user's
         raise UnwritableError(f"{place}: is no function that makes an optimizer of a list") from error
-    if not same or any(group[name] != value for name, value in made.defaults.items()):
+    if not is_whole or any(group[name] != value for name, value in made.defaults.items()):
         raise UnwritableError(f"{place}: makes an optimizer that is not decided by its arguments")
-    return _of_class(type(made), written(known, None, place), place)
+    return _of_class(type(made), written(arguments, None, place), place)
 
 
 def _parts(declared: Any) -> tuple[Any, ...]:

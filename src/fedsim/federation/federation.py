@@ -65,7 +65,7 @@ class Federation(LightningModule):
         """whether a client ever returned an update that counted, in this start or before its checkpoint"""
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override] # refuses
+    def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:
         """Refuse: a checkpoint holds the tensors of a server and of clients, and no objects.
 
         Raises:

@@ -14,7 +14,6 @@ from typing import Any
 import lightning
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from fedsim.core.changes import Change
 from fedsim.core.devices import check_accelerator
@@ -90,8 +89,6 @@ class Trainer(lightning.Trainer):
                 raise ConfigError("resume: contradicts overwrite; give one of them")
             folder = Path(expanded(str(run_dir), "run_dir")).absolute()  # the working directory may change before a fit
             self._start = FolderStart(folder, overwrite, restart=resume, ways=_WAYS)
-            if rank_zero_only.rank == 0 and not resume:  # others start when the first one has begun
-                self._start.check_free()
             callbacks += _checkpoints(folder, options.get("enable_checkpointing"), callbacks)
             options = {"default_root_dir": str(folder)} | options | {"logger": _loggers(folder, options.get("logger"))}
         self._options = DEFAULTS | {name: value for name, value in options.items() if name != "enable_progress_bar"}
@@ -102,6 +99,8 @@ class Trainer(lightning.Trainer):
         check_accelerator(arguments.get("accelerator", "auto"))
         with _without_false_alarms():
             super().__init__(**arguments, callbacks=callbacks)
+        if self._start is not None and not resume and self.is_global_zero:  # others may start when it has begun
+            self._start.check_free()
 
     @property
     def scores(self) -> list[dict[str, str | float]]:

@@ -37,8 +37,8 @@ def predict_images(
     folder, run = Path(images).expanduser(), Path(ckpt_path).expanduser()
     if not folder.is_dir():
         raise DataError(f"--images: {folder} is no folder; name one with image files")
-    found = (path for path in folder.rglob("*") if has_image_suffix(path.name))
-    files = sorted(path for path in found if not any(map(is_rubbish, path.relative_to(folder).parts)))
+    candidates = (path for path in folder.rglob("*") if has_image_suffix(path.name))
+    files = sorted(path for path in candidates if not any(map(is_rubbish, path.relative_to(folder).parts)))
     if not files:
         raise DataError(f"--images: {folder} holds no images; their names end with .jpg, .png and the like")
     if output is None and not (run / "checkpoints").is_dir():

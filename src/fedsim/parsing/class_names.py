@@ -144,19 +144,39 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
+def argument_of_a_class(name: str) -> str:
+    """Suggest the option that an unknown one such as ``model.client.lr`` means; empty if it is no class's argument.
+
+    >>> argument_of_a_class("model.client.lr"), argument_of_a_class("model.client.lrs")
+    ('did you mean model.client.optimizer.lr?', '')
+    """
+    section, _, argument = name.rpartition(".")
+    for field in (field for field in _BASES if field.rpartition(".")[0] == section):
+        if any(argument in inspect.signature(kind).parameters for kind in _classes(field)):
+            return f"did you mean {field}.{argument}?"
+    return ""
+
+
 def _names(key: str, only_fedsim: bool = False) -> list[str]:
     """Names of the classes that a setting can have; ``only_fedsim``: only the classes that fedsim provides."""
     place = next((base for field, base in _BASES.items() if key.startswith(field)), None)
     if place is None:
         return []
     module, name = place
-    base = getattr(import_module(module), name)
-    classes = [base]
-    for cls in classes:
-        classes += cls.__subclasses__()
     packages = ("fedsim.",) if only_fedsim else ("fedsim.", "torch.", "lightning.")
     if only_fedsim and not module.startswith("fedsim."):
         return []
-    public = [cls for cls in classes if not cls.__name__.startswith("_")]
-    names = {cls.__name__ for cls in public if cls.__module__.startswith(packages)}
-    return sorted(names - {base.__name__})
+    public = [cls for cls in _classes_below(module, name) if not cls.__name__.startswith("_")]
+    return sorted({cls.__name__ for cls in public if cls.__module__.startswith(packages)} - {name})
+
+
+def _classes(field: str) -> list[type]:
+    return _classes_below(*_BASES[field])
+
+
+def _classes_below(module: str, name: str) -> list[type]:
+    """Return a class and all classes that are derived from it and imported."""
+    classes: list[type] = [getattr(import_module(module), name)]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return classes

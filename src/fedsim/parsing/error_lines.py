@@ -18,7 +18,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NoResultError, NotReadyError, RunStoppedError
 from fedsim.core.names import printable
-from fedsim.parsing.class_names import did_you_mean, missing_class, unknown_argument
+from fedsim.parsing.class_names import argument_of_a_class, did_you_mean, missing_class, unknown_argument
 from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
 
@@ -237,7 +237,8 @@ def explain(message: str, option_names: Iterable[str] = ()) -> str:
         text = re.sub(r"^Value not boolean: (.*)\.$", r"save_ranking, save_maps: expected true or false, got \1", text)
         text = re.sub(r"^unrecognized arguments: (--[\w.-]+)([= ].*)?$", r"\1: there is no such option", text)
         if named := re.match(r"(-*)([\w.-]+): there is no such option$", text):
-            guess = did_you_mean(_BELOW_COMMAND.sub("", named[2]), option_names)
+            name = _BELOW_COMMAND.sub("", named[2])
+            guess = argument_of_a_class(name) or did_you_mean(name, option_names)
             text += f"; {guess.replace('mean ', f'mean {named[1]}')}" if guess else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):
             text = f"{text}; give a config with these fields, such as --config quickstart"

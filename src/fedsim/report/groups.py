@@ -95,8 +95,8 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
     by_config: dict[tuple[str, str], list[Run]] = {}
     for run in opened:
         by_config.setdefault((run.name, run.summary["fingerprint"]), []).append(run)
-    given = [name for name, _ in by_config if name]
-    if repeated := next((name for name in given if given.count(name) > 1), None):
+    names = [name for name, _ in by_config if name]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"runs: {repeated} names runs with different settings; give each its own name")
     labels = name_variants([runs[0] for runs in by_config.values()])
     groups = []

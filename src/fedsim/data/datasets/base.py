@@ -11,7 +11,6 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import given_path
 from fedsim.data.images import Domain, ReIDSource
 from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
-from fedsim.data.market import is_market_folder
 
 
 class Counts(NamedTuple):
@@ -66,21 +65,20 @@ class DataSet(ReIDSource):
         inner = sub_folders(self.root) if self.root.is_dir() else []
         below = (folder / name for name in self.folders for folder in inner)
         for folder in (*(self.root / name for name in self.folders), self.root, *below):
-            if folder.is_dir() and all(map(_is_part, (folder / part for part in self.holds))):
+            if folder.is_dir() and all(self._is_part(folder / part) for part in self.holds):
                 return folder
         raise DataError(
             f"{self.root}: holds no {self.name}, which is a folder {self.folders[0]} with {', '.join(self.holds)}; "
             f"{self.ask}"
         )
 
+    def _is_part(self, path: Path) -> bool:
+        """Whether a part of the data set is there."""
+        return path.exists()
+
     @abstractmethod
     def _read(self, folder: Path) -> Domain:
         """List its files; raise DataError with the folder or file and the problem."""
-
-
-def _is_part(path: Path) -> bool:
-    """Whether a part of a data set is there; a data set of the user's may have its name by accident (``campus``)."""
-    return path.exists() and not is_market_folder(path)
 
 
 def files_of(domain: Domain) -> list[Path]:

@@ -17,6 +17,7 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Split, turns
 from fedsim.data.listing import list_images, number_of, read_folder
+from fedsim.data.market import is_market_folder
 from fedsim.data.splits import official_grid_splits, sample_splits
 
 Protocol = Literal["half", "splits"]
@@ -102,6 +103,10 @@ class CUHK01(SmallDataSet):
     num_train = 485
     part, pattern, example = "campus", r"(?P<pid>\d{4})(?P<cam>\d{3})\.", "0001001.png"
     per_camera = 2
+
+    def _is_part(self, path: Path) -> bool:
+        """Whether it is there; a data set of the user's may have this name by accident."""
+        return super()._is_part(path) and not is_market_folder(path)
 
 
 class CUHK02(SmallDataSet):

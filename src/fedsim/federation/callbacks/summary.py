@@ -70,7 +70,7 @@ class MetricsFile(CSVLogger):
 
     @property
     @rank_zero_experiment
-    def experiment(self) -> _Writer:  # type: ignore[override] # the decorator hides the type
+    def experiment(self) -> _Writer:
         """Lightning's writer."""
         if self._writer is None:
             with naming(Path(self.log_dir) / METRICS_FILE):

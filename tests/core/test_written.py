@@ -1,0 +1,93 @@
+"""Objects as configs have them: plain values, sections, classes, optimizers; what has no form is refused."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim.core.arguments import KeepsArguments, arguments_of
+from fedsim.core.written import UnwritableError, written, written_fields
+from fedsim.training.server_optimizers import FedAdam
+
+
+@dataclass(frozen=True)
+class Size:
+    """A section."""
+
+    height: int = 4
+    pair: tuple[int, int] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Tall(Size):
+    """A class in its place."""
+
+    factor: float = 2.0
+
+
+class Box(KeepsArguments):
+    """Knows its arguments."""
+
+    def __init__(self, size: Size | None, *names: str, lid: bool = True, **others: int) -> None:
+        self.size = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All kinds."""
+
+    size: Size = field(default_factory=Size)
+    by_name: dict[str, Size] | None = None
+    box: Box | None = None
+    path: Path | None = None
+
+
+def test_sections_have_their_fields_and_classes_their_paths():
+    settings = Settings(Tall(5), {"a": Size(1)}, Box(Size(2), lid=False, x=3), Path("a/b"))
+    assert written_fields(settings, "model") == {
+        "size": {"class_path": f"{__name__}.Tall", "init_args": {"height": 5, "pair": [1, 2], "factor": 2.0}},
+        "by_name": {"a": {"height": 1, "pair": [1, 2]}},
+        "box": {
+            "class_path": f"{__name__}.Box",
+            "init_args": {"size": {"height": 2, "pair": [1, 2]}, "lid": False, "x": 3},
+        },
+        "path": "a/b",
+    }
+    assert arguments_of(Box(None)) == {"size": None, "lid": True}
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "values"),
+    [
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), "SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": False}),
+        (lambda p: torch.optim.AdamW(p, lr=0.2, betas=(0.5, 0.6)), "AdamW", {"lr": 0.2, "betas": [0.5, 0.6]}),
+        (torch.optim.Adam, "Adam", {"lr": 0.001, "weight_decay": 0}),
+        (partial(FedAdam, tau=0.5), "FedAdam", {"tau": 0.5, "betas": [0.9, 0.99]}),
+    ],
+)
+def test_an_optimizer_is_what_its_function_makes(make, name, values):
+    found = written(make)
+    assert found["class_path"].rpartition(".")[2] == name
+    assert values.items() <= found["init_args"].items()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (
+            lambda p: torch.optim.SGD([{"params": p[:1], "lr": 1.0}, {"params": p[1:]}], lr=0.1),
+            "no function",
+        ),
+        (lambda p: torch.optim.SGD([{"params": p, "lr": 1.0}], lr=0.1), "not decided by its arguments"),
+        (len, "no function"),
+        (nn.Conv2d(3, 8, 3), "the arguments of Conv2d are not known"),
+        (nn.ReLU(), "the arguments of ReLU are not known"),
+        ([Size(), object], "no function"),
+    ],
+)
+def test_what_has_no_form_is_refused_with_its_place(value, reason):
+    with pytest.raises(UnwritableError, match=f"model.part.*: .*{reason}"):
+        written(value, None, "model.part")
