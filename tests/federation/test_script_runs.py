@@ -214,3 +214,42 @@ def test_the_text_of_a_config_has_no_aliases():
     text = script_config.ScriptConfig(described.config)._text
     assert "&" not in text
     assert yaml.safe_load(text)["model"]["backbone"]["init_args"]["width"] == 8
+
+
+def test_scores_after_a_fit_are_no_round_of_the_run(tmp_path):
+    trainer = fit(tmp_path / "run", rounds=2)
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    trainer.test(built(), datamodule=data_of(), ckpt_path=str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
+    again = fedsim.Trainer(run_dir=tmp_path / "run", resume=True, **CPU)
+    again.test(built(), datamodule=data_of(), ckpt_path=str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
+    assert again.scores == trainer.scores
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+
+
+def test_two_ranks_resume_a_run_of_a_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import sys
+import lightning, fedsim
+from fedsim.methods import FedPav
+from fedsim.models import SmallCNN
+
+lightning.seed_everything(0)
+data = fedsim.FederatedDataModule(fedsim.SyntheticReID(clients=3, unseen=0, scale=0.2), size=(32, 16))
+model = fedsim.Federation(FedPav(), SmallCNN(width=8), client=fedsim.LocalTraining(batch_size=8))
+rounds, devices = map(int, sys.argv[2:])
+trainer = fedsim.Trainer(run_dir=sys.argv[1], resume=True, max_epochs=rounds, accelerator="cpu", devices=devices)
+trainer.fit(model, datamodule=data)
+"""
+    )
+    for folder, starts in (("whole", [(3, 1)]), ("parts", [(1, 1), (2, 2), (3, 2)])):
+        for rounds, devices in starts:
+            words = [sys.executable, script, tmp_path / folder, rounds, devices]
+            done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, done.stderr
+    assert weights_of(tmp_path / "parts").equal(weights_of(tmp_path / "whole"))
+    parts, whole = (summary_of(tmp_path / name) for name in ("parts", "whole"))
+    assert parts["fingerprint"] == whole["fingerprint"]
+    with (tmp_path / "parts" / "metrics.csv").open() as file:
+        assert [int(row["epoch"]) for row in csv.DictReader(file) if row["train/loss"]] == [0, 1, 2]

@@ -99,6 +99,7 @@ class Trainer(lightning.Trainer):
         check_accelerator(arguments.get("accelerator", "auto"))
         with _without_false_alarms():
             super().__init__(**arguments, callbacks=callbacks)
+        self._open_metrics(False)
         if self._start is not None and not resume and self.is_global_zero:  # others may start when it has begun
             self._start.check_free()
 
@@ -133,6 +134,7 @@ class Trainer(lightning.Trainer):
                 for change in changes:
                     log.warning("%s", change)
             callbacks[:0] = added  # before the callbacks that save its state
+            self._open_metrics(True)
             beginning.join(self)
             yield
         except OSError as error:
@@ -142,7 +144,14 @@ class Trainer(lightning.Trainer):
         finally:
             callbacks[:] = [callback for callback in callbacks if callback not in added]
             beginning.leave(self)
+            self._open_metrics(False)
             lock.release()
+
+    def _open_metrics(self, is_open: bool) -> None:
+        """Let numbers into metrics.csv, in a fit only."""
+        for logger in self.loggers:
+            if isinstance(logger, MetricsFile):
+                logger.is_open = is_open
 
     def _of_run(
         self, start: FolderStart, args: Sequence[Any], options: dict[str, Any]

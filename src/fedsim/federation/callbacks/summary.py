@@ -66,6 +66,8 @@ class MetricsFile(CSVLogger):
         super().__init__(folder, name="", version="", flush_logs_every_n_steps=1)
         self.rounds: int | None = None
         """rounds of the run that this fit continues; their rows stay. None: it begins"""
+        self.is_open = True
+        """whether numbers are written: those of a test after the fit belong to no round"""
         self._writer: _Writer | None = None
 
     @property
@@ -79,8 +81,15 @@ class MetricsFile(CSVLogger):
                     self._writer.continue_with(self.rounds)
         return self._writer
 
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Keep numbers, and write them."""
+        if self.is_open:
+            super().log_metrics(metrics, step)
+
     def save(self) -> None:
         """Write the metrics so far."""
+        if not self.is_open:
+            return
         with naming(Path(self.log_dir) / METRICS_FILE):
             super().save()
 
