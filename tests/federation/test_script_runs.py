@@ -159,6 +159,7 @@ def test_the_config_repeats_the_run_and_serves_all_commands(tmp_path, capsys):
     assert main(["fit", "--config", str(run / "config.yaml"), "--run_dir", str(tmp_path / "again")]) == 0
     assert weights_of(tmp_path / "again").equal(weights_of(run))
     assert summary_of(tmp_path / "again")["final"] == summary_of(run)["final"]
+    assert str(tmp_path) not in (run / "config.yaml").read_text()
     assert main(["test", "--ckpt_path", str(run)]) == 0
     assert main(["predict", "--ckpt_path", str(run)]) == 0
     model = fedsim.load_model(run)
@@ -185,6 +186,11 @@ def test_what_a_config_cannot_name_leaves_none_and_says_what(tmp_path, caplog):
     assert own.config["model"]["method"]["class_path"].endswith("test_script_runs.OwnMethod")
     foreign = describe_script(make_model(FedPav(), backbone=torch.nn.Conv2d(3, 8, 3)), make_data(), {})
     assert (foreign.config, foreign.unwritable) == (None, "model.backbone: the arguments of Conv2d are not known")
+    for section, module, data in (("model", type("Own", (fedsim.Federation,), {}), None), ("data", None, None)):
+        built_module = make_model(FedPav()) if module is None else module(FedPav(), SmallCNN(width=8))
+        text = describe_script(built_module, data, {}).unwritable
+        assert text.startswith(f"{section}: ")
+        assert " is no Federat" in text
     plain = script_config.ScriptConfig(None)
     assert plain._text is None
 

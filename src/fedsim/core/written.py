@@ -58,15 +58,23 @@ def written(value: Any, declared: Any = None, place: str = "") -> Any:
 
 def written_fields(value: Any, place: str) -> dict[str, Any]:
     """Return the fields of a dataclass as those of a section; raise UnwritableError as :func:`written`."""
-    hints = get_type_hints(type(value))
+    hints = _hints(type(value))
     names = [field.name for field in dataclasses.fields(value) if field.init]
     return {name: written(getattr(value, name), hints.get(name), f"{place}.{name}") for name in names}
 
 
 def written_arguments(value: KeepsArguments, place: str) -> dict[str, Any]:
     """Return the arguments of an object as the fields of a section; raise UnwritableError as :func:`written`."""
-    hints = get_type_hints(type(value).__init__)
+    hints = _hints(type(value).__init__)
     return {name: written(arg, hints.get(name), f"{place}.{name}") for name, arg in arguments_of(value).items()}
+
+
+def _hints(described: Any) -> dict[str, Any]:
+    """Return annotations; none of a class of the user's whose names cannot be found."""
+    try:
+        return get_type_hints(described)
+    except (NameError, TypeError, AttributeError):
+        return {}
 
 
 def _of_class(kind: type, arguments: Mapping[str, Any], place: str) -> dict[str, Any]:

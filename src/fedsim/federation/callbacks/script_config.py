@@ -13,11 +13,14 @@ from lightning import Callback, LightningModule, Trainer
 from fedsim.core.changes import fingerprint_of
 from fedsim.core.files import replacing
 from fedsim.core.written import UnwritableError, written, written_arguments, written_fields
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.federation.federation import Federation
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
 CONFIG_FILE = "config.yaml"
-_WATCHING = ("callbacks", "logger", "profiler", "plugins", "strategy", "accelerator", "default_root_dir")
+_WATCHING = ("callbacks", "logger", "profiler", "plugins", "strategy", "accelerator")
 """options of the trainer that may be objects, and decide no number"""
+_OF_A_FOLDER = "default_root_dir"
 
 
 class Described(NamedTuple):
@@ -55,14 +58,19 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
     of_process = os.environ.get("PL_GLOBAL_SEED", "")
     of_training = module.settings.seed
     seed = of_training or int(of_process) if of_process.isdigit() else None
+    for section, value, kind in (("model", module, Federation), ("data", data, FederatedDataModule)):
+        if type(value) is not kind:
+            return Described(None, f"{section}: {type(value).__name__} is no {kind.__name__}", seed)
     try:
         model = written_fields(module.settings, "model")
         sections = {"model": model, "data": written_arguments(data, "data")}
         trainer = {}
         for name, value in options.items():
+            if name == _OF_A_FOLDER:
+                continue
             if name not in _WATCHING or isinstance(value, str | bool):
                 trainer[name] = written(value, None, f"trainer.{name}")
-    except (UnwritableError, KeyError, TypeError, AttributeError) as error:  # classes of the user's
+    except UnwritableError as error:
         return Described(None, str(error), seed)
     del model["seed"]  # the command line sets it to seed_everything
     start = None if seed is None or int(of_process) == seed else int(of_process)
