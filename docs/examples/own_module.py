@@ -15,9 +15,16 @@ class TripletNet(LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.encoder = nn.Sequential(
-            nn.Conv2d(3, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(2 * width, 4 * width),
+            nn.Conv2d(3, width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(0.1),
+            nn.Linear(2 * width, 4 * width),
         )
         self.classifier = nn.Linear(4 * width, num_classes)
 
@@ -54,8 +61,13 @@ def train_alone():
     images = labels.view(-1, 1, 1, 1) / 8 + 0.5 * torch.randn(64, 3, 32, 16)
     loader = DataLoader(TensorDataset(images, labels), batch_size=16, shuffle=True)
     trainer = Trainer(
-        max_epochs=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, log_every_n_steps=1,
+        max_epochs=4,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
     )
     trainer.fit(TripletNet(num_classes=8), loader)
     print("alone:", {name: round(float(value), 3) for name, value in trainer.callback_metrics.items()})

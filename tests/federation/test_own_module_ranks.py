@@ -15,8 +15,8 @@ from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
 from fedsim.methods import FedAvg
 from fedsim.training.settings import LocalTraining
+from lightning_modules import FOREIGN, Small, assert_same, federation, module_state
 from small import fit, make_data, refuse
-from test_own_module import FOREIGN, Small, assert_same, federation, module_state
 
 
 class SafeInParts(Small):
@@ -87,7 +87,7 @@ trainer: {max_epochs: 2, accelerator: cpu, devices: 1, limit_val_batches: 0}
 model:
   method: FedAvg
   module:
-    class_path: test_own_module.Small
+    class_path: lightning_modules.Small
     init_args: {lr: 0.02}
   private: ["neck.bias"]
   client: {batch_size: 8}
@@ -109,7 +109,7 @@ def config(tmp_path):
 def test_a_config_names_a_module(config, tmp_path, capsys):
     assert main(["fit", "--config", str(config), f"--run_dir={tmp_path}/run"]) == 0
     saved = (tmp_path / "run" / "config.yaml").read_text()
-    assert "test_own_module.Small" in saved
+    assert "lightning_modules.Small" in saved
     assert "num_classes" not in saved
     assert main(["test", "--config", str(config), f"--run_dir={tmp_path}/run", "--ckpt_path=last"]) == 0
     assert "mAP" in capsys.readouterr().out
@@ -130,7 +130,7 @@ def test_wrong_modules_of_a_config_end_in_one_line(config, tmp_path, capsys):
     def line(*options):
         return refuse(capsys, "fit", "--config", config, f"--run_dir={tmp_path}/other", *options)
 
-    assert "there is no class test_own_module.Smal" in line("--model.module=test_own_module.Smal")
+    assert "there is no class lightning_modules.Smal" in line("--model.module=lightning_modules.Smal")
     assert "torch.nn.Linear" in line("--model.module=torch.nn.Linear")
     assert "lrr" in line("--model.module.init_args.lrr=0.1")
     assert "model.private: no tensor of Small is named like" in line("--model.private=[head.*]")

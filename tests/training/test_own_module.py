@@ -6,10 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-import torchmetrics
 from lightning import LightningModule
 from torch import nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation, SyntheticReID
@@ -19,6 +18,17 @@ from fedsim.methods import FedAvg, FedBN, FedPav, FedProx, Local, Scaffold
 from fedsim.models import Neck, SmallCNN
 from fedsim.models.reid import ReIDModel
 from fedsim.training.settings import LocalTraining, RateSchedule
+from lightning_modules import (
+    FOREIGN,
+    ClipsInside,
+    Frozen,
+    MetricsInside,
+    OwnScheduler,
+    Small,
+    assert_same,
+    federation,
+    module_state,
+)
 from small import LR, fit, make_data, make_model
 
 NECK = Neck(kind="bnneck", dropout=0.3)
@@ -48,148 +58,6 @@ class Parts(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=LR, momentum=0.9)
-
-
-class Small(LightningModule):
-    """The base of modules of foreign style."""
-
-    def __init__(self, num_classes: int, lr: float = 0.05):
-        super().__init__()
-        self.save_hyperparameters()
-        self.backbone = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
-        self.neck = nn.Linear(6 * 15 * 7, 8)
-        self.classifier = nn.Linear(8, num_classes)
-
-    def embed(self, images):
-        return self.neck(self.backbone(images))
-
-    def training_step(self, batch, batch_idx):
-        images, labels = batch
-        return cross_entropy(self.classifier(self.embed(images)), labels)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
-
-
-class OwnScheduler(Small):
-    """A learning rate per step, and one per epoch; a dict of Lightning's documentation."""
-
-    def training_step(self, batch, batch_idx):
-        self.log("lr", self.optimizers().param_groups[0]["lr"])
-        self.log("epoch", float(self.current_epoch))
-        return super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
-
-
-class ClipsInside(Small):
-    """Clips gradients and warms up by hand."""
-
-    norms: list
-
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
-        self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm")
-
-    def on_before_optimizer_step(self, optimizer):
-        self.log("norm", torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in self.parameters()])))
-
-    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
-        for group in optimizer.param_groups:
-            group["lr"] = self.hparams.lr * min(1.0, (self.global_step + 1) / 4)
-        optimizer.step(closure=optimizer_closure)
-
-
-class DictLosses(Small):
-    """Returns a dict, and looks at it after the batch."""
-
-    def training_step(self, batch, batch_idx):
-        features = self.embed(batch.images)
-        losses = {"id": cross_entropy(self.classifier(features), batch.labels), "size": 1e-3 * features.square().mean()}
-        self.log_dict({f"loss_{name}": value for name, value in losses.items()}, on_step=True, on_epoch=True)
-        return {"loss": losses["id"] + losses["size"], "cameras": batch.cameras, **losses}
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        assert not outputs["id"].requires_grad
-        assert outputs["cameras"].shape == batch[1].shape
-        self.log("total", outputs["loss"])
-
-
-class MetricsInside(Small):
-    """Metrics of torchmetrics, logged as objects and by hand, whose size is that of the classifier."""
-
-    def __init__(self, num_classes: int):
-        super().__init__(num_classes)
-        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=num_classes)
-        self.mean = torchmetrics.MeanMetric()
-        self.register_buffer("scratch", torch.zeros(3), persistent=False)
-        self.calls = 0
-
-    def training_step(self, batch, batch_idx):
-        images, labels = batch
-        logits = self.classifier(self.embed(images))
-        assert one_hot(labels, self.hparams.num_classes).shape == logits.shape
-        self.accuracy(logits, labels)
-        self.mean.update(logits.mean())
-        self.log("accuracy", self.accuracy, on_epoch=True)
-        self.calls += 1
-        self.scratch += 1
-        return cross_entropy(logits, labels)
-
-    def on_train_epoch_end(self):
-        self.log("mean", self.mean.compute())
-        self.log("calls", float(self.calls))
-        self.log("scratch", self.scratch[0])
-        self.mean.reset()
-
-
-class Frozen(Small):
-    """A frozen backbone without gradients, whose normalisation stays in evaluation mode; a buffer that is replaced."""
-
-    def __init__(self, num_classes: int):
-        super().__init__(num_classes)
-        self.backbone.requires_grad_(False)
-        self.register_buffer("center", torch.zeros(8))
-
-    def on_train_start(self):
-        self.backbone.eval()
-
-    def training_step(self, batch, batch_idx):
-        images, labels = batch
-        with torch.no_grad():
-            maps = self.backbone(images)
-        features = self.neck(maps)
-        self.center = 0.9 * self.center + 0.1 * features.detach().mean(0)
-        return cross_entropy(self.classifier(features - self.center), labels)
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.01)
-        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
-
-
-FOREIGN = [OwnScheduler, ClipsInside, DictLosses, MetricsInside, Frozen]
-
-
-def federation(method, module, **options):
-    defaults = {
-        "client": LocalTraining(batch_size=8, local_epochs=2), "evaluation": Evaluation(test_during_fit=False),
-    }  # fmt: skip
-    return Federation(method, module, **defaults | options)
-
-
-def module_state(model):
-    """All that a run of a module has learnt."""
-    private = {f"{n} {k}": t for n, c in model.parts.clients.items() for k, t in c.private_state().items()}
-    [arch] = model.parts.models
-    return {"global": model.server.vector(arch), **private}
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.equal(a[key], b[key]), key
 
 
 # -- the same bits as fedsim's own parts -------------------------------------------------------------------------------
@@ -288,7 +156,7 @@ def test_patterns_keep_tensors_private():
     }  # fmt: skip
     assert shared(assembled(FedBN(), Small)) == {"backbone.0.weight", "backbone.0.bias", "neck.weight", "neck.bias"}
     assert shared(assembled(Local(), Small)) == set()
-    with pytest.raises(ConfigError, match=r"model\.private: no tensor of Small is named like head\.\*; it has backbone"):
+    with pytest.raises(ConfigError, match=r"model\.private: no tensor of Small is named like head\.\*; it has back"):
         assembled(FedAvg(), Small, private=("head.*",))
     with pytest.raises(ConfigError, match=r"model\.private: patterns are for model\.module"):
         Federation(FedAvg(), SmallCNN(width=8), private=("head.*",))
@@ -463,13 +331,22 @@ def freezes(self, num_classes):
     self.requires_grad_(False)
 
 
+def logits(self, images):
+    return self.classifier(self.neck(self.backbone(images)))
+
+
+def learns(self, batch, batch_idx):
+    return cross_entropy(logits(self, batch[0]), batch[1])
+
+
 def sgd(self):
     return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def plateau(self):
     optimizer = sgd(self)
-    return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "x"}
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "x"}
 
 
 def other(self):
@@ -515,8 +392,8 @@ WRONG = {
     "backward": ({"backward": lambda self, loss: loss.backward()}, "defines backward"),
     "state": ({"on_save_checkpoint": lambda self, checkpoint: None}, "defines on_save_checkpoint"),
     "skips": ({"on_train_batch_start": lambda self, batch, batch_idx: -1}, "returned -1"),
-    "maps": ({"embed": lambda self, images: images}, "embed returned shape [2, 3, 32, 16] for 2 images"),
-    "logits": ({"embed": None, "forward": lambda self, x: self.classifier(self.neck(self.backbone(x)))}, "num_classes"),
+    "maps": ({"embed": lambda self, images: images, "training_step": learns}, "embed returned shape [2, 3, 32, 16]"),
+    "logits": ({"embed": None, "forward": logits, "training_step": learns}, "whose number depends on num_classes"),
     "reduce": ({"training_step": lambda self, b, i: self.log("x", 1, reduce_fx="max")}, "has a reduce_fx"),
     "text": ({"training_step": lambda self, b, i: self.log("x", "high")}, "got str; log one number"),
     "hparams": ({"__init__": lambda self, num_classes: forgets(self, num_classes)}, "hparams lack num_classes"),
@@ -579,21 +456,21 @@ def test_other_contradictions_are_refused_in_one_line():
         assembled(FedAvg(), Small, evaluation=Evaluation(task="classification"))
 
 
-def test_what_is_logged_late_is_named_and_left_out():
+def test_what_is_logged_late_is_named_and_left_out(caplog):
     class Late(Small):
         def on_train_epoch_end(self):
             if self.current_epoch == 3:
                 self.log("late", 1.0)
 
-    with pytest.warns(UserWarning, match="Late logged late only after its first batch"):
-        model = fit(federation(FedAvg(), Late), rounds=2)
+    model = fit(federation(FedAvg(), Late), rounds=2)
+    lines = [record.message for record in caplog.records if "Late logged late only after its first" in record.message]
+    assert len(lines) == len(model.parts.names)
     assert model.parts.logged == ()
 
 
 def test_given_parts_that_a_module_replaces_are_named(caplog):
     caplog.set_level("INFO")
-    assembled(FedAvg(), module=Small, backbone=SmallCNN(width=8), neck=NECK)
+    model = Federation(FedAvg(), SmallCNN(width=8), module=Small, neck=NECK)
+    model.assemble(make_data(), 0, 1, torch.device("cpu"))
     [line] = [record.message for record in caplog.records if "without effect" in record.message]
     assert line.endswith("without effect are model.neck, model.backbone")
-
-

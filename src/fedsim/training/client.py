@@ -209,7 +209,10 @@ class Client(LightningModule):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of the model while the client visits it in a session; at other times it has none."""
         if "session" in self.__dict__:
-            parts = [("network", self.model.network), *([("head", self.model.head)] if self.model.has_own_heads else [])]
+            parts = [
+                ("network", self.model.network),
+                *([("head", self.model.head)] if self.model.has_own_heads else []),
+            ]
             for name, part in parts:
                 yield from part.named_parameters(f"{prefix}.{name}" if prefix else name, recurse, remove_duplicate)
 

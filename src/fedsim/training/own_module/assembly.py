@@ -127,10 +127,14 @@ def own_module(
         if not client.knows_identities:
             raise ConfigError(f"model.module: client {client.name} has no identities to train on; leave it out")
         if client.generated is not None:
-            raise ConfigError(f"data.generated: client {client.name} trains a module, on real images; remove its folder")
+            raise ConfigError(
+                f"data.generated: client {client.name} trains a module, on real images; remove its folder"
+            )
     blueprint = Blueprint(source, seed, max(client.num_classes for client in clients))
     in_groups = training.sampler == "identity"
-    num_images = (training.batch_size or _MAX_TRIED) if in_groups else min(training.batch_size or _MAX_TRIED, _MAX_TRIED)
+    num_images = (
+        (training.batch_size or _MAX_TRIED) if in_groups else min(training.batch_size or _MAX_TRIED, _MAX_TRIED)
+    )
     trials = Trials(sizes["train"], sizes["test"], num_images, training.num_instances if in_groups else 2)
     return OwnModule(blueprint, try_module(blueprint, trials, device))
 

@@ -85,7 +85,7 @@ class Blueprint:
         first, second = (tensors_of(module) for module in (self.first, self.build(self.num_classes + 1)))
         if first.keys() != second.keys() or any(first[n].dim() != second[n].dim() for n in first):
             raise ConfigError(
-                f"{named(self.first)} has other layers for another {CLASSES}; let only the sizes of tensors depend on it"
+                f"{named(self.first)} has other layers for another {CLASSES}; let only sizes of tensors depend on it"
             )
         pairs = {name: (tensor.shape, second[name].shape) for name, tensor in first.items()}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,6 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedsim.core.errors import ConfigError
 from fedsim.core.transfer import send
 from fedsim.training.batch import Batch, ScoredBatch
 from fedsim.training.client import Client
@@ -22,10 +21,19 @@ from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.batch import LabelledImages
 from fedsim.training.own_module.model import ModuleModel, ModuleOutput
 from fedsim.training.own_module.optimizer import ModuleOptimizer
-from fedsim.training.own_module.rules import has_own, loss_of, named, takes_batch_number
+from fedsim.training.own_module.rules import (
+    begin_batch,
+    end_batch,
+    has_own,
+    loss_of,
+    named,
+    takes_batch_number,
+)
 from fedsim.training.own_module.stand_in import Logged, StandInTrainer
 from fedsim.training.session import Outcome
 from fedsim.training.settings import autocast
+
+log = logging.getLogger(__name__)
 
 MUTED = Logged((), in_parts=False)
 """for models beside the client's own, whose numbers are not logged"""
@@ -126,15 +134,10 @@ class ModuleClient(Client):
         if micro_batches is not None:
             self._logged.number = micro_batches.current.number
             self._logged.counts = counts and micro_batches.counts
-        for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
-            given = getattr(module, hook)(given, 0)
         number = max(self.session.progress[1] - 1, 0)
+        given = begin_batch(module, given, number)
         if counts:
             self._images += len(batch.labels)
-            if module.on_train_batch_start(given, number) == -1:
-                raise ConfigError(
-                    f"{named(module)}: on_train_batch_start returned -1, but batches are the method's; return None"
-                )
         with autocast(self.device, output.precision):
             returned = module.training_step(given, *([number] if takes_batch_number(module) else []))
         self._logged.counts = True  # for the hooks that follow
@@ -164,10 +167,7 @@ class ModuleClient(Client):
             module.on_before_backward(loss)
         stepped = super().step(loss, after_backward, optimizer, loose=loose)
         if is_own and self._in_epoch:
-            returned, given, number = self._last
-            outputs = returned if isinstance(returned, dict) else {"loss": returned}
-            outputs = {n: v.detach() if isinstance(v, Tensor) else v for n, v in outputs.items()}
-            module.on_train_batch_end(outputs, given, number)
+            end_batch(module, *self._last)
         return stepped
 
     def _clip(self, stepping: LocalOptimizer) -> None:
@@ -198,11 +198,10 @@ class ModuleClient(Client):
         logged: Mapping[str, float] = self._logged.means(*parts)
         if self._logged.unknown:
             late = ", ".join(sorted(self._logged.unknown))
-            warnings.warn(
-                f"{named(self.module)} logged {late} only after its first batch: no column is there for it; log it in "
-                "each batch",
-                stacklevel=1,
-            )
+            log.warning(
+                "%s logged %s only after its first batch: no column is there for it; log it in each batch",
+                named(self.module), late,
+            )  # fmt: skip
         return outcome._replace(correct=math.nan, facts={**outcome.facts, **logged})
 
     def leave(self) -> None:

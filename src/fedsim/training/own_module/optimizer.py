@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters
+from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.rules import has_own, named
 from fedsim.training.own_module.schedules import configured
 from fedsim.training.own_module.stand_in import StandInTrainer
-from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining
 
 
@@ -34,7 +34,7 @@ class ModuleOptimizer(LocalOptimizer):
         self.num_resets = 0  # the first one makes the optimizer
 
     def reset(self, round_: int) -> None:
-        """Begin a session, or a second training in it: a new optimizer, with schedulers at the session's first epoch."""
+        """Begin a session, or a second training in it: a new optimizer, and schedulers at the session's first epoch."""
         module, trainer = self._module, self._trainer
         trainer.current_epoch, trainer.global_step = trainer.first_epoch, trainer.first_step
         self.forget_all_gradients()
@@ -54,7 +54,7 @@ class ModuleOptimizer(LocalOptimizer):
         self.num_steps = 0
         self.num_resets += 1
 
-    def continue_from(self, state: Mapping[str, Tensor]) -> None:
+    def continue_from(self, state: Mapping[str, Tensor]) -> None:  # noqa: ARG002 - the base's signature
         """Refuse to go on: a module's optimizer begins anew in each session."""
         raise ConfigError(f"model.client.optimizer_state: {named(self._module)} begins anew; set it to reset")
 

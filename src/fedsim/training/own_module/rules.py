@@ -50,11 +50,21 @@ def check_module(module: LightningModule) -> None:
     for hook, reason in _NEEDS_A_LOOP.items():
         if has_own(module, hook):
             raise ConfigError(f"{named(module)} defines {hook}, which is never called: {reason}; leave it out")
+    _check_arguments(module)
+    _check_weights(module)
+
+
+def _check_arguments(module: LightningModule) -> None:
+    """Refuse a ``training_step`` that takes more than a batch and its number."""
     arguments = list(inspect.signature(module.training_step).parameters.values())
     required = [p for p in arguments if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
     if len(required) > 2 or "dataloader_iter" in {p.name for p in arguments}:
         names = ", ".join(p.name for p in arguments)
         raise ConfigError(f"{named(module)}: training_step({names}) is called with batch and batch_idx; take these")
+
+
+def _check_weights(module: LightningModule) -> None:
+    """Refuse parameters that a flat buffer cannot hold."""
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(f"{named(module)}: {name} has no shape yet; use no lazy layers")
@@ -66,6 +76,24 @@ def takes_batch_number(module: LightningModule) -> bool:
     """Return whether ``training_step`` takes ``batch_idx``."""
     parameters = inspect.signature(module.training_step).parameters.values()
     return len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def begin_batch(module: LightningModule, batch: Any, number: int) -> Any:
+    """Call the hooks before a training step; return the batch that they make of ``batch``."""
+    for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
+        batch = getattr(module, hook)(batch, 0)
+    if module.on_train_batch_start(batch, number) == -1:
+        raise ConfigError(
+            f"{named(module)}: on_train_batch_start returned -1, but batches are the method's; return None"
+        )
+    return batch
+
+
+def end_batch(module: LightningModule, returned: Any, batch: Any, number: int) -> None:
+    """Call the hook after a training step, which ``returned`` something."""
+    outputs = returned if isinstance(returned, dict) else {"loss": returned}
+    outputs = {name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()}
+    module.on_train_batch_end(outputs, batch, number)
 
 
 def loss_of(module: LightningModule, returned: Any) -> Tensor:

@@ -141,7 +141,7 @@ class Logged:
         return tuple(dict.fromkeys([*(entry[0] for entry in self._entries), *self._metrics]))
 
     def means(self, rank_group: RankGroup | None, num_parts: int) -> dict[str, float]:
-        """Return the mean of each name; waits for the device. ``num_parts`` is the number of micro-batches of all ranks.
+        """Return the mean of each name; waits for the device. ``num_parts``: the number of micro-batches of all ranks.
 
         The ranks of a group get the sum of a single rank, in its order.
         """

@@ -17,7 +17,15 @@ from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.training.own_module.batch import LabelledImages
 from fedsim.training.own_module.blueprint import Blueprint
 from fedsim.training.own_module.model import attach
-from fedsim.training.own_module.rules import features_of, has_own, loss_of, named, takes_batch_number
+from fedsim.training.own_module.rules import (
+    begin_batch,
+    end_batch,
+    features_of,
+    has_own,
+    loss_of,
+    named,
+    takes_batch_number,
+)
 from fedsim.training.own_module.schedules import configured
 from fedsim.training.own_module.stand_in import Logged, StandInTrainer
 
@@ -107,9 +115,7 @@ def _step(module: LightningModule, optimizer: Optimizer, batch: Any) -> None:
     module.on_fit_start()
     module.on_train_start()
     module.on_train_epoch_start()
-    for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
-        batch = getattr(module, hook)(batch, 0)
-    module.on_train_batch_start(batch, 0)
+    batch = begin_batch(module, batch, 0)
     returned = module.training_step(batch, *([0] if takes_batch_number(module) else []))
     loss = loss_of(module, returned)
     module.on_before_backward(loss)
@@ -123,8 +129,7 @@ def _step(module: LightningModule, optimizer: Optimizer, batch: Any) -> None:
     else:
         optimizer.step()
     module.on_before_zero_grad(optimizer)
-    outputs = returned if isinstance(returned, dict) else {"loss": returned}
-    module.on_train_batch_end({n: v.detach() if isinstance(v, Tensor) else v for n, v in outputs.items()}, batch, 0)
+    end_batch(module, returned, batch, 0)
 
 
 def _features(module: LightningModule, blueprint: Blueprint, images: Tensor) -> tuple[int, frozenset[str]]:
