@@ -113,8 +113,6 @@ class Frozen(Small):
         super().__init__(num_classes)
         self.backbone.requires_grad_(False)
         self.register_buffer("center", torch.zeros(8))
-
-    def on_train_start(self):
         self.backbone.eval()
 
     def training_step(self, batch, batch_idx):

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from failing import run_on_ranks
@@ -14,6 +15,7 @@ from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
 from fedsim.methods import FedAvg
+from fedsim.training.own_module.blueprint import tensors_of
 from fedsim.training.settings import LocalTraining
 from lightning_modules import FOREIGN, Small, assert_same, federation, module_state
 from small import fit, make_data, refuse
@@ -113,6 +115,14 @@ def test_a_config_names_a_module(config, tmp_path, capsys):
     assert "num_classes" not in saved
     assert main(["test", "--config", str(config), f"--run_dir={tmp_path}/run", "--ckpt_path=last"]) == 0
     assert "mAP" in capsys.readouterr().out
+    assert (
+        main(["export", f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt", f"--output={tmp_path}/m.safetensors"]) == 0
+    )
+    names = set(load_file(tmp_path / "m.safetensors"))
+    assert names == {*tensors_of(Small(1))} - {"classifier.weight", "classifier.bias", "neck.bias"}
+    assert "trains a module of its own" in refuse(
+        capsys, "export", f"--ckpt_path={tmp_path}/run/checkpoints/last.ckpt", f"--output={tmp_path}/m.onnx"
+    )
     model = federation(FedAvg(), partial(Small, lr=0.02), private=("neck.bias",), client=LocalTraining(batch_size=8))
     fit(model, make_data(SyntheticReID(clients=3, unseen=1, scale=0.1)))
     from fedsim.strategy.checkpoint_files import read_checkpoint

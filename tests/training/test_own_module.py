@@ -1,8 +1,12 @@
 """A user's LightningModule as the client: the bits of fedsim's own parts, foreign styles, and what is refused."""
 
+import inspect
 import itertools
 import random
+import re
+import runpy
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -474,3 +478,14 @@ def test_given_parts_that_a_module_replaces_are_named(caplog):
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     [line] = [record.message for record in caplog.records if "without effect" in record.message]
     assert line.endswith("without effect are model.neck, model.backbone")
+
+
+def test_the_example_trains_alone_and_as_clients(capsys):
+    path = Path(__file__).parents[2] / "docs" / "examples" / "own_module.py"
+    lines = inspect.getsource(runpy.run_path(str(path))["TripletNet"]).splitlines()
+    assert len([line for line in lines if line.strip()]) <= 40
+    runpy.run_path(str(path), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert re.search(r"^alone: \{'loss': \d\.\d+, 'accuracy': [01]\.\d+\}$", printed, re.MULTILINE)
+    assert re.search(r"^\{'train/town0/loss': \d\.\d+, 'train/town0/accuracy': [01]\.\d+\}$", printed, re.MULTILINE)
+    assert re.search(r"^test +global +unseen +\d\.\d+", printed, re.MULTILINE)

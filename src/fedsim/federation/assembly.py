@@ -138,7 +138,7 @@ def _build_models(
     """
     if own is not None:
         max_classes = max(client.num_classes for client in clients)
-        model = own.model(settings.method.shared_groups, settings.private, settings.bn_stats, max_classes, device)
+        model = own.model(settings.method.shared_groups, settings.private or (), settings.bn_stats, max_classes, device)
         return {model.arch: model}, {client.name: model.arch for client in clients}
     assert settings.backbone is not None, "settings have one or the other"
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}

@@ -44,9 +44,9 @@ class Settings:
     module: MakesModule | None = None
     """your own LightningModule in place of backbone, neck, objective and optimizer (docs/own_module.md); null: fedsim's
     model. In Python also instead of ``backbone``"""
-    private: tuple[str, ...] = ()
-    """patterns of the names of tensors of ``module`` that stay with the clients, such as ``classifier.*``; those whose
-    size depends on ``num_classes`` do so in any case"""
+    private: tuple[str, ...] | None = None
+    """patterns of the names of tensors of ``module`` that stay with the clients, such as ``classifier.*``, beside those
+    whose size depends on ``num_classes``; null: no further ones"""
     client: LocalTraining = LocalTraining()
     """local training of the clients in a round"""
     clients: dict[str, ClientOverride] | None = None

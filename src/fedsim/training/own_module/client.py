@@ -130,10 +130,9 @@ class ModuleClient(Client):
             cameras = send(self.images.cameras[batch.rows], self.device)
         given: Any = LabelledImages(output.images, batch.labels, cameras)
         self._logged.counts, self._logged.size = counts, len(batch.labels)
-        micro_batches = self.session.micro_batches
-        if micro_batches is not None:
+        if counts and (micro_batches := self.session.micro_batches) is not None:
             self._logged.number = micro_batches.current.number
-            self._logged.counts = counts and micro_batches.counts
+            self._logged.counts = micro_batches.counts
         number = max(self.session.progress[1] - 1, 0)
         given = begin_batch(module, given, number)
         if counts:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import aligned
@@ -206,10 +207,18 @@ class ModuleModel(FlatModel):
 
 def attach(module: LightningModule, trainer: StandInTrainer, logged: Logged) -> None:
     """Give a copy of a module what stands for a Trainer's parts: trainer, log, optimizers, clipping of gradients."""
+    for part in module.modules():
+        if isinstance(part, Metric):  # it would gather from all ranks, which train other clients
+            part.distributed_available_fn = _is_alone
     module.trainer = trainer  # type: ignore[assignment] # it has the parts that a client has
     module.log = logged.of(module)  # type: ignore[method-assign] # the instance's own: Lightning's asks a loop
     module.clip_gradients = _clip_gradients  # type: ignore[method-assign]
     module.optimizers = lambda *_, **__: trainer.optimizers[0]  # type: ignore[assignment, method-assign]
+
+
+def _is_alone() -> bool:
+    """Return what a metric asks: whether other ranks have parts of its state."""
+    return False
 
 
 def _clip_gradients(

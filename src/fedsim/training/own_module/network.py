@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from lightning import LightningModule
 from torch import Tensor, nn
 
@@ -26,11 +28,19 @@ class ModuleNetwork(ReIDModel):
         self.module = module
         self.num_features = self.num_pooled = width
         self.pooling, self.head, self.head_std = None, None, HEAD_STD
+        self._still = [name for name, part in module.named_modules() if not part.training]
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features [B, D] float32."""
         features = features_of(self.module, images).float()
         return Features(features, features)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; parts that the user has built in evaluation mode stay in it, as under Lightning's Trainer."""
+        super().train(mode)
+        for name in self._still if mode else ():
+            self.module.get_submodule(name).training = False
+        return self
 
     @property
     def _dropouts(self) -> list[KeyedDropout]:  # type: ignore[override] # modules come and go

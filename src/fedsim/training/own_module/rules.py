@@ -105,7 +105,7 @@ def loss_of(module: LightningModule, returned: Any) -> Tensor:
             f"{named(module)}: training_step returned {has}; return a loss for every batch, such as "
             "0 * features.sum() where there is nothing to learn"
         )
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or (torch.is_grad_enabled() and not loss.requires_grad):
         problem = "no tensor" if not isinstance(loss, Tensor) else f"of shape {list(loss.shape)}"
         problem = "without gradient" if isinstance(loss, Tensor) and loss.numel() == 1 else problem
         raise ConfigError(f"{named(module)}: the loss of training_step is {problem}; return a scalar with gradient")
