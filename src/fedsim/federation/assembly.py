@@ -36,7 +36,7 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.lazy_clients import LazyClients
 from fedsim.training.own_module.assembly import OwnModule, own_module
 from fedsim.training.own_module.blueprint import MakesModule
-from fedsim.training.own_module.client import ModuleClient
+from fedsim.training.own_module.module_client import ModuleClient
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics, shared_names
 

@@ -14,10 +14,10 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule
-from fedsim.training.own_module.client import holds_metrics
-from fedsim.training.own_module.model import ModuleModel
+from fedsim.training.own_module.module_client import holds_metrics
+from fedsim.training.own_module.module_model import ModuleModel
 from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.trial import Trial, Trials, try_module
+from fedsim.training.own_module.trial import StepTrial, TrialImages, try_module
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import StatisticsPolicy, shared_names
 
@@ -32,7 +32,7 @@ class OwnModule:
     """A user's module that has been tried."""
 
     blueprint: Blueprint
-    trial: Trial
+    trial: StepTrial
 
     @property
     def name(self) -> str:
@@ -135,7 +135,7 @@ def own_module(
     num_images = (
         (training.batch_size or _MAX_TRIED) if in_groups else min(training.batch_size or _MAX_TRIED, _MAX_TRIED)
     )
-    trials = Trials(sizes["train"], sizes["test"], num_images, training.num_instances if in_groups else 2)
+    trials = TrialImages(sizes["train"], sizes["test"], num_images, training.num_instances if in_groups else 2)
     return OwnModule(blueprint, try_module(blueprint, trials, device))
 
 

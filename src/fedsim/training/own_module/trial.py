@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError, FedSimError
-from fedsim.training.own_module.batch import LabelledImages
 from fedsim.training.own_module.blueprint import Blueprint
-from fedsim.training.own_module.model import attach
+from fedsim.training.own_module.module_batch import LabelledImages
+from fedsim.training.own_module.module_model import attach
 from fedsim.training.own_module.rules import (
     begin_batch,
     end_batch,
@@ -49,7 +49,7 @@ class SameKind:
         return made
 
 
-class Trial(NamedTuple):
+class StepTrial(NamedTuple):
     """What one step of a module has shown."""
 
     log_names: tuple[str, ...]
@@ -64,7 +64,7 @@ class Trial(NamedTuple):
     """makes optimizers like that of a client"""
 
 
-class Trials(NamedTuple):
+class TrialImages(NamedTuple):
     """The images of a trial."""
 
     size: tuple[int, int]
@@ -77,7 +77,7 @@ class Trials(NamedTuple):
     """images of each identity"""
 
 
-def try_module(blueprint: Blueprint, trials: Trials, device: torch.device) -> Trial:
+def try_module(blueprint: Blueprint, trials: TrialImages, device: torch.device) -> StepTrial:
     """Let a copy of a module take one step; no random stream of the caller advances.
 
     Raises:
@@ -107,7 +107,7 @@ def try_module(blueprint: Blueprint, trials: Trials, device: torch.device) -> Tr
         with _in_one_line(module, "taking features"):
             width, head = _features(fresh, blueprint, torch.randn(2, 3, *trials.size, device=device))
             features_of(fresh, torch.randn(2, 3, *trials.test_size, device=device))
-    return Trial(logged.all_names, width, head, bool(schedules), SameKind(optimizer))
+    return StepTrial(logged.all_names, width, head, bool(schedules), SameKind(optimizer))
 
 
 def _step(module: LightningModule, optimizer: Optimizer, batch: Any) -> None:

@@ -18,9 +18,9 @@ from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.messages import Signals
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.batch import LabelledImages
-from fedsim.training.own_module.model import ModuleModel, ModuleOutput
-from fedsim.training.own_module.optimizer import ModuleOptimizer
+from fedsim.training.own_module.module_batch import LabelledImages
+from fedsim.training.own_module.module_model import ModuleModel, ModuleOutput
+from fedsim.training.own_module.module_optimizer import ModuleOptimizer
 from fedsim.training.own_module.rules import (
     begin_batch,
     end_batch,

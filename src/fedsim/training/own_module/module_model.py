@@ -18,8 +18,8 @@ from fedsim.models.reid import Features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.blueprint import Blueprint, tensors_of
+from fedsim.training.own_module.module_optimizer import ModuleOptimizer
 from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.optimizer import ModuleOptimizer
 from fedsim.training.own_module.rules import named
 from fedsim.training.own_module.stand_in import Logged, StandInTrainer
 from fedsim.training.settings import LocalTraining
