@@ -128,6 +128,13 @@ def test_a_config_names_a_module(config, tmp_path, capsys):
     assert torch.equal(state["server.vectors.small"], module_state(model)["global"])
 
 
+def test_a_module_takes_the_place_of_a_configs_network(tmp_path, capfd):
+    options = ["--trainer.max_epochs=1", "--trainer.devices=1", "--data.size=[32,16]", f"--run_dir={tmp_path}/run"]
+    assert main(["fit", "--config", "quickstart", "--model.module=lightning_modules.Small", *options]) == 0
+    line = "Small is network, loss and optimizer: without effect are model.neck, model.objective, model.backbone"
+    assert line in capfd.readouterr().err
+
+
 def test_describe_shows_a_module(config, tmp_path, capsys):
     assert main(["describe", "--config", str(config), f"--run_dir={tmp_path}/run"]) == 0
     assert "per client" in capsys.readouterr().out
@@ -137,7 +144,7 @@ def test_wrong_modules_of_a_config_end_in_one_line(config, tmp_path, capsys):
     def line(*options):
         return refuse(capsys, "fit", "--config", config, f"--run_dir={tmp_path}/other", *options)
 
-    assert "there is no class lightning_modules.Smal" in line("--model.module=lightning_modules.Smal")
+    assert "there is no class lightning_modules.Tiny" in line("--model.module=lightning_modules.Tiny")
     assert "torch.nn.Linear" in line("--model.module=torch.nn.Linear")
     assert "lrr" in line("--model.module.init_args.lrr=0.1")
     assert "model.private: no tensor of Small is named like" in line("--model.private=[head.*]")

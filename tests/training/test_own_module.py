@@ -17,14 +17,19 @@ from torch.nn.functional import cross_entropy
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.components.attacks import Backdoor
+from fedsim.federation.components.privacy import WhiteNoise
+from fedsim.federation.components.robust import Median
 from fedsim.federation.federation import Federation
 from fedsim.methods import FedAvg, FedBN, FedPav, FedProx, Local, Scaffold
 from fedsim.models import Neck, SmallCNN
 from fedsim.models.reid import ReIDModel
+from fedsim.training.server_optimizers import FedAdam
 from fedsim.training.settings import LocalTraining, RateSchedule
 from lightning_modules import (
     FOREIGN,
     ClipsInside,
+    DictLosses,
     Frozen,
     MetricsInside,
     OwnScheduler,
@@ -301,6 +306,32 @@ def test_a_module_of_the_user_is_left_as_it_was():
     [resident] = assembled(FedAvg(), module).parts.models.values()
     entry = next(e for e in resident.flat.entries if e.name == "module.neck.weight")
     assert torch.equal(resident.flat.buffer[entry.span].view(entry.shape), module.neck.weight), "given weights count"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attack": Backdoor(["town1"], start=1, patch=2)},
+        {"privacy": WhiteNoise(beta=1e-4)},
+        {"aggregation": Median()},
+        {"server_optimizer": FedAdam},
+        {"client_store": "disk"},
+        {"reduction": "fp32"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_components_go_with_a_module(options):
+    plain, model = (fit(federation(FedAvg(), DictLosses, **changed)) for changed in ({}, options))
+    same = torch.equal(module_state(plain)["global"], module_state(model)["global"])
+    assert same == ("client_store" in options)
+    assert module_state(model)["global"].isfinite().all()
+
+
+def test_a_module_trains_in_bfloat16():
+    plain, model = (fit(federation(FedAvg(), DictLosses), precision=p) for p in ("32-true", "bf16-mixed"))
+    a, b = (module_state(one)["global"] for one in (plain, model))
+    assert not torch.equal(a, b)
+    torch.testing.assert_close(a, b, rtol=0.1, atol=0.1)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

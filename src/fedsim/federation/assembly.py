@@ -58,20 +58,20 @@ def assemble(
     Raises:
         ConfigError: if settings and data contradict each other.
     """
-    own = None if settings.module is None else _try_module(settings, settings.module, data, device, logs=rank == 0)
-    training = settings.client if own is None else own.training(settings.client)
+    tried = None if settings.module is None else _try_module(settings, settings.module, data, device, logs=rank == 0)
+    training = settings.client if tried is None else tried.training(settings.client)
     client_settings = settings_by_client(data.federated, training, settings.overrides)
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
     check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
     check_batches(federated.clients, client_settings, logs=rank == 0)
     for name, of_client in client_settings.items():
         settings.method.check(of_client, name)
-    models, archs = _build_models(settings, federated.clients, device, own)
+    models, archs = _build_models(settings, federated.clients, device, tried)
     costs = {c.name: float(c.num_images * client_settings[c.name].passes) for c in federated.clients}
     check_micro_batches(client_settings, models, settings.method, settings.objective, settings.reduction)
     check_graphs(federated.clients, client_settings, settings.method, settings.objective, device, logs=rank == 0)
     check_compiler(client_settings, device)
-    if own is None:  # whose trial has had images of these sizes
+    if tried is None:  # whose trial has had images of these sizes
         check_image_sizes(models, data)
     for model in models.values():
         model.prepare(client_settings.values())
@@ -87,7 +87,7 @@ def assemble(
     )
     data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
 
-    kind = Client if own is None else partial(ModuleClient, log_names=own.trial.log_names)
+    kind = Client if tried is None else partial(ModuleClient, log_names=tried.trial.log_names)
 
     def make(name: str, images: ClientImages) -> Client:
         return kind(
@@ -104,7 +104,7 @@ def assemble(
         statistics={arch: BatchNormStatistics(settings.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(settings.method, server, archs, settings.hardware, settings.accounting),
         clients=clients, objective=settings.objective, training=training,
-        logged=() if own is None else own.trial.log_names,
+        logged=() if tried is None else tried.trial.log_names,
     )  # fmt: skip
 
 
@@ -114,9 +114,9 @@ def _try_module(
     """Return the user's module after a trial; refuse settings that it contradicts, and log those without effect."""
     sizes = {"train": data.augmentation.crop or data.size, "test": data.test_size}
     check_own_module(settings.method, settings.evaluation.task, settings.adaptive_backbones is not None)
-    own = own_module(source, data.federated.clients, settings.client, sizes, settings.seed, device)
+    tried = own_module(source, data.federated.clients, settings.client, sizes, settings.seed, device)
     for name, override in settings.overrides.items():
-        own.check_override(name, override)
+        tried.check_override(name, override)
     if logs:
         usual = Settings(settings.method, module=source)
         idle = [name for name in ("neck", "objective") if getattr(settings, name) != getattr(usual, name)]
@@ -124,21 +124,23 @@ def _try_module(
         idle += ["client.optimizer"] * (settings.client.optimizer != usual.client.optimizer)
         if idle:
             names = ", ".join(f"model.{name}" for name in idle)
-            log.info("model.module: %s is network, loss and optimizer: without effect are %s", own.name, names)
-    return own
+            log.info("model.module: %s is network, loss and optimizer: without effect are %s", tried.name, names)
+    return tried
 
 
 def _build_models(
-    settings: Settings, clients: Sequence[ClientData], device: torch.device, own: OwnModule | None
+    settings: Settings, clients: Sequence[ClientData], device: torch.device, tried: OwnModule | None
 ) -> tuple[dict[str, FlatModel], dict[str, str]]:
     """Build one model per architecture: return architecture -> model, client -> architecture.
 
     Clients whose backbones have the same layout share a model, with the initial weights of the first client's backbone.
     Every backbone on the ladder gets a model, with room for the largest head.
     """
-    if own is not None:
+    if tried is not None:
         max_classes = max(client.num_classes for client in clients)
-        model = own.model(settings.method.shared_groups, settings.private or (), settings.bn_stats, max_classes, device)
+        model = tried.model(
+            settings.method.shared_groups, settings.private or (), settings.bn_stats, max_classes, device
+        )
         return {model.arch: model}, {client.name: model.arch for client in clients}
     assert settings.backbone is not None, "settings have one or the other"
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}

@@ -144,7 +144,7 @@ class Federation(LightningModule):
             data.threads = threads
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
         if is_new:
-            check_equal_start(strategy, self.parts.models)
+            check_equal_start(strategy, self.parts.models, "backbone" if self.settings.module is None else "module")
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Give torch back what the run has set."""

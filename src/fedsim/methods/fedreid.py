@@ -112,8 +112,8 @@ class FedReID(PartSharing, HoldsModels, KeepsModels, Method):
 
         Losses are of features and logits.
         """
-        alone: frozenset[Need] = frozenset({"identities", "plain_steps"} if self.expert else ())
-        return alone | {"built_in_model"}
+        of_expert: frozenset[Need] = frozenset({"identities", "plain_steps"} if self.expert else ())
+        return of_expert | {"built_in_model"}
 
     @property
     def replicas(self) -> Replicas:

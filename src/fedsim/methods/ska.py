@@ -116,8 +116,8 @@ class SKA(HoldsModels, KeepsModels, Method):
 
         Attention and neck are parts of fedsim's own model.
         """
-        alone: frozenset[Need] = frozenset({"identities", "plain_steps"} if self.dual else ())
-        return alone | {"built_in_model"}
+        of_two_models: frozenset[Need] = frozenset({"identities", "plain_steps"} if self.dual else ())
+        return of_two_models | {"built_in_model"}
 
     @property
     def replicas(self) -> Replicas:

@@ -260,13 +260,13 @@ def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule
             raise ConfigError(f"model.neck.pooling: {arch} returns vectors, with nothing to pool; set it to average")
 
 
-def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel]) -> None:
-    """Raise ConfigError unless all ranks built the same initial weights: the backbone's come from the caller."""
+def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel], network: str = "backbone") -> None:
+    """Raise ConfigError unless all ranks built the same initial weights: those of the ``network`` are the caller's."""
     checksums = torch.zeros(strategy.world_size, len(models), dtype=torch.float64)
     own_checksums = [model.checksum for model in models.values()]
     checksums[strategy.global_rank] = torch.tensor(own_checksums, dtype=torch.float64)
     strategy.exchange([checksums])
     if len(checksums.unique(dim=0)) > 1:
         raise ConfigError(
-            "model.backbone: ranks start from different weights; call seed_everything() before the backbone is built"
+            f"model.{network}: ranks start from different weights; call seed_everything() before the {network} is built"
         )

@@ -131,8 +131,8 @@ def _class_of(source: Callable[..., Any]) -> Callable[..., Any]:
 
 def _take_weights(module: LightningModule, source: LightningModule) -> None:
     """Give a module the tensors of the user's own one, where they have the same shape."""
-    given: Mapping[str, Tensor] = tensors_of(source)
+    weights: Mapping[str, Tensor] = tensors_of(source)
     with torch.no_grad():
         for name, tensor in tensors_of(module).items():
-            if name in given and given[name].shape == tensor.shape:
-                tensor.copy_(given[name])
+            if name in weights and weights[name].shape == tensor.shape:
+                tensor.copy_(weights[name])

@@ -128,20 +128,20 @@ class ModuleClient(Client):
         module, cameras = output.model.network.module, None
         if batch.rows is not None and output.images is batch.images:
             cameras = send(self.images.cameras[batch.rows], self.device)
-        given: Any = LabelledImages(output.images, batch.labels, cameras)
+        labelled: Any = LabelledImages(output.images, batch.labels, cameras)
         self._logged.counts, self._logged.size = counts, len(batch.labels)
         if counts and (micro_batches := self.session.micro_batches) is not None:
             self._logged.number = micro_batches.current.number
             self._logged.counts = micro_batches.counts
         number = max(self.session.progress[1] - 1, 0)
-        given = begin_batch(module, given, number)
+        labelled = begin_batch(module, labelled, number)
         if counts:
             self._images += len(batch.labels)
         with autocast(self.device, output.precision):
-            returned = module.training_step(given, *([number] if takes_batch_number(module) else []))
+            returned = module.training_step(labelled, *([number] if takes_batch_number(module) else []))
         self._logged.counts = True  # for the hooks that follow
         loss = loss_of(module, returned).float()
-        self._last = (returned, given, number)
+        self._last = (returned, labelled, number)
         return ScoredBatch(loss, batch.labels.new_full(batch.labels.shape, -1), batch.labels)
 
     def step(

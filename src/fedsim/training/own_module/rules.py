@@ -31,8 +31,8 @@ def named(module: LightningModule) -> str:
 
 def has_own(module: LightningModule, hook: str) -> bool:
     """Return whether a module's class overrides a hook of Lightning."""
-    own = getattr(type(module), hook, None)
-    return own is not None and own is not getattr(LightningModule, hook, None)
+    defined = getattr(type(module), hook, None)
+    return defined is not None and defined is not getattr(LightningModule, hook, None)
 
 
 def check_module(module: LightningModule) -> None:

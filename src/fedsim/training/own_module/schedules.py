@@ -61,8 +61,8 @@ def configured(module: LightningModule) -> tuple[Optimizer, list[Schedule]]:
             f"{named(module)}: configure_optimizers returned {len(optimizers)} optimizers, and a client steps one; "
             "give it groups of parameters instead"
         )
-    own = {id(parameter) for parameter in module.parameters()}
-    if any(id(p) not in own for group in optimizers[0].param_groups for p in group["params"]):
+    of_module = {id(parameter) for parameter in module.parameters()}
+    if any(id(p) not in of_module for group in optimizers[0].param_groups for p in group["params"]):
         raise ConfigError(
             f"{named(module)}: configure_optimizers steps tensors that are no parameters of the module; register them"
         )

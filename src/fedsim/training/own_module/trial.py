@@ -137,8 +137,8 @@ def _features(module: LightningModule, blueprint: Blueprint, images: Tensor) -> 
     features = features_of(module, images)
     width = features.shape[1]
     if blueprint.takes_classes:
-        other = blueprint.build(blueprint.num_classes + 1).to(images.device).eval()
-        if features_of(other, images).shape[1] != width:
+        larger = blueprint.build(blueprint.num_classes + 1).to(images.device).eval()
+        if features_of(larger, images).shape[1] != width:
             raise ConfigError(
                 f"{named(module)} gives features whose number depends on num_classes; define embed(images), which "
                 "returns what the classifier gets"
