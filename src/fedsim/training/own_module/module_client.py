@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -91,6 +92,7 @@ class ModuleClient(Client):
         if not role:
             self._logged = Logged(self._log_names, self.session.micro_batches is not None)
             self._started, self._in_epoch = False, False
+            self._takes_number = takes_batch_number(self.module)
         model.enter(trainer, MUTED if role else self._logged)
         return super()._make_ready(model, role)
 
@@ -125,9 +127,10 @@ class ModuleClient(Client):
     def _score(self, output: Output, batch: Batch, counts: bool) -> ScoredBatch:
         """Return the loss of ``training_step``; a module makes no guesses that fedsim knows."""
         assert isinstance(output, ModuleOutput), "a method cannot change a module's output"
-        module, cameras = output.model.network.module, None
-        if batch.rows is not None and output.images is batch.images:
-            cameras = send(self.images.cameras[batch.rows], self.device)
+        module, rows = output.model.network.module, batch.rows
+        cameras = None
+        if rows is not None and len(output.images) == len(rows):
+            cameras = partial(self._cameras, rows)
         labelled: Any = LabelledImages(output.images, batch.labels, cameras)
         self._logged.counts, self._logged.size = counts, len(batch.labels)
         if counts and (micro_batches := self.session.micro_batches) is not None:
@@ -138,11 +141,15 @@ class ModuleClient(Client):
         if counts:
             self._images += len(batch.labels)
         with autocast(self.device, output.precision):
-            returned = module.training_step(labelled, *([number] if takes_batch_number(module) else []))
+            returned = module.training_step(labelled, *([number] if self._takes_number else []))
         self._logged.counts = True  # for the hooks that follow
         loss = loss_of(module, returned).float()
         self._last = (returned, labelled, number)
         return ScoredBatch(loss, batch.labels.new_full(batch.labels.shape, -1), batch.labels)
+
+    def _cameras(self, rows: Tensor) -> Tensor:
+        """Return the cameras [B] int64 of images, by their positions [B] among the client's own."""
+        return send(self.images.cameras[rows], self.device)
 
     def step(
         self,

@@ -37,6 +37,7 @@ class ModuleOptimizer(LocalOptimizer):
         """Begin a session, or a second training in it: a new optimizer, and schedulers at the session's first epoch."""
         module, trainer = self._module, self._trainer
         trainer.current_epoch, trainer.global_step = trainer.first_epoch, trainer.first_step
+        self._all_parameters = [*module.parameters()]
         self.forget_all_gradients()
         self._optimizer, self._schedules = configured(module)
         trainer.optimizers = [self._optimizer]
@@ -74,7 +75,7 @@ class ModuleOptimizer(LocalOptimizer):
 
     def forget_all_gradients(self) -> None:
         """Drop the gradients of all of the module's parameters, also of those that no optimizer steps."""
-        for parameter in self._module.parameters():
+        for parameter in self._all_parameters:
             parameter.grad = None
 
     @property
