@@ -128,11 +128,12 @@ def test_a_config_names_a_module(config, tmp_path, capsys):
     assert torch.equal(state["server.vectors.small"], module_state(model)["global"])
 
 
-def test_a_module_takes_the_place_of_a_configs_network(tmp_path, capfd):
+def test_a_module_takes_the_place_of_a_configs_network(tmp_path, caplog):
+    caplog.set_level("INFO")
     options = ["--trainer.max_epochs=1", "--trainer.devices=1", "--data.size=[32,16]", f"--run_dir={tmp_path}/run"]
     assert main(["fit", "--config", "quickstart", "--model.module=lightning_modules.Small", *options]) == 0
     line = "Small is network, loss and optimizer: without effect are model.neck, model.objective, model.backbone"
-    assert line in capfd.readouterr().err
+    assert any(line in record.message for record in caplog.records)
 
 
 def test_describe_shows_a_module(config, tmp_path, capsys):
