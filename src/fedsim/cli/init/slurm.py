@@ -34,8 +34,8 @@ def write_scripts(folder: str = "slurm") -> str:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", folder, re.ASCII) or ".." in path.parts or path == Path():
         raise ConfigError(f"--folder: {printable(folder)} cannot be named in the scripts; give a path such as slurm")
     scripts = sorted(script for script in _SCRIPTS.iterdir() if script.suffix in (".sh", ".sbatch"))
-    if there := [script.name for script in scripts if (path / script.name).exists()]:
-        raise ConfigError(f"--folder: {path / there[0]} exists already; remove it, or give another folder")
+    if present := [script.name for script in scripts if (path / script.name).exists()]:
+        raise ConfigError(f"--folder: {path / present[0]} exists already; remove it, or give another folder")
     for script in scripts:
         with replacing(path / script.name, new=True) as partial:
             partial.write_text(_PATH.sub(f"{path.as_posix()}/", script.read_text()))
