@@ -22,7 +22,7 @@ from fedsim.federation.components.robust import Aggregation
 from fedsim.federation.components.selection import AllClients, Availability, Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
-from fedsim.models.reid import Neck
+from fedsim.models.reid import IdentityHead, Neck
 from fedsim.training.objective import Objective
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
@@ -38,6 +38,8 @@ class Settings:
     """ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels"""
     neck: Neck = Neck()
     """layers between pooled features and the identity head"""
+    head: IdentityHead = IdentityHead()
+    """the identity head"""
     client: LocalTraining = LocalTraining()
     """local training of the clients in a round"""
     clients: dict[str, ClientOverride] | None = None
