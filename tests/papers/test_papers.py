@@ -178,6 +178,8 @@ LATER = {
     "model.head.bias": True,
     "model.head.init": "normal",
     "model.method.init_args.distillation.teacher_mode": "eval",
+    "model.module": None,
+    "model.private": None,
     "model.method.init_args.lam_first": 5e-4,  # FedDIP's numbers did change: its authors' code
     "model.method.init_args.layer": "pool",
     "model.method.init_args.regrow": False,

@@ -122,7 +122,7 @@ class SSCU(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
     @property
     def requires(self) -> frozenset[Need]:
         """A memory of people; a loop of its own; a style model that steps with the whole batch."""
-        needs: frozenset[Need] = frozenset({"identities", "plain_steps", "whole_batches"})
+        needs: frozenset[Need] = frozenset({"identities", "plain_steps", "whole_batches", "built_in_model"})
         return needs | {"held_out"} if self.gate == "own" else needs
 
     @property
