@@ -23,8 +23,8 @@ WORKS = {
 }  # fmt: skip
 """methods that need only hooks that a module has -> settings of their test"""
 LACKING = {
-    "DACS", "FedBABU", "FedCAPR", "FedKLPR", "FedReID", "FedReIDFineTune", "FedUReID", "LotteryFL", "MOON", "SKA", "SSCU",
-    "SubFedAvg",
+    "DACS", "FedBABU", "FedCAPR", "FedKLPR", "FedReID", "FedReIDFineTune", "FedUReID", "LotteryFL", "MOON", "SKA",
+    "SSCU", "SubFedAvg",
 }  # fmt: skip
 """methods that work on features, logits or layers of fedsim's own model"""
 
