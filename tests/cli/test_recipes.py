@@ -24,7 +24,8 @@ SMALL = {  # what makes the recipe's own network small; all else is as shipped
         "--model.backbone.init_args.backbone.init_args.options={embed_dim: 32, depth: 1, num_heads: 2}",
     ],
 }
-BEFORE = {"lora": ["vit"]}
+SMALL["prompts"] = SMALL["lora"]
+BEFORE = {"lora": ["vit"], "prompts": ["vit"]}
 DRY = [
     "--data.dry_run=true", "--data.size=[32, 16]", "--data.limit_client_batches=1", "--data.val=none",
     "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu",
@@ -43,7 +44,7 @@ def fit(folder, configs, *options):
     return code, folder
 
 
-@pytest.mark.parametrize("name", ["bot", "vit", "lora"])
+@pytest.mark.parametrize("name", ["bot", "vit", "lora", "prompts"])
 def test_a_recipe_trains_as_it_is_shipped(name, tmp_path, capsys):
     if name != "bot":
         needs("timm", "peft")

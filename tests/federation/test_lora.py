@@ -143,7 +143,7 @@ def test_two_ranks_give_the_bits_of_one(tiny, tmp_path):
 
 def test_adapters_of_other_weights_are_refused(trained):
     _, _, path = trained
-    with pytest.raises(ConfigError, match=r"^ckpt_path: the adapters of lora were trained on other fixed weights; "):
+    with pytest.raises(ConfigError, match=r"^ckpt_path: the trained tensors of lora belong to other fixed weights; "):
         fit(federation(seed=1), rounds=3, ckpt_path=path)
 
 

@@ -101,7 +101,7 @@ def test_no_plan_of_three_clients_on_three_ranks_is_much_better():
 
 
 METHODS = {name: kind for name, kind in vars(methods).items() if isinstance(kind, type) and issubclass(kind, Method)}
-WHOLE = {"DACS", "FedSAM", "PFedMe"}
+WHOLE = {"DACS", "FedSAM", "PFedMe", "SSCU"}
 """methods that require whole batches"""
 CLUSTERING = {"FedUReID"}
 """methods of clients that cluster, whose batches are never cut"""

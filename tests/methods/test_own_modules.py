@@ -24,7 +24,7 @@ WORKS = {
 """methods that need only hooks that a module has -> settings of their test"""
 LACKING = {
     "DACS", "FedBABU", "FedCAPR", "FedKLPR", "FedReID", "FedReIDFineTune", "FedUReID", "LotteryFL", "MOON", "SKA",
-    "SubFedAvg",
+    "SSCU", "SubFedAvg",
 }  # fmt: skip
 """methods that work on features, logits or layers of fedsim's own model"""
 

@@ -63,6 +63,67 @@ def test_position_embeddings_are_interpolated(tmp_path):
     assert all(torch.equal(tensor, given[name.removeprefix("timm.")]) for name, tensor in found.items())
 
 
+def test_overlapping_patches_are_convolved_and_positions_interpolated_once(tmp_path):
+    """Patches of 16 pixels every 12 on 64 x 40: 5 x 3 of them, cut out one by one."""
+    torch.manual_seed(0)
+    public = timm.create_model(VIT, num_classes=10, **TINY)
+    torch.save(public.state_dict(), tmp_path / "vit.pth")
+    options = {"image_size": (64, 40), "patch_stride": 12, "options": TINY}
+    backbone = TimmBackbone(VIT, weights=str(tmp_path / "vit.pth"), **options)
+    network, given = backbone.get_submodule("timm"), public.state_dict()
+    assert network.patch_embed.grid_size == (5, 3)
+    grid = given["pos_embed"][:, 1:].reshape(1, 14, 14, 32).permute(0, 3, 1, 2)
+    smaller = torch.nn.functional.interpolate(grid, (5, 3), mode="bicubic", antialias=True)
+    embedding = backbone.state_dict()["timm.pos_embed"]
+    torch.testing.assert_close(embedding[:, 0], given["pos_embed"][:, 0])
+    torch.testing.assert_close(embedding[:, 1:], smaller.permute(0, 2, 3, 1).reshape(1, 15, 32))
+    images = torch.randn(2, 3, 64, 40, generator=torch.Generator().manual_seed(0))
+    weight, bias = network.patch_embed.proj.weight, network.patch_embed.proj.bias
+    with torch.no_grad():
+        cut = [
+            (images[:, None, :, 12 * r : 12 * r + 16, 12 * c : 12 * c + 16] * weight).sum((2, 3, 4)) + bias
+            for r in range(5)
+            for c in range(3)
+        ]
+        torch.testing.assert_close(network.patch_embed(images), torch.stack(cut, dim=1), rtol=1e-4, atol=1e-5)
+        features = backbone.eval()(images)
+    # a file of such a network has its positions already
+    torch.save(network.state_dict(), tmp_path / "trained.pth")
+    again = TimmBackbone(VIT, weights=str(tmp_path / "trained.pth"), **options).eval()
+    with torch.no_grad():
+        assert torch.equal(again(images), features)
+
+
+def test_a_stride_of_a_patch_is_the_plain_network():
+    images = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(0))
+    features = []
+    for stride in (None, 16):
+        torch.manual_seed(0)
+        backbone = TimmBackbone(VIT, image_size=(64, 32), patch_stride=stride, options=TINY).eval()
+        state = backbone.get_submodule("timm").state_dict()
+        with torch.no_grad():
+            state["pos_embed"].fill_(0.1)  # the random ones are of different grids
+            state["cls_token"].fill_(0.2)
+            for name in sorted(state):
+                if "weight" in name and state[name].dim() > 1:
+                    torch.nn.init.normal_(state[name], std=0.1, generator=torch.Generator().manual_seed(len(name)))
+            features.append(backbone(images))
+    assert torch.equal(*features)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "resnet18", "image_size": (64, 32)}, "resnet18 is no vision transformer; leave it out"),
+        ({"name": VIT, "options": TINY}, "it needs image_size; set it to the height and width of data.size"),
+        ({"name": VIT, "options": TINY, "image_size": (64, 32)}, r"17 is not in \[1, 16\]"),
+    ],
+)
+def test_wrong_strides_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=rf"^backbone\.patch_stride: {message}"):
+        TimmBackbone(**arguments, patch_stride=17)
+
+
 def test_open_clips_file_loads_and_computes_the_same(pixels, tmp_path):
     open_clip = pytest.importorskip("open_clip", reason="the owner of this layout")
     torch.manual_seed(0)

@@ -59,7 +59,7 @@ SWEEPS = {  # runs
     "004/table3": 5,
     "004/table4": 5,
     "004/table7": 6,
-    "005/table1": 24,
+    "005/table1": 33,
 }
 UNSEEN = ("005", "006", "007")
 """papers with a target on which no client trains"""
@@ -164,6 +164,7 @@ LATER = {
     "model.aggregation": None,
     "model.attack": None,
     "model.backbone.init_args.ibn": False,
+    "model.backbone.init_args.patch_stride": None,
     "model.backbone.init_args.style": None,
     "model.client.channels_last": False,
     "model.client.compile": False,
@@ -174,6 +175,8 @@ LATER = {
     "model.client.positives": "any",
     "model.client.prefetch": False,
     "model.client.schedule.milestones": [40, 70],
+    "model.head.bias": True,
+    "model.head.init": "normal",
     "model.method.init_args.distillation.teacher_mode": "eval",
     "model.module": None,
     "model.private": None,
@@ -182,6 +185,7 @@ LATER = {
     "model.method.init_args.regrow": False,
     "model.neck.affine": True,
     "model.neck.pooling": "average",
+    "model.objective.causality": None,
     "model.objective.center": None,
     "model.objective.metric": None,
     "model.objective.unit_length": False,

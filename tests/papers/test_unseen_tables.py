@@ -200,7 +200,10 @@ def test_rows_have_the_settings_of_the_releases(key):
         assert client["schedule"]["gamma"] == 0.5
         assert config["trainer"]["max_epochs"] == {"005": 41, "006": 61, "007": 101}[key]
         assert model["objective"]["margin"] == 0.5
-        assert model["evaluation"]["distance"] == "euclidean"
+        is_snr = "snr" in name  # unit length at test, no triplet loss
+        assert model["evaluation"]["distance"] == ("cosine" if is_snr else "euclidean")
+        assert model["objective"]["triplet"] == (0.0 if is_snr else 1.0)
+        assert model["head"] == {"bias": key == "006", "init": "normal" if key == "006" else "torch"}
         assert config["seed_everything"] == 1
         (left_out,) = data["unseen"]
         assert name.endswith(f"_{left_out}")

@@ -43,10 +43,10 @@ def export(
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
     ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
     classifier ``fc`` is missing. The tensors of a ``TimmBackbone`` carry timm's names; the file of ``LoRA`` holds the
-    adapters alone. A method with private necks gives the backbone alone. Where a backbone whose ``norm`` is not ``bn``
-    has attention, its tensors have other names. Torchvision's network lacks them; fedsim's network with the same
-    ``norm`` has them. An ONNX file takes RGB pixels [B, 3, H, W] uint8, of the run's size, as ``images``, and returns
-    ``features`` [B, D] float32 (``pip install 'fedsim[onnx]'``).
+    adapters alone, that of ``VisualPrompts`` the prompts. A method with private necks gives the backbone alone. Where a
+    backbone whose ``norm`` is not ``bn`` has attention, its tensors have other names. Torchvision's network lacks them;
+    fedsim's network with the same ``norm`` has them. An ONNX file takes RGB pixels [B, 3, H, W] uint8, of the run's
+    size, as ``images``, and returns ``features`` [B, D] float32 (``pip install 'fedsim[onnx]'``).
 
     Args:
         ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a

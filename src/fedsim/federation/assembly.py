@@ -164,7 +164,11 @@ def _build_models(
         shared_head = max_classes if Group.HEAD in settings.method.shared_groups and max_classes else None
         with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend only on the seed
             torch.manual_seed(settings.seed)
-            network = ReIDModel(copy.deepcopy(backbone), settings.neck, shared_head, settings.objective.head_std)
+            network = ReIDModel(
+                copy.deepcopy(backbone), settings.neck, shared_head, settings.objective.head_std, settings.head
+            )
+        if settings.objective.causality is not None:
+            network.keep_separated(len(settings.objective.causality.weights))
         network = network.to(device)
         group_of = group_names(network)
         shared = shared_names(group_of, settings.method.shared_groups, settings.bn_stats)

@@ -106,8 +106,8 @@ def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
         _compare(arch, "keeps private", private, content["private_layouts"].get(arch, []))
         if model and content.get("fixed", {}).get(arch) != model.fixed_checksum:
             raise ConfigError(
-                f"ckpt_path: the adapters of {arch} were trained on other fixed weights; give model.backbone's weights "
-                "and seed_everything as in the run that wrote it"
+                f"ckpt_path: the trained tensors of {arch} belong to other fixed weights; give model.backbone's "
+                "weights and seed_everything as in the run that wrote it"
             )
     for client, number in content["clients"].items():
         if number != classes[client]:

@@ -24,7 +24,7 @@ from fedsim.federation.components.robust import Aggregation
 from fedsim.federation.components.selection import AllClients, Availability, Selection
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
-from fedsim.models.reid import Neck
+from fedsim.models.reid import IdentityHead, Neck
 from fedsim.training.objective import Objective
 from fedsim.training.own_module.blueprint import MakesModule
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
@@ -41,6 +41,8 @@ class Settings:
     """ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels"""
     neck: Neck = Neck()
     """layers between pooled features and the identity head"""
+    head: IdentityHead = IdentityHead()
+    """the identity head"""
     module: MakesModule | None = None
     """your own LightningModule in place of backbone, neck, objective and optimizer (docs/own_module.md); null: fedsim's
     model. In Python also instead of ``backbone``"""

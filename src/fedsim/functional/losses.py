@@ -69,6 +69,37 @@ def authenticity(plain: Tensor, styled: Tensor, styled_local: Tensor) -> Tensor:
     return F.softplus(plain - styled) + F.softplus(styled - styled_local)
 
 
+def causality_loss(normalised: Tensor, relevant: Tensor, irrelevant: Tensor, labels: Tensor) -> Tensor:
+    """Dual causality loss of an SNR layer (Jin et al., CVPR 2020), a mean over the anchors of a batch: a scalar.
+
+    ``sp(p(F+) - p(F~)) + sp(n(F~) - n(F+)) + sp(p(F~) - p(F-)) + sp(n(F-) - n(F~))``, where ``sp(t)`` is
+    ``ln(1 + e^t)``, and p and n are the anchor's mean distances to the images of its identity and of others. The
+    distance is ``(1 - cos) / 2``; equal features have distance 0, also without a direction. Minimised, people are
+    easier to distinguish with the relevant part than without style, and harder with the other part. Paper silent on the
+    choice of positives and negatives; here all of the batch.
+
+    The pooled maps F~, F+ and F- are [B, C], ``labels`` [B] int64. Anchors without a positive or a negative do not
+    count; a batch without others gives 0.
+
+    >>> f = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> round(causality_loss(f, f, f, torch.tensor([0, 0, 1])).item(), 5)  # 4 ln 2
+    2.77259
+    """
+    is_same = labels[:, None] == labels[None, :]
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positives, negatives = (is_same & ~itself).to(normalised.dtype), (~is_same).to(normalised.dtype)
+    means = []
+    for features in (normalised, relevant, irrelevant):
+        unit = F.normalize(features, eps=1e-4)  # bounds the gradient of features near 0
+        square = unit.square().sum(1)
+        distance = (square[:, None] + square[None, :] - 2 * unit @ unit.T) / 4
+        means.append([(distance * chosen).sum(1) / chosen.sum(1).clamp_min(1) for chosen in (positives, negatives)])
+    (p, n), (p_plus, n_plus), (p_minus, n_minus) = means
+    gaps = (p_plus - p, n - n_plus, p - p_minus, n_minus - n)
+    counts = positives.any(1) & negatives.any(1)
+    return (torch.stack([F.softplus(gap) for gap in gaps]).sum(0) * counts).sum() / counts.sum().clamp_min(1)
+
+
 def center_loss(features: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
     """``1/2 |f_i - c_{y_i}|^2``, a mean over the batch (Wen et al., ECCV 2016, Eq. 2, which is the sum).
 

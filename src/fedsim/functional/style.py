@@ -32,6 +32,20 @@ def style_of(
     return mean, (variance + eps).sqrt()
 
 
+def style_of_places(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each place over the images [B, C, H, W] of a batch: both [1, C, H, W].
+
+    The variance divides by B - 1, or by 1 for a single image, whose deviations are 0. At least float32.
+
+    >>> mean, std = style_of_places(torch.tensor([[[[0.0]]], [[[2.0]]], [[[4.0]]]]))
+    >>> mean.item(), std.item()
+    (2.0, 2.0)
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(x, dim=0, correction=min(1, len(x) - 1), keepdim=True)
+    return mean, variance.sqrt()
+
+
 def mix_styles(x: Tensor, shares: Tensor, partners: Tensor, eps: float = 1e-6) -> Tensor:
     """Give images a mixture of their own style and a partner's (MixStyle, Zhou et al., ICLR 2021).
 
@@ -74,8 +88,8 @@ def swap_styles(
 def restyle(x: Tensor, style: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], eps: float = 1e-8) -> Tensor:
     """Return ``s (x - mu) / (sigma + eps) + m``: images with a style for each place (DACS, Eqs. 1 and 2).
 
-    ``x`` are images [B, C, H, W], ``style`` is their :func:`style_of`: mu and sigma, both [B, C, 1, 1]. ``target`` is m
-    and s, both [C, H, W].
+    ``x`` are images [B, C, H, W], ``style`` is their :func:`style_of`: mu and sigma, both [B, C, 1, 1]; or their
+    :func:`style_of_places`. ``target`` is m and s, both [C, H, W].
 
     >>> x = torch.tensor([[[[1.0, 5.0]]]])
     >>> m, s = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[1.0, 2.0]]])

@@ -27,6 +27,7 @@ from fedsim.methods.moon import MOON
 from fedsim.methods.pfedme import PFedMe
 from fedsim.methods.scaffold import Scaffold
 from fedsim.methods.ska import SKA
+from fedsim.methods.sscu import SSCU
 from fedsim.methods.subfedavg import SubFedAvg
 from fedsim.methods.weighted_pav import WeightedPav
 
@@ -36,6 +37,7 @@ __all__ = [
     "IFCA",
     "MOON",
     "SKA",
+    "SSCU",
     "Distillation",
     "Ditto",
     "FedALA",

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 Weighting = Literal["size", "uniform"]
 Delivered = Literal["global", "personalised", "ensemble"]
 Need = Literal[
-    "identities", "public_images", "speeds", "masks", "uploads", "whole_batches", "plain_steps", "built_in_model"
-]
+    "identities", "held_out", "public_images", "speeds", "masks", "uploads", "whole_batches", "plain_steps",
+    "built_in_model",
+]  # fmt: skip
 Signal = Literal["client", "tensor"]
 
 
@@ -115,10 +116,11 @@ class Method(ABC):
     def requires(self) -> frozenset[Need]:
         """Conditions without which the method cannot run.
 
-        ``identities``: clients have identity labels. ``public_images``: ``data.public``. ``speeds``: of devices, in
-        ``model.hardware``. ``masks``: uploads may be pruned, which costs a second vector in the sums. ``uploads``: the
-        server gets single uploads, and :meth:`aggregate` combines them. ``whole_batches``: a batch must not be cut into
-        micro-batches (``micro_batch``), because the method uses all of it at once, or steps more than once.
+        ``identities``: clients have identity labels. ``held_out``: they have images that ``data.val`` holds out.
+        ``public_images``: ``data.public``. ``speeds``: of devices, in ``model.hardware``. ``masks``: uploads may be
+        pruned, which costs a second vector in the sums. ``uploads``: the server gets single uploads, and
+        :meth:`aggregate` combines them. ``whole_batches``: a batch must not be cut into micro-batches
+        (``micro_batch``), because the method uses all of it at once, or steps more than once.
         ``plain_steps``: a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or the
         method does not train by ``client.train_on``. ``built_in_model``: the method works on features, logits or layers
         of fedsim's own model, which a user's LightningModule (``model.module``) does not have.

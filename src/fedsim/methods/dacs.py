@@ -64,12 +64,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from fedsim.core.checks import at_least, not_negative
-from fedsim.core.seeding import torch_generator
-from fedsim.core.transfer import send
 from fedsim.functional.losses import authenticity, mean_entropy
 from fedsim.functional.style import restyle, style_gap, style_of
 from fedsim.methods.base import (
@@ -83,26 +81,18 @@ from fedsim.methods.base import (
     TrainsTensors,
     WeightingChoice,
 )
+from fedsim.methods.restyling import (
+    EXPERT,
+    JUDGE,
+    StyleModel,
+    copied_judge,
+    head_of,
+    keep_style,
+    load_style,
+    style_shapes,
+)
 from fedsim.training.client import Batch, Client
-from fedsim.training.flat_model import FlatModel, Head
-
-_EXPERT, _JUDGE = "expert", "judge"
-_MEAN, _STD = "style_mean", "style_std"
-_NOISE = 0.1
-"""deviation of a new style model's numbers"""
-
-
-class StyleModel(nn.Module):
-    """A client's style model: a deviation s and a mean m for each channel and place, both [C, H, W]."""
-
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        super().__init__()
-        self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)
-
-    @property
-    def style(self) -> tuple[Tensor, Tensor]:
-        """Return m and s."""
-        return self.mean, self.std
+from fedsim.training.flat_model import FlatModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +126,7 @@ class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
     @property
     def replicas(self) -> Replicas:
         """The expert, and the copy of f_G that judges restyled images."""
-        return {_EXPERT: "trained", _JUDGE: "frozen"} if self.lam_au else {}
+        return {EXPERT: "trained", JUDGE: "frozen"} if self.lam_au else {}
 
     @property
     def passes(self) -> int:
@@ -146,11 +136,11 @@ class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
     @property
     def keeps(self) -> KeptModels:
         """The expert."""
-        return {_EXPERT: "model"} if self.lam_au else {}
+        return {EXPERT: "model"} if self.lam_au else {}
 
     def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of m and s."""
-        return {_MEAN: image, _STD: image}
+        return style_shapes(image)
 
     def train(self, client: Client) -> None:
         """Step the expert, and then f_G and the style model, on each batch; keep expert and style model."""
@@ -164,23 +154,22 @@ class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
                     client.step(client.training_step(batch))
                     continue
                 if style is None:
-                    style = _style_model(client, batch.images.shape[1:])
+                    style = load_style(client, batch.images.shape[1:])
                     optimizer = client.loose_optimizer("style", style, self.style_lr)
                 client.step(self._joint_loss(client, expert, style, batch), loose=[optimizer])
         if expert is not None:
-            client.keep(_EXPERT, expert.whole)
+            client.keep(EXPERT, expert.whole)
         if style is not None:
-            client.keep(_MEAN, style.mean)
-            client.keep(_STD, style.std)
+            keep_style(client, style)
 
     def _load_expert(self, client: Client) -> FlatModel:
         """Return the client's expert, ready to train; at first it is the received model with the client's head."""
-        replica = client.model.replica(_EXPERT)
-        replica.whole.copy_(client.kept.get(_EXPERT, client.model.whole))
+        replica = client.model.replica(EXPERT)
+        replica.whole.copy_(client.kept.get(EXPERT, client.model.whole))
         if self.expert_head == "shared":
             for parameter in replica.head.parameters():
                 parameter.requires_grad_(False)  # before its optimizer is made
-        return client.trainable_replica(_EXPERT)
+        return client.trainable_replica(EXPERT)
 
     def _joint_loss(self, client: Client, expert: FlatModel | None, style: StyleModel, batch: Batch) -> Tensor:
         """Return L of Eq. (8), a scalar."""
@@ -195,25 +184,17 @@ class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
 
     def _authenticity(self, client: Client, expert: FlatModel, images: tuple[Tensor, Tensor]) -> Tensor:
         """Return L_au of images x and x', both [B, 3, H, W]: a scalar."""
-        judge, precision = client.model.replica(_JUDGE), client.session.precision
-        judge.whole.copy_(client.model.whole)
-        judge.network.eval()
+        judge, precision = copied_judge(client), client.session.precision
         with judge.frozen(), expert.frozen():  # not no_grad: gradients pass through them to x'
             f_x, f_styled = (judge.forward(x, precision).features.neck for x in images)
             f_local = expert.forward(images[1], precision).features.neck
-        head = _head_of(client.model, moves=self.authenticity_moves_head)
-        local_head = head if self.expert_head == "shared" else _head_of(expert, moves=False)
+        head = head_of(client.model, moves=self.authenticity_moves_head)
+        local_head = head if self.expert_head == "shared" else head_of(expert, moves=False)
         h_x, h_styled, h_local = (
             mean_entropy(linear(features, *layer))
             for features, layer in ((f_x, head), (f_styled, head), (f_local, local_head))
         )
         return authenticity(h_x, h_styled, h_local)  # Eqs. (5), (6)
-
-
-def _head_of(model: FlatModel, moves: bool) -> Head:
-    """Return weight and bias of a model's head; a loss of them has a gradient if the head ``moves``."""
-    weight, bias = model.head.weight, model.head.bias
-    return Head(weight, bias) if moves else Head(weight.detach(), bias.detach())
 
 
 def _step_expert(client: Client, expert: FlatModel, batch: Batch) -> None:
@@ -225,12 +206,3 @@ def _step_expert(client: Client, expert: FlatModel, batch: Batch) -> None:
     output = expert.forward(batch.images, client.session.precision)
     loss = client.supervised_loss(output, batch, counts=False)
     client.step(loss, optimizer=expert.optimizer(client.training_settings))
-
-
-def _style_model(client: Client, shape: torch.Size) -> StyleModel:
-    """Return the client's style model for images of this ``shape`` [C, H, W]: the kept one, or a new one."""
-    if _MEAN in client.kept:
-        return StyleModel(client.kept[_MEAN].clone(), client.kept[_STD].clone())
-    stream = torch_generator(client.seed, client.client_name, "style")
-    std, mean = send(_NOISE * torch.randn((2, *shape), generator=stream), client.device)
-    return StyleModel(mean, 1 + std)  # Paper silent; the authors' code

@@ -101,7 +101,7 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
         super().download(client)
         head, generator = client.model.head, torch_generator(client.seed, client.client_name, "fixed head")
         bound = 1 / math.sqrt(head.weight.shape[1])
-        for parameter in (head.weight, head.bias):
+        for parameter in (head.weight, head.bias) if client.model.network.head_kind.bias else (head.weight,):
             values = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
             parameter.data.copy_(values, non_blocking=True)
 

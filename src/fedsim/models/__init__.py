@@ -7,6 +7,7 @@ from fedsim.models.fusion import AFF, MSCAM
 from fedsim.models.groups import BACKBONE, BODY, Group, group_names
 from fedsim.models.lora import LoRA
 from fedsim.models.osnet import OSNet
+from fedsim.models.prompts import VisualPrompts
 from fedsim.models.reid import Features, GeM, KeyedDropout, Neck, ReIDModel, make_head
 from fedsim.models.style import SNR, CrossStyle, MixStyle, StyleLayers
 from fedsim.models.timm_backbone import TimmBackbone
@@ -38,6 +39,7 @@ __all__ = [
     "SqueezeExcitation",
     "StyleLayers",
     "TimmBackbone",
+    "VisualPrompts",
     "group_names",
     "make_head",
 ]

@@ -8,6 +8,7 @@ into the plain torchvision network; with attention (``norm`` is not ``bn``), it 
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Literal
@@ -40,6 +41,27 @@ class Backbone(KeepsArguments, nn.Sequential):
 
     out_channels: int
     """C: channels of the output map"""
+
+
+class PartlyFixed(Backbone):
+    """Base of backbones around another one, ``below``, most of whose tensors stay as they are.
+
+    Raises:
+        ConfigError: if the other one has fixed tensors itself: then nothing would train.
+    """
+
+    def __init__(self, name: str, below: nn.Module) -> None:
+        super().__init__(OrderedDict({name: below}))
+        for module in below.modules():
+            if isinstance(module, PartlyFixed):
+                raise ConfigError(
+                    f"model.backbone: {type(self).__name__} and {type(module).__name__} fix each other's weights; "
+                    "leave one out"
+                )
+
+    @abstractmethod
+    def fixed(self, name: str) -> bool:
+        """Whether the tensor of this name in the module is fixed."""
 
 
 class ResNet(Backbone):

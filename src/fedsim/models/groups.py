@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedsim.core.errors import ConfigError
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
+from fedsim.models.backbones import PartlyFixed
 from fedsim.models.fusion import MSCAM
-from fedsim.models.lora import LoRA
 from fedsim.models.style import SNR
 
 
@@ -40,7 +40,7 @@ class Group(StrEnum):
     HEAD = "head"
     """the identity classifier"""
     FIXED = "fixed"
-    """the backbone below low-rank adapters: the same on all clients, never trained, sent or stored"""
+    """the backbone below low-rank adapters or prompts: the same on all clients, never trained, sent or stored"""
     COUNTER = "counter"
     """integer bookkeeping (num_batches_tracked): never shared, never averaged"""
 
@@ -86,9 +86,9 @@ def group_names(model: nn.Module) -> dict[str, Group]:
 
 
 def _fixed_names(root: nn.Module, prefix: str) -> set[str]:
-    """Return the names of the tensors below adapters."""
-    adapted = [(path, module) for path, module in root.named_modules(prefix=prefix) if isinstance(module, LoRA)]
-    return {f"{path}.{name}" for path, module in adapted for name in module.state_dict() if module.fixed(name)}
+    """Return the names of the tensors below adapters and prompts."""
+    partly = [(path, module) for path, module in root.named_modules(prefix=prefix) if isinstance(module, PartlyFixed)]
+    return {f"{path}.{name}" for path, module in partly for name in module.state_dict() if module.fixed(name)}
 
 
 def _inside(root: nn.Module, types: tuple[type[nn.Module], ...]) -> set[nn.Module]:

@@ -5,18 +5,16 @@ E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022; t
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.core.checks import positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
-from fedsim.models.backbones import Backbone
+from fedsim.models.backbones import Backbone, PartlyFixed
 
 
-class LoRA(Backbone):
+class LoRA(PartlyFixed):
     """A backbone with low-rank adapters: ``W x + (alpha / r) B A x`` (Section 4.1). Only A and B train.
 
     All other tensors of the backbone are fixed: the same on every client, never sent and in no checkpoint. So they must
@@ -53,7 +51,7 @@ class LoRA(Backbone):
             if not any(name == target or name.endswith(f".{target}") for name in names):
                 raise ConfigError(f"model.backbone.targets: {kind} has no layer {target}; print its named_modules()")
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets))
-        super().__init__(OrderedDict(adapted=peft.inject_adapter_in_model(config, backbone)))
+        super().__init__("adapted", peft.inject_adapter_in_model(config, backbone))
         width = getattr(backbone, "out_channels", None)
         if isinstance(width, int):  # otherwise the model raises the error
             self.out_channels = width

@@ -5,6 +5,7 @@ Shapes: B images, C channels of the last map, D neck features, Z identities.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
+from fedsim.models.style import SNR, Separated
 
 HEAD_STD = 0.001
 """of the weights of a head for cross-entropy: all identities are as likely at first"""
@@ -117,21 +119,33 @@ class Neck:
         return self.dim if self.kind == "linear" else in_channels
 
 
+@dataclass(frozen=True, kw_only=True)
+class IdentityHead:
+    """The identity classifier behind the neck, a linear layer."""
+
+    bias: bool = True
+    """whether it adds a bias; without one the bias is 0 and does not train, for heads that stay with their clients"""
+    init: Literal["normal", "torch"] = "normal"
+    """its start: ``normal``: all identities are as likely (:func:`make_head`); ``torch``: uniform numbers up to
+    1 / sqrt(D), torch's own for linear layers"""
+
+
 class ReIDModel(nn.Module):
     """Backbone, pooling, neck and, where it is shared, the head.
 
     The rank's model: one per rank and architecture is on the device, and clients are loaded into it in turn. For
     backbones see :mod:`fedsim.models.backbones`; ``neck`` are the layers after the pooling. ``num_classes`` is the size
-    of a shared head; None: each client has its own head, outside this model. ``head_std`` is for both kinds: see
-    :func:`make_head`.
+    of a shared head; None: each client has its own head, outside this model. ``head_std`` and ``head_kind`` are for
+    both kinds: see :func:`make_head`.
 
     Raises:
-        ConfigError: if the backbone has no ``out_channels``.
+        ConfigError: if the backbone has no ``out_channels``, or a shared head shall have no bias.
     """
 
     def __init__(
-        self, backbone: nn.Module, neck: Neck, num_classes: int | None = None, head_std: float = HEAD_STD
-    ) -> None:
+        self, backbone: nn.Module, neck: Neck, num_classes: int | None = None, head_std: float = HEAD_STD,
+        head_kind: IdentityHead = IdentityHead(),
+    ) -> None:  # fmt: skip
         super().__init__()
         channels = getattr(backbone, "out_channels", None)
         if not isinstance(channels, int):
@@ -145,10 +159,17 @@ class ReIDModel(nn.Module):
         self.neck = neck.build(channels)
         self.num_pooled = channels
         self.num_features = neck.out_features(channels)
-        self.head_std = head_std
-        self.head = None if num_classes is None else make_head(self.num_features, num_classes, std=head_std)
+        self.head_std, self.head_kind = head_std, head_kind
+        if num_classes is not None and not head_kind.bias:
+            raise ConfigError(
+                "model.head.bias: a shared head has one; set it to true, or model.method.share_head to false"
+            )
+        self.head = (
+            None if num_classes is None else make_head(self.num_features, num_classes, None, head_std, head_kind)
+        )
         self._compiled: Collection[int] | None = None
         self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
+        self._separating: list[SNR] = []
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features; a backbone that returns vectors has pooled already."""
@@ -159,6 +180,22 @@ class ReIDModel(nn.Module):
                 maps = self.backbone(images)
         pool = self._pool(maps) if maps.dim() == 4 else maps
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
+
+    def take_separated(self) -> tuple[Separated, ...]:
+        """Return what SNR layers have kept of the last training pass, float32, in the order of the network."""
+        kept = filter(None, (layer.take_separated() for layer in self._separating))
+        return tuple(Separated(*(part.float() for part in parts)) for parts in kept)
+
+    def keep_separated(self, number: int) -> None:
+        """Let the model's SNR layers keep what they separate in training; raise ConfigError if not ``number`` many."""
+        self._separating = [module for module in self.backbone.modules() if isinstance(module, SNR)]
+        if len(self._separating) != number:
+            raise ConfigError(
+                f"model.objective.causality.weights: there are {number}, but {len(self._separating)} style layers of "
+                "kind snr in the backbone; give one for each layer"
+            )
+        for layer in self._separating:
+            layer.keeps = True
 
     def _pool(self, maps: Tensor) -> Tensor:
         return maps.mean(dim=(2, 3)) if self.pooling is None else self.pooling(maps)
@@ -195,10 +232,20 @@ class ReIDModel(nn.Module):
 
 
 def make_head(
-    num_features: int, num_classes: int, generator: torch.Generator | None = None, std: float = HEAD_STD
-) -> nn.Linear:
-    """Return an identity classifier D -> Z: weights N(0, std^2), sampled by ``generator`` or torch's own; bias 0."""
+    num_features: int, num_classes: int, generator: torch.Generator | None = None, std: float = HEAD_STD,
+    kind: IdentityHead = IdentityHead(),
+) -> nn.Linear:  # fmt: skip
+    """Return an identity classifier D -> Z: weights N(0, std^2), sampled by ``generator`` or torch's own; bias 0.
+
+    With ``kind.init`` "torch", weights and bias are uniform instead. Without a bias it is 0 and does not train.
+    """
     head = nn.Linear(num_features, num_classes)
-    nn.init.normal_(head.weight, std=std, generator=generator)
     nn.init.zeros_(head.bias)
+    if kind.init == "normal":
+        nn.init.normal_(head.weight, std=std, generator=generator)
+    else:
+        bound = 1 / math.sqrt(num_features)
+        for parameter in (head.weight, head.bias) if kind.bias else (head.weight,):
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    head.bias.requires_grad_(kind.bias)
     return head

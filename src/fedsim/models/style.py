@@ -140,12 +140,23 @@ class CrossStyle(nn.Module):
         return f"p={self.p}, crop={self.crop}, beta={self.beta}"
 
 
+class Separated(NamedTuple):
+    """What an SNR layer makes of a batch, pooled: each [B, C]."""
+
+    normalised: Tensor
+    """of F~, without style: the bias of the normalisation, for each image"""
+    relevant: Tensor
+    """of F+, with the part of the residual that goes on"""
+    irrelevant: Tensor
+    """of F-, with the other part"""
+
+
 class SNR(nn.Module):
-    """Style normalisation and restitution (Jin et al., CVPR 2020), without its loss.
+    """Style normalisation and restitution (Jin et al., CVPR 2020).
 
     Instance normalisation removes an image's style. Gates for each channel then return a part of what was lost. The
     gates have biases, as in the authors' code. At the start the layer is not the identity, so pretrained weights behind
-    it meet other maps than in their training.
+    it meet other maps than in their training. The loss is ``model.objective.causality``.
 
     Args:
         channels: C.
@@ -160,10 +171,23 @@ class SNR(nn.Module):
         self.reduce = nn.Linear(channels, hidden)
         self.expand = nn.Linear(hidden, channels)
         self.place = place
+        self.keeps = False
+        """whether a training pass keeps what it has separated, for the loss"""
+        self._separated: Separated | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return F+ of maps F [B, C, H, W]; raise ConfigError for maps of one pixel."""
-        return self.separate(x)[1]
+        _, relevant, irrelevant = self.separate(x)
+        if self.keeps and self.training:
+            # the mean of a normalised map is the bias; as a mean, its rounding would have a gradient
+            pooled = self.norm.bias.expand(len(x), -1)
+            self._separated = Separated(pooled, relevant.mean(dim=(2, 3)), irrelevant.mean(dim=(2, 3)))
+        return relevant
+
+    def take_separated(self) -> Separated | None:
+        """Return what the last training pass has kept, once: afterwards nothing holds its graph."""
+        separated, self._separated = self._separated, None
+        return separated
 
     def separate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return three maps like ``x``: normalised, with the relevant part of the residual, and with the other part.

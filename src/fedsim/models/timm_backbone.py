@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD, Colour, renormalisation
@@ -43,6 +44,8 @@ class TimmBackbone(Backbone):
         options: further arguments of timm's network, such as ``{drop_path_rate: 0.1}``.
         style: of kind ``mix`` or ``cross``, at ``input`` or, in vision transformers, at ``patches``: behind the
             position embeddings, with the class token untouched; null: none.
+        patch_stride: pixels from a patch of a vision transformer to the next; patches of more pixels overlap (He et
+            al., "TransReID", ICCV 2021). Needs ``image_size``. null: the size of a patch.
     """
 
     def __init__(
@@ -55,12 +58,15 @@ class TimmBackbone(Backbone):
         std: Colour | None = None,
         options: dict[str, Any] | None = None,
         style: StyleLayers | None = None,
+        patch_stride: int | None = None,
     ) -> None:
         timm = load_extra("timm", "model.backbone: TimmBackbone", "models")
         public = None if weights is None or is_file(weights) else weights
         full = name if public is None else f"{name}.{public}"
         _check_name(timm, name, public)
-        arguments = {"num_classes": 0, **(options or {}), **({"img_size": tuple(image_size)} if image_size else {})}
+        # with a stride, position embeddings are interpolated once, to the grid of overlapping patches
+        own_size = patch_stride is not None or image_size is None
+        arguments = {"num_classes": 0, **(options or {}), **({} if own_size else {"img_size": tuple(image_size or ())})}
         try:
             network: Any = timm.create_model(full, pretrained=public is not None and may_download(), **arguments)
         except Exception as error:  # wrong arguments, no network, damaged downloads: many types
@@ -68,6 +74,10 @@ class TimmBackbone(Backbone):
             raise ConfigError(f"model.backbone: timm cannot build {full} ({type(error).__name__}: {reason})") from error
         super().__init__(OrderedDict(timm=network))
         self.out_channels = int(network.num_features)
+        if patch_stride is not None:
+            if not isinstance(network, timm.models.vision_transformer.VisionTransformer):
+                raise ConfigError(f"backbone.patch_stride: {name} is no vision transformer; leave it out")
+            _overlap_patches(network, patch_stride, image_size)
         if weights is not None and public is None:
             self._load_file(weights, name)
         config = network.pretrained_cfg
@@ -130,6 +140,19 @@ class PatchStyle(nn.Module):
         first, patches = tokens[:, : self.num_others], tokens[:, self.num_others :]
         changed = self.layer(patches.transpose(1, 2).unflatten(2, self.grid))
         return torch.cat([first, changed.flatten(2).transpose(1, 2)], dim=1)
+
+
+def _overlap_patches(network: Any, stride: int, image_size: tuple[int, int] | None) -> None:
+    """Let patches begin every ``stride`` pixels; interpolate the position embeddings to their grid."""
+    if image_size is None:
+        raise ConfigError("backbone.patch_stride: it needs image_size; set it to the height and width of data.size")
+    embedding, sizes = network.patch_embed, network.patch_embed.patch_size
+    within("backbone", f"[1, {min(sizes)}]", patch_stride=stride)
+    grid = tuple((pixels - size) // stride + 1 for pixels, size in zip(image_size, sizes, strict=True))
+    # of an image in which as many patches lie side by side
+    network.set_input_size(img_size=tuple(count * size for count, size in zip(grid, sizes, strict=True)))
+    embedding.proj.stride = (stride, stride)
+    embedding.img_size = tuple(image_size)
 
 
 def _check_name(timm: Any, name: str, public: str | None) -> None:

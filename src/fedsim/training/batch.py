@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from fedsim.core.transfer import send
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import Mixture
-from fedsim.data.images import Images
+from fedsim.data.images import Images, Split
 from fedsim.data.pixels import Pixels
 from fedsim.functional.normalise import normalise_images
 
@@ -73,10 +74,19 @@ class ClientImages:
     def open(self, open_images: Callable[[Images, str, torch.device], Pixels]) -> None:
         """Open the images with ``open_images``, see FederatedDataModule.open_train."""
         data = self.data
+        self._open_images = open_images
         self.pixels = open_images(data.train.images, data.name, self.device)
         if data.generated is not None:
             pixels = open_images(data.generated.images, f"{data.name}, generated", self.device)
             self.mixture = Mixture(data.generated, pixels, data.num_classes)
+
+    @cached_property
+    def held_out(self) -> tuple[tuple[Pixels, Split], ...]:
+        """Images of ``data.val``, each once, with identities and cameras; they are opened at their first use."""
+        assert self.data.val is not None, "the method must require held_out"
+        val, name = self.data.val, f"{self.data.name}, held out"
+        splits = (val.query, val.gallery) if val.own is None else (val.gallery,)
+        return tuple((self._open_images(split.images, name, self.device), split) for split in splits)
 
     def plain_batches(self, index: Tensor, size: int) -> Iterator[Batch]:
         """Yield the images at ``index`` [m] int64, not augmented, ``size`` at a time; no random stream advances."""

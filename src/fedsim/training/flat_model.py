@@ -18,6 +18,7 @@ from fedsim.core.flat import FlatParameters, aligned
 from fedsim.functional.encodings import dense_bytes
 from fedsim.models.groups import BACKBONE, BODY, Group
 from fedsim.models.reid import Features, ReIDModel, make_head
+from fedsim.models.style import Separated
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, autocast
 
@@ -42,6 +43,8 @@ class Output(NamedTuple):
     """[B, Z]"""
     head: Tensor
     """[Z, D] weights of the head that gave them"""
+    separated: tuple[Separated, ...] = ()
+    """what SNR layers have separated, in the order of the network, in training with ``objective.causality``"""
 
 
 class FlatModel:
@@ -82,6 +85,8 @@ class FlatModel:
         # without initial weights: a replica is made within a session, and must not advance its random streams
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
         """the identity head: the shared one, or that of the seated client"""
+        if self.has_own_heads:
+            self.head.bias.requires_grad_(network.head_kind.bias)
         self._counters = [(counter, counter.clone()) for counter in counters.values()]
         self._optimizers: dict[int, tuple[LocalTraining, LocalOptimizer]] = {}
         self._shared, self._max_classes = shared, max_classes
@@ -130,7 +135,9 @@ class FlatModel:
         state = torch.zeros(self.initial_private.numel() + self.head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
         if self.has_own_heads and num_classes:
-            head = make_head(self.network.num_features, num_classes, generator, self.network.head_std)
+            head = make_head(
+                self.network.num_features, num_classes, generator, self.network.head_std, self.network.head_kind
+            )
             weight, bias = self.head_of(state, num_classes)
             weight.copy_(head.weight.detach())
             bias.copy_(head.bias.detach())
@@ -156,11 +163,12 @@ class FlatModel:
             images = images.contiguous(memory_format=torch.channels_last)
         if precision == "32-true":
             features = self.network(images)
-            return Output(features, self.head(features.neck), self.head.weight)
+            return Output(features, self.head(features.neck), self.head.weight, self.network.take_separated())
         with autocast(self.device, precision):
             features = self.network(images)
             logits = self.head(features.neck)
-        return Output(Features(features.pool.float(), features.neck.float()), logits.float(), self.head.weight)
+        features = Features(features.pool.float(), features.neck.float())
+        return Output(features, logits.float(), self.head.weight, self.network.take_separated())
 
     def prepare(self, settings: Iterable[LocalTraining]) -> None:
         """Prepare training by the clients' settings: the memory format, and a backbone compiled for their batches.

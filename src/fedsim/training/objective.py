@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from fedsim.core.checks import not_negative, positive, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.losses import batch_hard_triplet, center_loss, soft_cross_entropy
+from fedsim.functional.losses import batch_hard_triplet, causality_loss, center_loss, soft_cross_entropy
 from fedsim.models.reid import HEAD_STD, Features
+from fedsim.models.style import Separated
 from fedsim.training.batch import Batch, ScoredBatch
 from fedsim.training.flat_model import Output
 from fedsim.training.metric_loss import MetricLoss
@@ -48,6 +51,8 @@ def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tens
         terms["center"] = center_loss(features.layer(objective.center.features), labels, centers)
     if objective.metric is not None:
         terms["metric"] = objective.metric(features, labels, output.head)
+    if objective.causality is not None:
+        terms["causality"] = objective.causality(output.separated, labels)
     return terms
 
 
@@ -64,7 +69,7 @@ def weighted(weight: float, term: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The supervised loss of local training: cross-entropy, and maybe batch-hard triplet, center and a metric loss.
+    """The supervised loss of local training: cross-entropy, and maybe triplet, center, metric and causality losses.
 
     Eq. (9) of paper 002, with lambda: ``cross_entropy: lambda``, ``triplet: 1 - lambda``.
     """
@@ -88,6 +93,8 @@ class Objective:
     """center loss, which is added; null: none"""
     metric: MetricLoss | None = None
     """a loss of pytorch-metric-learning, which is added; null: none"""
+    causality: Causality | None = None
+    """the loss of SNR's layers, which is added; null: none"""
 
     @cached_property  # read for each batch
     def weights(self) -> dict[str, float]:
@@ -99,6 +106,8 @@ class Objective:
             weights["center"] = self.center.weight
         if self.metric is not None:
             weights["metric"] = self.metric.weight
+        if self.causality is not None:
+            weights["causality"] = 1.0
         return weights
 
     @cached_property
@@ -144,3 +153,26 @@ class CenterLoss:
     def __post_init__(self) -> None:
         positive("model.objective.center", weight=self.weight)
         within("model.objective.center", "[0, 1]", rate=self.rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causality:
+    """The dual causality loss of SNR (Jin et al., CVPR 2020), with distances: see :func:`causality_loss`.
+
+    It acts on the layers of ``style: {kind: snr}``. Equation and weights are from memory: the paper was not at hand.
+    The mean of an instance-normalised map is its bias, the same for all images, so distances of F~ are 0 here.
+    Its journal version has entropies of a further head for each layer instead, which is not built.
+    """
+
+    weights: tuple[float, ...] = (0.1, 0.1, 0.5)
+    """a weight for each layer, in the order of the network; the paper's four are 0.1, 0.1, 0.5, 0.5"""
+
+    def __post_init__(self) -> None:
+        for weight in self.weights:
+            not_negative("model.objective.causality", weights=weight)
+
+    def __call__(self, separated: Sequence[Separated], labels: Tensor) -> Tensor:
+        """Return the weighted sum over the layers, a scalar, for ``labels`` [B] int64."""
+        assert len(separated) == len(self.weights), "the loss needs a training pass of the model"
+        terms = [causality_loss(*parts, labels) for parts in separated]
+        return torch.stack([weight * term for weight, term in zip(self.weights, terms, strict=True)]).sum()

@@ -48,6 +48,11 @@ def check_settings(
     known("model.clients", overrides, names)
     known("model.hardware.clients", hardware.clients if hardware else (), names)
     _check_identities(federated, method)
+    if "held_out" in method.requires and (without := [c.name for c in federated.clients if c.val is None]):
+        raise ConfigError(
+            f"model.method: {configured}, needs held-out images, and client {without[0]} has none; set data.val to "
+            "identities"
+        )
     if bn_stats == "recalibrate" and federated.public is None:
         raise ConfigError("model.bn_stats: recalibrate needs public images; set data.public to an unseen data set")
     if "public_images" in method.requires and federated.public is None:

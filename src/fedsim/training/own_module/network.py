@@ -7,7 +7,7 @@ from typing import Self
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from fedsim.models.reid import HEAD_STD, Features, KeyedDropout, ReIDModel
+from fedsim.models.reid import HEAD_STD, Features, IdentityHead, KeyedDropout, ReIDModel
 from fedsim.training.own_module.rules import features_of
 
 PART = "module"
@@ -27,7 +27,8 @@ class ModuleNetwork(ReIDModel):
         nn.Module.__init__(self)
         self.module = module
         self.num_features = self.num_pooled = width
-        self.pooling, self.head, self.head_std = None, None, HEAD_STD
+        self.pooling, self.head, self.head_std, self.head_kind = None, None, HEAD_STD, IdentityHead()
+        self._separating = []
         self._still = [name for name, part in module.named_modules() if not part.training]
 
     def forward(self, images: Tensor) -> Features:

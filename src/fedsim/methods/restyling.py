@@ -1,0 +1,74 @@
+"""Common parts of methods whose clients train on restyled images: DACS and SSCU.
+
+A client's style model is kept under the names ``style_mean`` and ``style_std``, both [C, H, W].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.seeding import torch_generator
+from fedsim.core.transfer import send
+from fedsim.training.flat_model import Head
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedsim.training.client import Client
+    from fedsim.training.flat_model import FlatModel
+
+EXPERT, JUDGE = "expert", "judge"
+"""roles of further models: the local one, and the copy of the global one that judges restyled images"""
+_MEAN, _STD = "style_mean", "style_std"
+_NOISE = 0.1
+"""deviation of a new style model's numbers"""
+
+
+class StyleModel(nn.Module):
+    """A client's style model: a deviation s and a mean m for each channel and place, both [C, H, W]."""
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.mean, self.std = nn.Parameter(mean), nn.Parameter(std)
+
+    @property
+    def style(self) -> tuple[Tensor, Tensor]:
+        """Return m and s."""
+        return self.mean, self.std
+
+
+def style_shapes(image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of m and s, by the names under which they are kept."""
+    return {_MEAN: image, _STD: image}
+
+
+def load_style(client: Client, shape: torch.Size) -> StyleModel:
+    """Return the client's style model for images of this ``shape`` [C, H, W]: the kept one, or a new one."""
+    if _MEAN in client.kept:
+        return StyleModel(client.kept[_MEAN].clone(), client.kept[_STD].clone())
+    stream = torch_generator(client.seed, client.client_name, "style")
+    std, mean = send(_NOISE * torch.randn((2, *shape), generator=stream), client.device)
+    return StyleModel(mean, 1 + std)  # Paper silent; the authors' code
+
+
+def keep_style(client: Client, style: StyleModel) -> None:
+    """Keep the style model for the next round."""
+    client.keep(_MEAN, style.mean)
+    client.keep(_STD, style.std)
+
+
+def head_of(model: FlatModel, moves: bool) -> Head:
+    """Return weight and bias of a model's head; a loss of them has a gradient if the head ``moves``."""
+    weight, bias = model.head.weight, model.head.bias
+    return Head(weight, bias) if moves else Head(weight.detach(), bias.detach())
+
+
+def copied_judge(client: Client) -> FlatModel:
+    """Return a copy of the client's model as it is now, in evaluation mode."""
+    judge = client.model.replica(JUDGE)
+    judge.whole.copy_(client.model.whole)
+    judge.network.eval()
+    return judge

@@ -1,0 +1,255 @@
+"""SSCU: clients of domain generalisation whose loss compares with a memory that follows restyled images.
+
+X. Xu et al. ACM MM 2025, arXiv:2507.16238. Its text was not at hand: this is the reading of two public codes.
+
+| hook      | in the authors' code (reid/user.py and FedDG_SSCU.py of Renchaoyue111/SSCU)                            |
+|-----------|--------------------------------------------------------------------------------------------------------|
+| download  | f_G is the server's model; its head stays with the client                                              |
+| train     | (S1) at first M_y is the mean feature of person y under the received model, scaled to length 1         |
+| train     | (S4) the client trains with a copy of M, which (S3) follows; M takes the copy if the ``gate`` is open  |
+| train     | Client-L: (S2) L_mem(x; f_L) = CE(M z / tau), z = f_L(x) / |f_L(x)|, on the images x of a batch        |
+| train     | DACS, Eqs. (1), (2): the style model (s, m) turns x into x'                                            |
+| train     | (S3) M_y <- (0.9 M_y + 0.1 z') / |...|, z' of x' under f_G, image after image, in every round          |
+| train     | Client-G: L_mem(x; f_G) + [L_loc(x'; f_G) + lambda_div L_div + lambda_au L_au], one step of all of it  |
+| upload    | backbone and neck of f_G                                                                               |
+| weights   | n_k / n                                                                                                |
+
+What is in brackets comes from round ``first_styled_round`` on. L_div, L_au and the style model are those of
+:class:`~fedsim.methods.DACS`, in the reading of its code: L_au moves the head, the expert f_L has no head of its own,
+and L_div compares variances. L_loc is the objective, cross-entropy and triplet. M has no gradient.
+
+The two codes (the copy: leavlong/FedBPrompt); the default is the authors' own, but for the gate:
+
+| what                  | the authors'                    | FedBPrompt's copy                | option                |
+|-----------------------|---------------------------------|----------------------------------|-----------------------|
+| gate                  | the target's rank-1 >= the last | always open                      | ``gate``              |
+| statistics in Eq. (1) | of each place, over the batch   | of each image and channel        | ``statistics``        |
+| L_mem                 | alone                           | with the triplet loss of x       | ``triplet_on_images`` |
+| entropies in L_au     | means over the batch            | of the first image, divided by Z | ``entropies``         |
+| lambda_au             | 1                               | 5                                | ``lam_au``            |
+
+Deviations and silences:
+
+- **No gate looks at the target**, on which no client trains. ``gate: own`` scores the received model at the start of
+  each visit on the client's held-out people (``data.val``): rank-1 of each of their images among the others. The gate
+  is open if it is not below that of the visit before; the first is open, as in the code.
+- The codes keep all features of a round to repeat their updates on M. The copy had the same updates, so M takes it.
+- M starts at a client's first visit; in the codes that is before the first round.
+- f_G sees x' once per step. The codes run it twice, so their running statistics have x' twice.
+- The expert starts from the received model. Each round begins with new optimizers (``optimizer_state``).
+- With SNR, the default of the authors' script, f_G is not fixed in L_au, and there are losses of SNR's stages with
+  heads of their own. Neither is built.
+- The log counts L_mem(x; f_G): its guess is the person of the most similar vector of M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
+
+from fedsim.core.checks import at_least, not_negative, positive, within
+from fedsim.functional.losses import authenticity, mean_entropy
+from fedsim.functional.memory import followed_memory, mean_memory, memory_logits
+from fedsim.functional.retrieval import leave_one_out
+from fedsim.functional.style import restyle, style_gap, style_of, style_of_places
+from fedsim.methods.base import (
+    BodySharing,
+    HoldsModels,
+    KeepsModels,
+    KeptModels,
+    Method,
+    Need,
+    Replicas,
+    TrainsTensors,
+    WeightingChoice,
+)
+from fedsim.methods.restyling import (
+    EXPERT,
+    JUDGE,
+    StyleModel,
+    copied_judge,
+    head_of,
+    keep_style,
+    load_style,
+    style_shapes,
+)
+from fedsim.training.client import Batch, Client, Output
+from fedsim.training.features import PLAIN, extract_features
+from fedsim.training.flat_model import FlatModel
+from fedsim.training.objective import triplet_loss
+
+_MEMORY, _CANDIDATE, _RANK1 = "memory", "candidate", "rank1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSCU(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors, Method):
+    """Averaging of clients that compare images with a memory of people, which follows restyled images."""
+
+    lam_div: float = 1.0
+    """weight of DACS's diversity loss; it hardly acts"""
+    lam_au: float = 1.0
+    """weight of DACS's authenticity loss; 0: there is no expert"""
+    temperature: float = 0.05
+    """tau"""
+    momentum: float = 0.9
+    """of the memory: the share that a vector keeps when an image moves it"""
+    gate: Literal["always", "own", "never"] = "always"
+    """when the memory takes the copy of the last visit; ``own``: if the received model is not worse than before on the
+    client's held-out people, which needs ``data.val``"""
+    statistics: Literal["place", "image"] = "place"
+    """means and deviations in Eq. (1): of each place over the batch, or of each image and channel over its pixels"""
+    triplet_on_images: bool = False
+    """whether the losses of x have the objective's triplet loss, too (FedBPrompt's code)"""
+    entropies: Literal["batch", "first_image"] = "batch"
+    """H in L_au: means over the batch, or that of its first image divided by Z (FedBPrompt's code)"""
+    first_styled_round: int = 1
+    """the first round, from 0, in which restyled images train; the memory follows them from the start"""
+    style_lr: float | None = None
+    """learning rate of the style model, with the client's schedule; null: that of the client"""
+
+    def __post_init__(self) -> None:
+        not_negative("model.method", lam_div=self.lam_div, lam_au=self.lam_au, style_lr=self.style_lr)
+        positive("model.method", temperature=self.temperature)
+        within("model.method", "[0, 1]", momentum=self.momentum)
+        at_least("model.method", 0, first_styled_round=self.first_styled_round)
+
+    @property
+    def requires(self) -> frozenset[Need]:
+        """A memory of people; a loop of its own; a style model that steps with the whole batch."""
+        needs: frozenset[Need] = frozenset({"identities", "plain_steps", "whole_batches", "built_in_model"})
+        return needs | {"held_out"} if self.gate == "own" else needs
+
+    @property
+    def replicas(self) -> Replicas:
+        """The expert f_L, and the copy of f_G that judges restyled images."""
+        return {EXPERT: "trained", JUDGE: "frozen"} if self.lam_au else {}
+
+    @property
+    def passes(self) -> int:
+        """f_G on x and x', and judge and expert on x'."""
+        return 4 if self.lam_au else 2
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The expert."""
+        return {EXPERT: "model"} if self.lam_au else {}
+
+    def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of m and s."""
+        return style_shapes(image)
+
+    def train(self, client: Client) -> None:
+        """Step the expert, and then f_G and the style model, on each batch; keep memory, expert and style model."""
+        memory = self._open_memory(client)
+        expert = _load_expert(client) if self.lam_au else None
+        style: StyleModel | None = None
+        for epoch in range(client.local_epochs):
+            for batch in client.batches(epoch):
+                if style is None:
+                    style = load_style(client, batch.images.shape[1:])
+                    loose = [client.loose_optimizer("style", style, self.style_lr)] if self._is_styled(client) else []
+                if expert is not None:
+                    self._step_expert(client, expert, memory, batch)
+                loss, memory = self._joint_loss(client, (expert, style), memory, batch)
+                client.step(loss, loose=loose)
+        client.keep(_CANDIDATE, memory)
+        if expert is not None:
+            client.keep(EXPERT, expert.whole)
+        if style is not None:
+            keep_style(client, style)
+
+    def _is_styled(self, client: Client) -> bool:
+        return client.round >= self.first_styled_round
+
+    def _open_memory(self, client: Client) -> Tensor:
+        """Return M [Z, D], after the gate: a tensor that is not changed."""
+        if _MEMORY not in client.kept:  # (S1)
+            labels = client.images.labels.to(client.device)
+            client.keep(_MEMORY, mean_memory(client.plain_features(), labels, client.num_classes))
+        elif self._is_open(client):  # (S4)
+            client.keep(_MEMORY, client.kept[_CANDIDATE])
+        return client.kept[_MEMORY]
+
+    def _is_open(self, client: Client) -> bool:
+        """Whether the gate is open; ``own`` scores the received model."""
+        if self.gate != "own":
+            return self.gate == "always"
+        rank1 = torch.tensor(_held_out_rank1(client))
+        last = client.kept.get(_RANK1, torch.zeros(()))
+        client.keep(_RANK1, rank1)
+        return bool(rank1 >= last.cpu())
+
+    def _step_expert(self, client: Client, expert: FlatModel, memory: Tensor, batch: Batch) -> None:
+        """Step Client-L by (S2)."""
+        output = expert.forward(batch.images, client.session.precision)
+        loss = self._memory_loss(client, output, memory, batch)
+        client.step(loss, optimizer=expert.optimizer(client.training_settings))
+
+    def _memory_loss(
+        self, client: Client, output: Output, memory: Tensor, batch: Batch, *, counts: bool = False
+    ) -> Tensor:
+        """Return L_mem of a batch's output, a scalar; if it ``counts``, log it."""
+        logits = memory_logits(memory, output.features.neck, self.temperature)
+        loss = cross_entropy(logits, batch.labels)  # (S2)
+        if counts:
+            client.session.metrics.add(loss.detach(), logits.argmax(1), batch.labels)
+        if not self.triplet_on_images:
+            return loss
+        return loss + client.objective.triplet * triplet_loss(client.objective, output.features, batch.labels)
+
+    def _joint_loss(
+        self, client: Client, models: tuple[FlatModel | None, StyleModel], memory: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of Client-G, a scalar, and the memory [Z, D] after the batch."""
+        expert, style = models
+        loss = self._memory_loss(client, client.forward(batch.images), memory, batch, counts=True)
+        of_images = style_of_places(batch.images) if self.statistics == "place" else style_of(batch.images, 0.0)
+        styled = restyle(batch.images, of_images, style.style)  # DACS, Eqs. (1), (2)
+        with torch.set_grad_enabled(self._is_styled(client)):
+            output = client.forward(styled)
+        memory = followed_memory(memory, output.features.neck, batch.labels, self.momentum)  # (S3)
+        if not self._is_styled(client):
+            return loss, memory
+        loss = loss + client.supervised_loss(output, batch, counts=False)
+        if self.lam_div:
+            loss = loss - self.lam_div * style_gap(of_images, style.style, variances=True)
+        if expert is not None:
+            loss = loss + self.lam_au * self._authenticity(client, expert, (batch.images, styled))
+        return loss, memory
+
+    def _authenticity(self, client: Client, expert: FlatModel, images: tuple[Tensor, Tensor]) -> Tensor:
+        """Return DACS's L_au of images x and x', both [B, 3, H, W]: a scalar."""
+        judge, precision = copied_judge(client), client.session.precision
+        with judge.frozen(), expert.frozen():  # not no_grad: gradients pass through them to x'
+            f_x, f_styled = (judge.forward(x, precision).features.neck for x in images)
+            f_local = expert.forward(images[1], precision).features.neck
+        head = head_of(client.model, moves=True)
+        return authenticity(*(self._entropy(linear(features, *head)) for features in (f_x, f_styled, f_local)))
+
+    def _entropy(self, logits: Tensor) -> Tensor:
+        """Return H of logits [B, Z], a scalar."""
+        return mean_entropy(logits) if self.entropies == "batch" else mean_entropy(logits[:1]) / logits.shape[1]
+
+
+def _load_expert(client: Client) -> FlatModel:
+    """Return f_L, ready to train but for its head; at first it is the received model."""
+    replica = client.model.replica(EXPERT)
+    replica.whole.copy_(client.kept.get(EXPERT, client.model.whole))
+    for parameter in replica.head.parameters():
+        parameter.requires_grad_(False)  # before its optimizer is made
+    return client.trainable_replica(EXPERT)
+
+
+def _held_out_rank1(client: Client) -> float:
+    """Return rank-1 of the client's model among its held-out images, in evaluation mode."""
+    network, parts = client.model.network, client.images.held_out
+    features = torch.cat([extract_features(network, pixels, PLAIN, client.device) for pixels, _ in parts])
+    network.train()
+    people, cameras = (np.concatenate(column) for column in zip(*((s.pids, s.camids) for _, s in parts), strict=True))
+    return leave_one_out(features, torch.from_numpy(people), torch.from_numpy(cameras)).rank1
