@@ -28,6 +28,11 @@ class Batch(NamedTuple):
     """further views of the same images, augmented independently, each like ``images``"""
     targets: Tensor | None = None
     """[B, num_classes] float32, soft labels, each with a sum in (0, 1]; None: the one-hot ``labels``"""
+    cameras: Tensor | None = None
+    """[B] int64, the camera of each image, or of the image whose place a generated one takes; None: no loss of the
+    objective needs it"""
+    round: int = 0
+    """the current round, from 0, where :attr:`cameras` are there"""
 
 
 class ScoredBatch(NamedTuple):

@@ -42,6 +42,8 @@ class Output(NamedTuple):
     """[B, Z]"""
     head: Tensor
     """[Z, D] weights of the head that gave them"""
+    views: tuple[Features, ...] = ()
+    """features of the batch's further views, if a loss compares views"""
 
 
 class FlatModel:

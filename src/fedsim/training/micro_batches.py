@@ -245,5 +245,5 @@ class _StatisticsSum:
 def _part(batch: Batch, micro_batch: slice) -> Batch:
     """Return some images of a batch."""
     views = tuple(view[micro_batch] for view in batch.views)
-    targets = None if batch.targets is None else batch.targets[micro_batch]
-    return Batch(batch.images[micro_batch], batch.labels[micro_batch], views, targets)
+    targets, cameras = (None if t is None else t[micro_batch] for t in (batch.targets, batch.cameras))
+    return Batch(batch.images[micro_batch], batch.labels[micro_batch], views, targets, cameras, batch.round)

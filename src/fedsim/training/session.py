@@ -65,7 +65,8 @@ class ClientSession:
 
     ``stream`` returns a random stream of this client and round, by purpose and device. ``reseed`` sets the random
     streams of layers, for each micro-batch of a batch. ``report`` is called with the loss of each batch, a scalar.
-    ``poison`` changes the batches of an attacker. See :meth:`Client.begin_round` for the other arguments.
+    ``poison`` changes the batches of an attacker. ``shown_round``: batches have cameras and this round; None: without.
+    See :meth:`Client.begin_round` for the other arguments.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ClientSession:
         rank_group: RankGroup | None = None,
         reseed: Callable[[int], None] = lambda _: None,
         poison: Callable[[Batch], Batch] | None = None,
+        shown_round: int | None = None,
     ) -> None:
         self.started = time.perf_counter()
         self.source, self.work, self.precision, self.report = source, work, precision, report
@@ -99,6 +101,7 @@ class ClientSession:
         """captures and replays steps; None: steps are plain"""
         self.batch_stream = stream("batches", "cpu")
         self._images, self._settings, self._stream, self._poison = images, settings, stream, poison
+        self._shown_round = shown_round
         self._augment_streams: dict[int, torch.Generator] = {}
         self._steps_left = 0
 
@@ -177,14 +180,21 @@ class ClientSession:
         read: Iterator[tuple[Tensor, Tensor | None]] = zip(real, itertools.repeat(None))
         if images.mixture is not None:
             read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
-        for group, index, (pixels, targets) in zip(groups, indices, read, strict=True):
+        for group, index, row, (pixels, targets) in zip(groups, indices, rows, read, strict=True):
             sizes = [len(batch) for batch in group]
             batch_labels = send(labels.index_select(0, index), images.device).split(sizes)
             soft = [None] * len(sizes) if targets is None else targets.split(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
-            for label, target, image, *further in zip(batch_labels, soft, *augmented, strict=True):
-                batch = Batch(image, label, tuple(further), target)
+            cameras = self._cameras_of(row, sizes)
+            for label, target, camera, image, *further in zip(batch_labels, soft, cameras, *augmented, strict=True):
+                batch = Batch(image, label, tuple(further), target, camera, self._shown_round or 0)
                 yield batch if self._poison is None else self._poison(batch)
+
+    def _cameras_of(self, rows: Tensor, sizes: list[int]) -> Sequence[Tensor | None]:
+        """Return the cameras of each batch, if a loss sees them."""
+        if self._shown_round is None:
+            return [None] * len(sizes)
+        return send(self._images.cameras.index_select(0, rows), self._images.device).split(sizes)
 
     @cached_property
     def _generated_stream(self) -> torch.Generator:
