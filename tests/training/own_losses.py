@@ -3,7 +3,15 @@
 import torch
 from torch import nn
 
-from fedsim.training.batch_loss import BatchLoss
+from fedsim.models.reid import Features
+from fedsim.training.batch_loss import BatchLoss, SeenBatch
+
+
+def _detached(part):
+    """A copy without the graph, whose tensors later sessions give other sizes."""
+    if isinstance(part, torch.Tensor):
+        return part.detach().clone()
+    return tuple(Features(*map(_detached, view)) for view in part) if isinstance(part, tuple) else part
 
 
 class Seen(BatchLoss):
@@ -14,7 +22,7 @@ class Seen(BatchLoss):
         self.seen = []
 
     def forward(self, seen):
-        self.seen.append(seen)
+        self.seen.append(SeenBatch(*(_detached(part) for part in seen)))
         return seen.features.neck.square().mean()
 
 

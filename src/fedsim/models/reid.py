@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
@@ -197,8 +199,12 @@ class ReIDModel(nn.Module):
 def make_head(
     num_features: int, num_classes: int, generator: torch.Generator | None = None, std: float = HEAD_STD
 ) -> nn.Linear:
-    """Return an identity classifier D -> Z: weights N(0, std^2), sampled by ``generator`` or torch's own; bias 0."""
-    head = nn.Linear(num_features, num_classes)
+    """Return an identity classifier D -> Z: weights N(0, std^2), sampled by ``generator`` or torch's own; bias 0.
+
+    With a ``generator`` torch's own stream does not advance.
+    """
+    make = nn.Linear if generator is None else partial(skip_init, nn.Linear)
+    head: nn.Linear = make(num_features, num_classes)
     nn.init.normal_(head.weight, std=std, generator=generator)
     nn.init.zeros_(head.bias)
     return head

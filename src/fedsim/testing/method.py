@@ -86,7 +86,7 @@ def _check_fits(
                 f"{problem}; what lasts from round to round must be kept by client.keep or server.keep"
             )
     if fixed_point or (fixed_point is None and not ({"masks", "public_images"} & method.requires)):
-        _run(replace(whole, folder=folder / "still", is_still=True), findings)
+        _run(replace(whole, folder=folder / "still", is_still=True, must_be_still=bool(fixed_point)), findings)
 
 
 def _run(fit: Fit, findings: Findings) -> bool:

@@ -78,6 +78,8 @@ class Fit:
     rounds: int = ROUNDS
     is_still: bool = False
     """whether the rate is 0 and nothing is random, so that uploads are equal"""
+    must_be_still: bool = False
+    """whether this also holds for a server that prunes"""
     resumed_from: Path | None = None
     """a checkpoint"""
     own_streams: bool = True
@@ -229,7 +231,7 @@ class _Observer(Callback):
             self._over.end()
         if trainer.is_global_zero:
             (self._fit.folder / "scores.json").write_text(json.dumps(pl_module.scores))
-        if not self._fit.is_still:
+        if not self._fit.is_still or (self._over.prunes and not self._fit.must_be_still):
             return
         for arch, start in self._start.items():
             moved = (pl_module.server.vector(arch) - start).abs().max().item() if len(start) else 0.0

@@ -89,7 +89,7 @@ class Watch:
         self.server: Server | None = None
         self.hook = ""
         self.sent, self.read, self.uploaded, self.answered = set[str](), set[str](), set[str](), set[str]()
-        self.is_server_step_seen = False
+        self.is_server_step_seen = self.prunes = False
         self._state: Mapping[str, str] = {}
 
     def begin(self) -> None:
@@ -224,6 +224,7 @@ def _payload(watch: Watch, plain: Callable[..., Any], server: Server, arch: str,
         payload = plain(server, arch, round_)
         watch.expect(isinstance(payload, Payload), f"returns {_named(payload)}, not a Payload")
         watch.expect(plain(server, arch, round_) == payload, "returns something else when it is asked twice")
+        watch.prunes |= payload.mask is not None
         names = {*payload.down, *payload.known, *([payload.mask] if payload.mask else [])}
         for name in sorted(names - server.kept[arch].keys()):
             watch.say(
@@ -371,8 +372,9 @@ def _personalise(watch: Watch, plain: Callable[..., Any], client: Client) -> Non
     with watch.during("personalise", owner=client, may_draw=not watch.own_streams):
         plain(client)
         first = client.model.whole.clone()
+        client.load()
         plain(client)
-        watch.expect(torch.equal(first, client.model.whole), "loads another model when it is called twice")
+        watch.expect(torch.equal(first, client.model.whole), "loads another model when it is called again")
     after = client.store.read(client.client_name)
     same = after.keys() == stored.keys() and all(torch.equal(tensor, after[name]) for name, tensor in stored.items())
     watch.expect(same, "changes the client's stored state; an evaluation must change nothing")
