@@ -36,7 +36,13 @@ _PLACES = {
     "load_model": "fedsim.inference",
     "rank": "fedsim.inference",
 }
-_FACES = ("data", "methods", "models", "report", "testing")  # packages that need no import of their own: fedsim.methods.FedPav
+_FACES = (
+    "data",
+    "methods",
+    "models",
+    "report",
+    "testing",
+)  # packages that need no import of their own: fedsim.methods.FedPav
 
 __all__ = [
     "Augmentation",

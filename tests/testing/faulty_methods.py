@@ -63,7 +63,7 @@ class PlainWithPersonal(Plain):
 # -- state outside of the checkpoint -----------------------------------------------------------------------------------
 
 
-class OnSelf(Plain):
+class OnItself(Plain):
     """Pulls toward the last client's model, which it keeps on itself."""
 
     def loss(self, client, batch):
@@ -185,7 +185,7 @@ class InAFile(Plain):
 
     def upload(self, client):
         path = f"/tmp/fedsim-faulty-{os.getpgrp()}"
-        with open(path, "a+") as file:  # noqa: PTH123
+        with open(path, "a+") as file:
             file.write("x")
             return Upload(client.model.shared * (1 + file.tell() * 1e-3))
 
@@ -457,7 +457,7 @@ class ForgetsItsWeights(Plain):
 
 SOUND = [Plain, PlainWithControl, PlainWithPersonal]
 FAULTS = {  # a method -> a word of the sentence that must name its fault
-    OnSelf: "self.last",
+    OnItself: "self.last",
     InADictOfItself: "self.seen",
     OnTheClass: "OnTheClass.count",
     InAGlobal: "CACHE",

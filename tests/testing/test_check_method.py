@@ -1,9 +1,9 @@
 """check_method refuses every faulty method, names the fault, and accepts those that are sound."""
 
 import pytest
+from faulty_methods import FAULTS, SOUND
 
 import fedsim.testing
-from faulty_methods import FAULTS, SOUND
 from fedsim.testing import PartRefusedError, check_method
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from own_losses import Contrast, Seen, Squares
 
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation
@@ -13,7 +14,6 @@ from fedsim.methods import MOON, FedPav
 from fedsim.training.metric_loss import MetricLoss
 from fedsim.training.objective import Objective
 from fedsim.training.settings import LocalTraining
-from own_losses import Contrast, Seen, Squares
 from small import fit, make_data, make_model, refuse, sgd, state_of
 
 
@@ -34,7 +34,9 @@ def test_a_loss_sees_identities_cameras_and_the_round():
     clients = model.parts.clients
     assert {seen.round for seen in loss.seen} == {0, 1}
     expected = Counter(
-        pair for c in clients.values() for pair in zip(c.data.labels.tolist(), c.data.train.camids.tolist(), strict=True)
+        pair
+        for c in clients.values()
+        for pair in zip(c.data.labels.tolist(), c.data.train.camids.tolist(), strict=True)
     )
     first = [seen for seen in loss.seen if seen.round == 0]
     found = Counter(pair for seen in first for pair in zip(seen.labels.tolist(), seen.cameras.tolist(), strict=True))
@@ -130,6 +132,10 @@ def test_configs_name_a_loss_in_both_ways():
 
 
 def test_a_wrong_class_is_one_line_on_the_command_line(capsys, monkeypatch):
-    for value in ("{class_path: own_losses.Nothing}", "{nmae: CircleLoss}", "{class_path: own_losses.Squares, scale: 1}"):
+    for value in (
+        "{class_path: own_losses.Nothing}",
+        "{kind: CircleLoss}",
+        "{class_path: own_losses.Squares, scale: 1}",
+    ):
         line = refuse(capsys, "fit", "--config", "quickstart", f"--model.objective.metric={value}")
         assert "model.objective.metric" in line

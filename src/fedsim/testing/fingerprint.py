@@ -78,24 +78,15 @@ def hashed(value: Any, module: str | None = None) -> str:
 
 def _content(held: Any, module: str | None) -> tuple[bytes, list[Any]]:
     """Return what identifies an object itself, and the objects that it holds."""
-    if isinstance(held, Tensor):
-        return _of_tensor(held), []
-    if isinstance(held, np.ndarray):
-        return repr((held.dtype, held.shape)).encode() + held.tobytes(), []
+    for kind, identity in _WITHOUT_INNER.items():
+        if isinstance(held, kind):
+            return identity(held), []
     if isinstance(held, Mapping):
         return b"{%d" % len(held), [inner for item in held.items() for inner in item]
     if isinstance(held, list | tuple | deque):
         return b"[%d" % len(held), list(held)
     if isinstance(held, nn.Module):
         return type(held).__qualname__.encode(), [dict(held.state_dict())]
-    if isinstance(held, set | frozenset):
-        return repr(sorted(map(repr, held))).encode(), []
-    if isinstance(held, torch.Generator):
-        return held.get_state().numpy().tobytes(), []
-    if isinstance(held, np.random.Generator):
-        return repr(held.bit_generator.state).encode(), []
-    if isinstance(held, random.Random):
-        return repr(held.getstate()).encode(), []
     if isinstance(held, types.FunctionType | types.MethodType):
         return held.__qualname__.encode(), _of_function(held, module)
     if isinstance(held, property | classmethod | staticmethod):
@@ -106,6 +97,18 @@ def _content(held: Any, module: str | None) -> tuple[bytes, list[Any]]:
 def _of_tensor(tensor: Tensor) -> bytes:
     name = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     return name + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+_WITHOUT_INNER: Mapping[Any, Callable[[Any], bytes]] = {
+    Tensor: _of_tensor,
+    np.ndarray: lambda array: repr((array.dtype, array.shape)).encode() + array.tobytes(),
+    set: lambda members: repr(sorted(map(repr, members))).encode(),
+    frozenset: lambda members: repr(sorted(map(repr, members))).encode(),
+    torch.Generator: lambda stream: bytes(stream.get_state().numpy().tobytes()),
+    np.random.Generator: lambda stream: repr(stream.bit_generator.state).encode(),
+    random.Random: lambda stream: repr(stream.getstate()).encode(),
+}
+"""class -> the content of an object of it, of those that hold no other objects"""
 
 
 def _of_function(function: Any, module: str | None) -> list[Any]:
@@ -151,7 +154,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 def global_streams() -> dict[str, bytes]:
     """Return the states of the global random streams, by library."""
-    numpy_state: Callable[[], Any] = np.random.get_state  # noqa: NPY002 - the global stream is what is compared
+    numpy_state: Callable[[], Any] = np.random.get_state
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": repr(numpy_state()[1:3]).encode() + numpy_state()[1].tobytes(),

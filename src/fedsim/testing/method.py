@@ -96,15 +96,15 @@ def _run(fit: Fit, findings: Findings) -> bool:
     return (fit.folder / "scores.json").exists()
 
 
-def _compare(one: Fit, two: Fit, findings: Findings) -> None:
+def _compare(single: Fit, pair: Fit, findings: Findings) -> None:
     for round_ in range(1, ROUNDS + 1):
-        if problem := difference(one.checkpoint(round_), two.checkpoint(round_)):
+        if problem := difference(single.checkpoint(round_), pair.checkpoint(round_)):
             findings.add(
                 f"after round {round_}, one rank and two ranks differ: {problem}; a hook must depend on its arguments "
                 "alone, not on the rank, on other clients or on global random streams"
             )
             return
-    if scores_of(one) != scores_of(two):
+    if scores_of(single) != scores_of(pair):
         findings.add(
             "the models are equal on one rank and on two, and their scores differ: personalise or server_tensors "
             "depends on the rank"

@@ -66,7 +66,7 @@ class MapsOnly(nn.Module):
 
 @dataclass(frozen=True)
 class Fit:
-    """One small fit: three clients of unequal size, of which two take part in a round, with dropout and augmentation."""
+    """A small fit: three clients of unequal size, of which two take part in a round, with dropout and augmentation."""
 
     method: Method
     folder: Path
@@ -74,6 +74,8 @@ class Fit:
     """further arguments of Federation"""
     source: ReIDSource | None = None
     """None: synthetic people"""
+    size: tuple[int, int] = (16, 8)
+    """height and width of the images"""
     ranks: int = 1
     rounds: int = ROUNDS
     is_still: bool = False
@@ -93,9 +95,9 @@ class Fit:
         """Return federation and data."""
         torch.manual_seed(0)  # ranks start from equal weights
         training = self.settings.get("client") or small_training()
-        given = dict(self.settings)
-        backbone = given.pop("backbone", None) or SmallCNN(width=8)
-        options: dict[str, Any] = {"neck": Neck(dim=8, dropout=0.2), "selection": RandomFraction(0.7)} | given
+        arguments = dict(self.settings)
+        backbone = arguments.pop("backbone", None) or SmallCNN(width=8)
+        options: dict[str, Any] = {"neck": Neck(dim=8, dropout=0.2), "selection": RandomFraction(0.7)} | arguments
         if self.is_still:
             backbone = MapsOnly()
             training = _still(training)
@@ -105,7 +107,7 @@ class Fit:
         flips = Augmentation(pad=0, flip=0.0) if self.is_still else Augmentation(pad=1, flip=0.5)
         source = self.source or SyntheticReID(clients=_CLIENTS, unseen=1, scale=0.1)
         public = None if self.source else "new0"
-        return model, FederatedDataModule(source, size=(16, 8), augmentation=flips, val="none", public=public)
+        return model, FederatedDataModule(source, size=self.size, augmentation=flips, val="none", public=public)
 
     def run(self) -> list[str]:
         """Run it in a process of its own; return the findings."""
@@ -128,9 +130,9 @@ class Fit:
     def _found(self, late: bool, codes: Sequence[int | None]) -> list[str]:
         """Return the findings that the processes have written, or how they ended."""
         files = sorted(self.folder.glob("noted-*"))
-        found = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-        if found or not any(codes):
-            return [*dict.fromkeys(found)]
+        sentences = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        if sentences or not any(codes):
+            return [*dict.fromkeys(sentences)]
         ending = f"did not end in {PATIENCE:.0f} seconds" if late else "ended without a message"
         rank = next(rank for rank, code in enumerate(codes) if code)
         return [f"a fit on {self.ranks} rank(s) {ending}; its output: {_end_of(self.folder / f'output-{rank}')}"]
@@ -160,8 +162,8 @@ def _fit(fit: Fit, rank: int, port: int) -> None:
     for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "FEDSIM_LAUNCHER"):
         os.environ.pop(name, None)
     if fit.ranks > 1:
-        own = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": fit.ranks, "MASTER_PORT": port}
-        os.environ |= {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": fit.ranks, "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)  # a forked process has lost the threads of OpenMP
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -237,9 +239,9 @@ class _Observer(Callback):
             moved = (pl_module.server.vector(arch) - start).abs().max().item() if len(start) else 0.0
             if not moved <= _STILL:
                 self._note(
-                    f"equal uploads are no fixed point: with a learning rate of 0 every client uploads the model that "
-                    f"it got, and after {self._fit.rounds} rounds the global model has moved by {moved:.3g}; if that is "
-                    "the method's purpose, give fixed_point=False"
+                    "equal uploads are no fixed point: with a learning rate of 0 every client uploads the model that "
+                    f"it got, and after {self._fit.rounds} rounds the global model has moved by {moved:.3g}; if that "
+                    "is the method's purpose, give fixed_point=False"
                 )
 
 
@@ -274,14 +276,14 @@ def _bits(tensor: Tensor) -> Tensor:
 def _tensors(path: Path) -> dict[str, Tensor]:
     checkpoint = read_checkpoint(path)
     content = checkpoint["fedsim"]
-    found = {name.replace("server.vectors.", "the global model "): t for name, t in checkpoint["state_dict"].items()}
+    tensors = {name.replace("server.vectors.", "the global model "): t for name, t in checkpoint["state_dict"].items()}
     for arch, kept in checkpoint[SERVER_KEY].items():
-        found |= {f"the server's tensor {name} ({arch})": tensor for name, tensor in kept.items()}
+        tensors |= {f"the server's tensor {name} ({arch})": tensor for name, tensor in kept.items()}
     for client, state in sorted(read_states(path, content, [*content["clients"]]).items()):
         for name, tensor in state.items():
             label = f"tensor {name.removeprefix('kept.')}" if name.startswith("kept.") else "private part of the model"
-            found[f"client {client}'s {label}"] = tensor
-    return found
+            tensors[f"client {client}'s {label}"] = tensor
+    return tensors
 
 
 def scores_of(fit: Fit) -> dict[str, float]:

@@ -108,7 +108,9 @@ class Watch:
             self.say(f"{self.hook} {sentence}")
 
     @contextmanager
-    def during(self, hook: str, *, may_change: bool = False, may_draw: bool = False, owner: Any = None) -> Iterator[None]:
+    def during(
+        self, hook: str, *, may_change: bool = False, may_draw: bool = False, owner: Any = None
+    ) -> Iterator[None]:
         """Watch a hook: whether it raises, draws from global streams, or changes the server, or state of its own.
 
         ``may_change``: the server's model and tensors; ``may_draw``: from torch's global stream; ``owner``: the client.
@@ -158,8 +160,8 @@ class Watch:
     def _compare_server(self, hook: str, before: Mapping[str, Tensor]) -> None:
         after = self._server_content() if before else {}
         for name in after.keys() | before.keys():
-            same = name in before and name in after and torch.equal(before[name], after[name])
-            if not same:
+            is_equal = name in before and name in after and torch.equal(before[name], after[name])
+            if not is_equal:
                 self.say(
                     f"{hook} changes the server's {name} in place; it may only read the message: copy the tensor first",
                     f"server {name}",
@@ -213,7 +215,7 @@ def _hook(kind: type[Method], name: str, watch: Watch) -> Callable[..., Any]:
     plain, wrapper = getattr(kind, name), _WRAPPERS[name]
 
     def hook(method: Method, *args: Any) -> Any:
-        return wrapper(watch, lambda *given: plain(method, *given), *args)
+        return wrapper(watch, lambda *arguments: plain(method, *arguments), *args)
 
     return hook
 
@@ -250,7 +252,9 @@ def _server_tensors(watch: Watch, plain: Callable[..., Any], server: Server, arc
         shapes = {entry.name: entry.shape for entry in server.models[arch].flat.entries}
         for name, tensor in tensors.items():
             fits = name in shapes and tensor.shape == shapes[name] and tensor.dtype is torch.float32
-            watch.expect(fits, f"returns {name} as {_named(tensor)}; the model has {shapes.get(name, 'no such tensor')}")
+            watch.expect(
+                fits, f"returns {name} as {_named(tensor)}; the model has {shapes.get(name, 'no such tensor')}"
+            )
     return tensors
 
 
@@ -313,8 +317,8 @@ def _check_upload(watch: Watch, client: Client, upload: Upload) -> None:
         watch.say(f"upload does not send the tensor {name}, which payload declares in up")
     measures = watch.method.measures
     for name in sorted(upload.signals.keys() ^ measures.keys()):
-        here = "sends the signal" if name in upload.signals else "does not send the signal"
-        watch.say(f"upload {here} {name}, and measures {'lacks' if name not in measures else 'has'} it")
+        verb = "sends the signal" if name in upload.signals else "does not send the signal"
+        watch.say(f"upload {verb} {name}, and measures {'lacks' if name not in measures else 'has'} it")
     if upload.mask is not None:
         length = client.model.flat.num_shared_parameters
         watch.expect("masks" in watch.method.requires, "sends a mask, and requires does not have masks")
@@ -376,11 +380,11 @@ def _personalise(watch: Watch, plain: Callable[..., Any], client: Client) -> Non
         plain(client)
         watch.expect(torch.equal(first, client.model.whole), "loads another model when it is called again")
     after = client.store.read(client.client_name)
-    same = after.keys() == stored.keys() and all(torch.equal(tensor, after[name]) for name, tensor in stored.items())
-    watch.expect(same, "changes the client's stored state; an evaluation must change nothing")
+    is_equal = after.keys() == stored.keys() and all(torch.equal(t, after[name]) for name, t in stored.items())
+    watch.expect(is_equal, "changes the client's stored state; an evaluation must change nothing")
     if not watch.method.has_own_models:
-        same = torch.equal(client.model.shared, client.received.vector)
-        watch.expect(same, "loads another model than the global one; let has_own_models return True")
+        is_equal = torch.equal(client.model.shared, client.received.vector)
+        watch.expect(is_equal, "loads another model than the global one; let has_own_models return True")
 
 
 def _expect_tensors(watch: Watch, tensors: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ _FIELD = "model.objective.metric"
 
 
 class SeenBatch(NamedTuple):
-    """All that a loss sees of a batch of B images, with C pooled and D neck features, and Z identities of the client."""
+    """All that a loss sees of a batch: B images, C pooled and D neck features, Z identities of the client."""
 
     views: tuple[Features, ...]
     """of each view ``pool`` [B, C] and ``neck`` [B, D], with gradient; the first is that of the other losses"""

@@ -47,12 +47,12 @@ class MetricLoss:
 
     def __post_init__(self) -> None:
         positive(_FIELD, weight=self.weight)
-        given: Any = self.name
-        if isinstance(given, nn.Module):
-            self._take(given)
+        loss: Any = self.name
+        if isinstance(loss, nn.Module):
+            self._take(loss)
             return
-        if not isinstance(given, str):
-            raise ConfigError(f"{_FIELD}.name: {type(given).__name__} is no name and no module; {_REMEDY}")
+        if not isinstance(loss, str):
+            raise ConfigError(f"{_FIELD}.name: {type(loss).__name__} is no name and no module; {_REMEDY}")
         kind = _find(self.name)
         made: dict[tuple[int, ...] | None, nn.Module] = {}
         if not _has_class_weights(kind):  # wrong options are refused now, not in the first batch
@@ -115,14 +115,14 @@ class MetricLoss:
             raise ConfigError(f"{_FIELD}.options: {self.name} does not take these ({reason})") from error
 
 
-def as_metric_loss(given: Any) -> MetricLoss:
+def as_metric_loss(loss: Any) -> MetricLoss:
     """Return a loss that was given as one, or as a module of features [B, D] and labels [B]; refuse anything else."""
-    if isinstance(given, MetricLoss):
-        return given
-    if isinstance(given, nn.Module):
-        module: Any = given
+    if isinstance(loss, MetricLoss):
+        return loss
+    if isinstance(loss, nn.Module):
+        module: Any = loss
         return MetricLoss(name=module)
-    raise ConfigError(f"{_FIELD}: a {type(given).__name__} is no loss; {_REMEDY}")
+    raise ConfigError(f"{_FIELD}: a {type(loss).__name__} is no loss; {_REMEDY}")
 
 
 def _find(name: str) -> type[nn.Module]:
