@@ -13,7 +13,7 @@ from fedsim.training.client import Client
 
 
 @dataclass(frozen=True, kw_only=True)
-class PullHome(KeepsModels, KeptModels, Method):
+class PullHome(KeepsModels, Method):
     """FedPav with the penalty (mu / 2) * mean of (w - h)^2; h is the client's running mean model."""
 
     shared_groups = BODY  # backbone and neck are averaged; heads are private

@@ -55,6 +55,8 @@ def rows_of(name: str, prefix: str, above: tuple[str, ...] = ()) -> list[Row]:
     rows = []
     for argument, (annotation, default, text) in arguments_of(name).items():
         key = f"{prefix}.{argument}"
+        if argument == "params":  # of optimizers, which are given by fedsim
+            continue
         rows.append((key, _kind(annotation), _default(default), _sentence(text)))
         for inner in _settings_in(annotation):
             if inner not in above:
