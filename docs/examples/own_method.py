@@ -10,6 +10,7 @@ from fedsim.methods.base import KeepsModels, KeptModels, Method
 from fedsim.models import BODY
 from fedsim.training.batch import Batch
 from fedsim.training.client import Client
+from fedsim.training.messages import Upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +31,10 @@ class PullHome(KeepsModels, Method):
         moved = [p for p in client.model.network.parameters() if p.requires_grad]
         home = client.kept.get("home", client.received.vector)
         place_of = client.model.flat.place_of  # of a tensor in the flat vector
-        homes = [home[place_of(p) : place_of(p) + p.numel()].view_as(p) for p in moved]
-        pulls = ((p - h).square().mean() for p, h in zip(moved, homes, strict=True))
-        return super().loss(client, batch) + self.mu / 2 * sum(pulls)
+        pairs = [(p, home[place_of(p) : place_of(p) + p.numel()].view_as(p)) for p in moved]
+        return super().loss(client, batch) + self.mu / 2 * sum((p - h).square().mean() for p, h in pairs)
 
-    def upload(self, client: Client):
+    def upload(self, client: Client) -> Upload:
         """Keep the new home, and send the model."""
         client.keep("home", client.kept.get("home", client.model.shared).lerp(client.model.shared, 0.5))
         return super().upload(client)
