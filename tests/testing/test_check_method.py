@@ -4,7 +4,10 @@ import pytest
 from faulty_methods import FAULTS, SOUND
 
 import fedsim.testing
+import others
 from fedsim.testing import PartRefusedError, check_method
+
+pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
 
 
 @pytest.mark.parametrize("kind", SOUND, ids=lambda kind: kind.__name__)
@@ -12,7 +15,7 @@ def test_a_sound_method_is_accepted(kind):
     assert check_method(kind()) is None
 
 
-@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", others.each_third(FAULTS), ids=lambda kind: kind.__name__)
 def test_a_faulty_method_is_refused_with_a_sentence_that_names_the_fault(kind):
     with pytest.raises(PartRefusedError) as caught:
         check_method(kind())

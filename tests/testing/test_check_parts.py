@@ -19,6 +19,8 @@ from fedsim.models import OSNet, ResNet, SmallCNN
 from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source
 from fedsim.training.metric_loss import MetricLoss
 
+pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
+
 
 def by_name(kind):
     return kind.__name__

@@ -18,6 +18,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("own_*.py"))
 NAMES = ["own_backbone", "own_loss", "own_method", "own_source"]
 
+pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
+
 
 @pytest.fixture(autouse=True)
 def examples_on_the_path(monkeypatch):

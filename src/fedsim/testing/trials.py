@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from fedsim.training.settings import LocalTraining
 ROUNDS = 3
 PATIENCE = 300.0
 """seconds after which a fit of seconds is ended"""
+_AFTER_A_FAILURE = 20.0
+"""seconds that other ranks have to end by themselves"""
 _STILL = 2**-39
 """exact sums have a grid of 2**-40"""
 _CLIENTS = 3
@@ -94,9 +97,9 @@ class Fit:
     def build(self, method: Method) -> tuple[Federation, FederatedDataModule]:
         """Return federation and data."""
         torch.manual_seed(0)  # ranks start from equal weights
-        training = self.settings.get("client") or small_training()
+        training = self.settings.get("client", small_training())
         arguments = dict(self.settings)
-        backbone = arguments.pop("backbone", None) or SmallCNN(width=8)
+        backbone = arguments.pop("backbone", SmallCNN(width=8))
         options: dict[str, Any] = {"neck": Neck(dim=8, dropout=0.2), "selection": RandomFraction(0.7)} | arguments
         if self.is_still:
             backbone = MapsOnly()
@@ -118,9 +121,7 @@ class Fit:
         processes = [kind.Process(target=_fit, args=(self, rank, port)) for rank in range(self.ranks)]
         for process in processes:
             process.start()
-        deadline = time.monotonic() + PATIENCE
-        for process in processes:
-            process.join(max(deadline - time.monotonic(), 0.0))
+        _await(processes)
         late = any(process.exitcode is None for process in processes)
         for process in processes:
             process.kill()
@@ -136,6 +137,17 @@ class Fit:
         ending = f"did not end in {PATIENCE:.0f} seconds" if late else "ended without a message"
         rank = next(rank for rank, code in enumerate(codes) if code)
         return [f"a fit on {self.ranks} rank(s) {ending}; its output: {_end_of(self.folder / f'output-{rank}')}"]
+
+
+def _await(processes: Sequence[Any]) -> None:
+    """Wait until all have ended; if one has failed, or time is over, not for long."""
+    deadline = time.monotonic() + PATIENCE
+    while running := [process for process in processes if process.exitcode is None]:
+        if any(process.exitcode for process in processes):
+            deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
+        if (left := deadline - time.monotonic()) <= 0:
+            return
+        connection.wait([process.sentinel for process in running], left)
 
 
 def _free_port() -> int:
