@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def test_the_examples_pass_their_checks(people):
 
 def test_the_command_of_the_page_trains_them_together(people, monkeypatch):
     [command] = re.findall(r"^fedsim fit (.*?)\n```", (DOCS / "your_own.md").read_text(), re.MULTILINE | re.DOTALL)
-    words = command.replace("\\\n", " ").replace("people.csv", str(people / "people.csv")).split()
+    words = shlex.split(command.replace("\\\n", " ").replace("people.csv", str(people / "people.csv")))
     monkeypatch.chdir(people)
     small = ["--trainer.max_epochs=1", "--trainer.devices=1", "--data.size=[32, 16]", "--data.val=none"]
     assert main(["fit", *words, *small]) == 0

@@ -323,7 +323,7 @@ def tensors_on_ranks(method: Method, server: Server, arch: str) -> frozenset[str
     rounds = range(server.round + 1, server.round + 1 + max(method.server_every, 1))
     payloads = [method.payload(server, arch, round_) for round_ in rounds]
     masks = {payload.mask for payload in payloads if payload.mask is not None}
-    return masks.union(method.reads_on_ranks, *((*payload.down, *payload.known) for payload in payloads))
+    return method.reads_on_ranks.union(masks, *((*payload.down, *payload.known) for payload in payloads))
 
 
 def run_epoch(method: Method, client: Client, epoch: int) -> None:

@@ -57,8 +57,8 @@ def _check_declared(method: Method, findings: Findings) -> None:
             findings.add(f"delivers is {method.delivers}; choose one of {', '.join(get_args(Delivered))}")
         if unknown := {*method.requires} - {*get_args(Need)}:
             findings.add(f"requires has {_first(unknown)}; the needs are {', '.join(get_args(Need))}")
-        if unknown := {*method.measures.values()} - {"client", "tensor"}:
-            findings.add(f"measures has {_first(unknown)}; a signal is of the client or of each tensor")
+        if kinds := {*method.measures.values()} - {"client", "tensor"}:
+            findings.add(f"measures has {_first(kinds)}; a signal is of the client or of each tensor")
         if not isinstance(method.server_every, int) or method.server_every < 0:
             findings.add(f"server_every is {method.server_every}; it is a number of rounds, or 0")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,7 +157,7 @@ def _check_images(name: str, part: Split, size: Size, findings: Findings) -> Non
         findings.add(f"{name}: decode returns {kind}, not torch.uint8 {list(form)}")
         return
     order = np.arange(len(chosen))[::-1].copy()
-    ways = {
+    ways: dict[str, Callable[[], torch.Tensor]] = {
         "decode again": lambda: images.decode(size),
         "take in another order": lambda: images.take(order).decode(size).flip(0),
         "one by one": lambda: torch.cat([part.images.take(chosen[n : n + 1]).decode(size) for n in order[::-1]]),

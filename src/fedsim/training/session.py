@@ -194,7 +194,8 @@ class ClientSession:
         """Return the cameras of each batch, if a loss sees them."""
         if self._shown_round is None:
             return [None] * len(sizes)
-        return send(self._images.cameras.index_select(0, rows), self._images.device).split(sizes)
+        cameras: Sequence[Tensor] = send(self._images.cameras.index_select(0, rows), self._images.device).split(sizes)
+        return cameras
 
     @cached_property
     def _generated_stream(self) -> torch.Generator:
