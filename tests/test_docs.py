@@ -517,6 +517,7 @@ def test_settings_of_the_page_have_a_sentence(reference):
     assert [key for key in silent if ".NAME." not in key and not key.startswith("model.server_optimizer.")] == []
 
 
+@pytest.mark.slow
 def test_each_command_has_a_page(reference):
     pages = dict(reference.command_pages())
     assert {f"reference/{command}.md" for command in COMMANDS} | {"reference/index.md"} == set(pages)
