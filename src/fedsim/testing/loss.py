@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.models.reid import Features
-from fedsim.testing.backbone import BodyAverage, compare_fits
+from fedsim.testing.backbone import compare_fits, plain_method
 from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import changed, global_streams, state_of
 from fedsim.testing.trials import Fit
@@ -45,7 +45,7 @@ def check_loss(loss: nn.Module, *, fits: bool = True) -> None:
     if fits:
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
             settings = {"objective": Objective(metric=loss)}
-            compare_fits(Fit(BodyAverage(), Path(folder) / "one", settings), findings)
+            compare_fits(Fit(plain_method(), Path(folder) / "one", settings), findings)
     findings.settle()
 
 
