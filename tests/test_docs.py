@@ -1,5 +1,7 @@
 """What the documents say exists and runs."""
 
+import importlib
+import json
 import os
 import re
 import runpy
@@ -504,3 +506,57 @@ def test_every_equation_cited_in_a_method_has_a_test():
     for path in (ROOT / "src" / "fedsim" / "methods").glob("*.py"):
         tests = ROOT / "tests" / "methods" / f"test_{path.stem}.py"
         assert untested_equations(path.read_text(), tests.read_text() if tests.exists() else "") == set(), path
+
+
+# -- the reference -----------------------------------------------------------------------------------------------------
+
+
+OF_VALUES = re.compile(r"optimizer\.init_args\.|\.\d+\b|\.caps\.|\.options\.|clients\.NAME\.backbone\.")
+"""Keys below a setting whose value is torch's class, a list, a dictionary, or a class that stands elsewhere"""
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    return importlib.import_module("reference")
+
+
+def test_every_setting_of_a_resolved_row_is_on_the_page_of_settings(reference):
+    """Of classes, the arguments stand below their names."""
+    place, text = reference.settings_page()
+    assert place == "reference/settings.md"
+    keys = set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE))
+    resolved = set()
+    for path in (ROOT / "src" / "fedsim" / "papers" / "resolved").glob("*.json"):
+        resolved |= json.loads(path.read_text())["base"].keys()
+    settings = {key for key in resolved if key.startswith(("model.", "data.")) and "class_path" not in key}
+    settings = {re.sub(r"^model\.clients\.[\w-]+\.", "model.clients.NAME.", key) for key in settings}
+    assert {key for key in settings - keys if not OF_VALUES.search(key)} == set()
+    assert len(keys) > 250
+    for line in re.findall(r"^\| `(?:model|data).*$", text, re.MULTILINE):
+        assert len(re.split(r"(?<!\\)\|", line)) == 6, line
+
+
+def test_settings_of_the_page_have_a_sentence(reference):
+    _, text = reference.settings_page()
+    rows = [re.split(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("| `")]
+    silent = [row[1].strip(" `") for row in rows if not row[4].strip()]
+    # those of a client have the common one's meaning, and those of server optimizers that of torch's
+    assert [key for key in silent if ".NAME." not in key and not key.startswith("model.server_optimizer.")] == []
+
+
+@pytest.mark.slow
+def test_each_command_has_a_page(reference):
+    pages = dict(reference.command_pages())
+    assert {f"reference/{command}.md" for command in COMMANDS} | {"reference/index.md"} == set(pages)
+    assert "--ckpt_path" in pages["reference/export.md"]
+    assert "ONNX" in pages["reference/export.md"].upper()
+    assert "fedsim data splits --help" in pages["reference/data.md"]
+    assert all("usage" in text.lower() for place, text in pages.items() if place != "reference/index.md")
+
+
+@pytest.mark.parametrize("words", ["onnx", "load checkpoint", "resume", "install"])
+def test_a_page_answers_a_search(words):
+    """The site's search looks for words in pages: each must be in one line of the page of commands."""
+    lines = (ROOT / "docs" / "commands.md").read_text().lower().splitlines()
+    assert any(all(word in line for word in words.split()) for line in lines)

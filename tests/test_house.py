@@ -25,7 +25,7 @@ FLOORS = [  # from the ground up; rooms of one floor do not know each other
     {"methods", "sweep"},
     {"evaluation"},
     {"federation"},
-    {"inference"},
+    {"inference", "testing"},
     {"cli"},
     {"__main__"},
 ]

@@ -15,8 +15,8 @@ SOURCE = ROOT / "src" / "fedsim"
 OF_SEVERAL_METHODS = {"base", "pruned", "reference"}
 CONFIG = "configs/quickstart.yaml"
 FLOORS = (
-    "inference", "federation", "evaluation", "methods", "training", "generation", "data", "models", "functional",
-    "strategy", "core",
+    "testing", "inference", "federation", "evaluation", "methods", "training", "generation", "data", "models",
+    "functional", "strategy", "core",
 )  # fmt: skip
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash", ".sbatch": "bash", ".toml": "toml"}
 

@@ -11,9 +11,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
+from fedsim.__main__ import COMMANDS
 from generated import api_pages, describe_page, file_pages, method_pages, records_page
 from links import PLACES, ROOT, TOKEN, page_of, rewrite, targets
 from notebooks import as_page
+from reference import command_pages, settings_page
 
 DOCS = ROOT / "docs"
 TABLE_END = re.compile(r"^( *\|.*\|)\n(?=- )", re.MULTILINE)
@@ -44,6 +46,8 @@ def _contents(folder: str) -> list[Any]:
     if folder == "records/":
         names = [page_of(str(path.relative_to(ROOT))) for path in sorted(_records(), reverse=True)]
         return ["records/index.md", *names, "records/peers.md"]
+    if folder == "reference/":
+        return ["reference/index.md", *(f"reference/{command}.md" for command in sorted(COMMANDS))]
     if folder == "methods/":
         return sorted((place for place, _ in method_pages()), key=lambda place: place != "methods/index.md")
     pages: dict[str, list[str]] = {}
@@ -75,6 +79,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, f"tutorials/{name}", content=picture))
     linked = {path for source, text in _sources() for path in targets(text, source)}
     pages = [*method_pages(), *api_pages(), *file_pages(linked), describe_page(), records_page(_records())]
+    pages += [settings_page(), *command_pages()]
     for place, text in pages:
         files.append(File.generated(config, place, content=text))
     return files

@@ -38,7 +38,13 @@ _PLACES = {
     "load_run": "fedsim.inference",
     "rank": "fedsim.inference",
 }
-_FACES = ("data", "methods", "models", "report")  # packages that need no import of their own: fedsim.methods.FedPav
+_FACES = (
+    "data",
+    "methods",
+    "models",
+    "report",
+    "testing",
+)  # packages that need no import of their own: fedsim.methods.FedPav
 
 __all__ = [
     "Augmentation",

@@ -78,7 +78,6 @@ def test_the_server_keeps_the_mean_of_the_clients_moves():
             if model.parts.archs[name] == arch
         ]
         torch.testing.assert_close(kept["moves"], sum(moves) / len(moves), rtol=0, atol=1e-6)
-        assert torch.equal(kept["model"], model.server.vector(arch)[: len(kept["model"])])
 
 
 def test_nothing_more_is_sent_than_by_fedavg():

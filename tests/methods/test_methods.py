@@ -47,6 +47,7 @@ from fedsim.methods import (
 )
 from fedsim.methods.base import HoldsModels, KeepsModels, Method
 from fedsim.models import Neck
+from fedsim.testing import check_method
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.settings import LocalTraining
 from small import fit, make_data, make_model, vector
@@ -142,16 +143,21 @@ def test_every_method_is_tried():
 # -- any number of ranks, and pauses -----------------------------------------------------------------------------------
 
 
-def play(name, devices, rounds, ckpt_path=None, attack=None):
-    """Train one method on clients that differ in size, a sample in each round, with dropout and augmentation."""
+def training_of(name):
+    """The local training with which a method is tried."""
     cluster = CLUSTERING if name.endswith("-clusters") else None
     bottom_up = BottomUp(merge=0.3) if name.endswith("-bottom-up") else None
     keeps = name.endswith("-keep")
-    training = LocalTraining(
+    return LocalTraining(
         batch_size=8, local_epochs=EPOCHS.get(name.removesuffix("-clusters"), 1), cluster=cluster, bottom_up=bottom_up,
         optimizer=partial(torch.optim.NAdam, lr=1e-3) if keeps else partial(torch.optim.SGD, lr=0.05),
         optimizer_state="keep" if keeps else None,
     )  # fmt: skip
+
+
+def play(name, devices, rounds, ckpt_path=None, attack=None):
+    """Train one method on clients that differ in size, a sample in each round, with dropout and augmentation."""
+    training = training_of(name)
     selection = RandomFraction(1.0 if attack else 0.7)
     model = make_model(
         METHODS[name], neck=Neck(dim=8, dropout=0.2), selection=selection, client=training, attack=attack
@@ -205,6 +211,21 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     start.assemble(make_data(size=(16, 8), public="new0"), 0, 1, torch.device("cpu"))
     key = "global" if len(a["global"]) else "town0/state"
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
+
+
+MOVES_WHAT_IS_EQUAL = {
+    "FedDIP",  # prunes the server's model
+    "FedPav-kd",  # and all that distils
+    "LotteryFL",
+    "SubFedAvg",
+}
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("name", others.some(METHODS, FIRST))
+def test_every_method_passes_the_check_for_authors(name):
+    check_method(METHODS[name], client=training_of(name))
 
 
 @pytest.mark.parametrize("name", [name for name in FIRST if not name.endswith("-clusters")])  # these have no labels

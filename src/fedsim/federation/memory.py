@@ -169,7 +169,8 @@ class _Estimate:
         vectors = sum(model.shared.nbytes for model in self._parts.models.values())
         kept = sum(tensor.nbytes for tensors in server.kept.values() for tensor in tensors.values())
         answers = 4 * sum(map(self._extras, self._parts.models))  # the means of the last round
-        return vectors + (round(_copies(_state_of(make)) * vectors) if make else 0) + kept + answers
+        before = vectors if self._settings.method.server_every else 0  # the models from the start of the round
+        return vectors + (round(_copies(_state_of(make)) * vectors) if make else 0) + kept + answers + before
 
     def _extras(self, arch: str) -> int:
         """Return the elements of the extra tensors of an upload."""
@@ -218,7 +219,7 @@ class _Estimate:
         counted = {arch: size for arch, size in estimates.items() if size is not None}
         largest = max(counted or estimates, key=lambda arch: counted.get(arch, 0))
         activations, method = counted.get(largest), self._settings.method
-        passes = method.passes if isinstance(method, HoldsModels) else 1
+        passes = (method.passes if isinstance(method, HoldsModels) else 1) * self._settings.objective.num_views
         return None if activations is None else passes * activations, sizes[largest]
 
     def _kept_by(self, arch: str, shape: tuple[int, ...]) -> int | None:

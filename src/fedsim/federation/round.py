@@ -18,7 +18,7 @@ from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round_table import Columns, RoundTable
 from fedsim.federation.settings import Settings
-from fedsim.methods.base import Method, Weights, has_server_step
+from fedsim.methods.base import Method, Weights, has_server_step, tensors_on_ranks
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 from fedsim.training.server import Server
@@ -129,9 +129,11 @@ class Round:
         settings, parts = self.settings, self.parts
         exact = {a: s.span if settings.server_optimizer else slice(None) for a, s in parts.statistics.items()}
         sizes = {arch: w.step_size for arch, w in weights.items()}
+        steps, recalibrates = has_server_step(settings.method, parts.server.round), settings.bn_stats == "recalibrate"
+        if steps and self.strategy.global_rank == 0:
+            parts.server.before = {arch: parts.server.vector(arch).clone() for arch in parts.models}
         parts.server.step(optimizer_step, means, exact, sizes, self.aggregator.untouched)
-        recalibrates = settings.bn_stats == "recalibrate"
-        if recalibrates or has_server_step(settings.method, parts.server.round):
+        if recalibrates or steps:
             size = settings.evaluation.batch_size if recalibrates else None
             work_on_server(self.strategy, parts.server, settings.method, size)
 
@@ -148,16 +150,25 @@ def work_on_server(strategy: FederatedStrategy, server: Server, method: Method, 
                 server.recalibrate(recalibrate)
             if has_server_step(method, server.round):
                 method.server_step(server)
-    broadcast_server(strategy, server)
+    server.before = {}
+    broadcast_server(strategy, server, method if has_server_step(method, server.round) else None)
 
 
-def broadcast_server(strategy: FederatedStrategy, server: Server) -> None:
-    """Broadcast the server of rank 0: the global models, and the tensors that the method keeps."""
+def broadcast_server(strategy: FederatedStrategy, server: Server, method: Method | None) -> None:
+    """Broadcast the server of rank 0: the global models, and the tensors that the ``method`` declares for all ranks.
+
+    The other ranks drop the tensors that only rank 0 needs. None: the method has not changed its tensors.
+    """
     for arch in sorted(server.vectors):
         strategy.broadcast_(server.vector(arch))
-    kept = {(arch, name): tensor for arch, tensors in server.kept.items() for name, tensor in tensors.items()}
-    layout = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in kept.items()}
-    for (arch, name), (shape, dtype) in strategy.broadcast(layout).items():
+    if method is None:
+        return
+    sent = {arch: tensors_on_ranks(method, server, arch) & tensors.keys() for arch, tensors in server.kept.items()}
+    kept = {(arch, name): server.kept[arch][name] for arch, names in sent.items() for name in sorted(names)}
+    layout = strategy.broadcast({key: (tuple(tensor.shape), tensor.dtype) for key, tensor in kept.items()})
+    if strategy.global_rank != 0:
+        server.kept = {arch: {} for arch in server.kept}
+    for (arch, name), (shape, dtype) in layout.items():
         if strategy.global_rank != 0:
             server.kept[arch][name] = torch.empty(shape, dtype=dtype, device=server.models[arch].device)
         strategy.broadcast_(server.kept[arch][name])

@@ -137,6 +137,16 @@ class Method(ABC):
         """Rounds from one :meth:`server_step` to the next; 0: there is none, and no rank waits for it."""
         return 0
 
+    @property
+    def reads_on_ranks(self) -> frozenset[str]:
+        """Names of tensors of the server that every rank needs, beside those of :meth:`payload`.
+
+        They are those that :meth:`server_tensors` and :meth:`aggregate` read. After a :meth:`server_step`, rank 0 sends
+        these and those of the payload to the other ranks, which drop all others: a tensor that only
+        :meth:`server_step` reads costs no broadcast.
+        """
+        return frozenset()
+
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Return the tensors that are sent with the model in round ``round_``, from 0."""
         return Payload()
@@ -204,8 +214,10 @@ class Method(ABC):
     def server_step(self, server: Server) -> None:  # noqa: B027 - optional
         """Change the new global model, for example distil on public data.
 
-        It runs on rank 0; the other ranks receive the result. ``server.models`` are models to load vectors into,
-        ``server.answers`` are the clients' reports and extras, and ``server.keep`` keeps tensors.
+        It runs on rank 0; the other ranks receive the vectors, and the tensors that are declared
+        (:attr:`reads_on_ranks`). ``server.vector(arch)`` is the new global model, and ``server.before[arch]`` that from
+        the start of the round. ``server.models`` are models to load vectors into, ``server.answers`` are the clients'
+        reports and extras, and ``server.keep`` keeps tensors.
         """
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
@@ -309,6 +321,14 @@ def message_to(method: Method, server: Server, arch: str) -> Download:
     payload = method.payload(server, arch, server.round)
     names = (*payload.down, *payload.known, *([payload.mask] if payload.mask else []))
     return server.send(arch, names, with_public="public_images" in method.requires)
+
+
+def tensors_on_ranks(method: Method, server: Server, arch: str) -> frozenset[str]:
+    """Return the names of the server's tensors that all ranks need until the next :meth:`Method.server_step`."""
+    rounds = range(server.round + 1, server.round + 1 + max(method.server_every, 1))
+    payloads = [method.payload(server, arch, round_) for round_ in rounds]
+    masks = {payload.mask for payload in payloads if payload.mask is not None}
+    return method.reads_on_ranks.union(masks, *((*payload.down, *payload.known) for payload in payloads))
 
 
 def run_epoch(method: Method, client: Client, epoch: int) -> None:

@@ -64,9 +64,9 @@ class FedDyn(BodySharing, KeepsModels, Method):
         return 1 if self.alpha > 0 else 0
 
     def initial_state(self, model: FlatModel) -> InitialState:
-        """Return -h / alpha, which begins at 0, and theta^0."""
-        theta = model.shared[: model.flat.num_shared_parameters]
-        return InitialState(server={"moves": torch.zeros_like(theta), "model": theta} if self.alpha > 0 else {})
+        """Return -h / alpha, which begins at 0."""
+        zeros = torch.zeros(model.flat.num_shared_parameters)
+        return InitialState(server={"moves": zeros} if self.alpha > 0 else {})
 
     def take_step(self, client: Client, loss: Tensor) -> None:
         """Step, with alpha (theta - theta^{t-1}) - g_k^{t-1} added to the gradient."""
@@ -90,11 +90,11 @@ class FedDyn(BodySharing, KeepsModels, Method):
     def server_step(self, server: Server) -> None:
         """Renew h, and add -h / alpha to the mean."""
         for arch, answers in server.answers.items():
-            kept, share = server.kept[arch], len(answers.reports) / server.num_clients[arch]
-            theta = server.vector(arch)[: len(kept["model"])]  # the mean over P_t
-            server.keep(arch, "moves", kept["moves"] + share * (theta - kept["model"]))
-            theta += kept["moves"]
-            server.keep(arch, "model", theta)
+            moves, share = server.kept[arch]["moves"], len(answers.reports) / server.num_clients[arch]
+            theta = server.vector(arch)[: len(moves)]  # the mean over P_t
+            moves = moves + share * (theta - server.before[arch][: len(moves)])
+            server.keep(arch, "moves", moves)
+            theta += moves
 
 
 def _own_moves(client: Client) -> Tensor:

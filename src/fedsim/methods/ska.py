@@ -145,6 +145,11 @@ class SKA(HoldsModels, KeepsModels, Method):
         """Rounds between two means of normalisation layers on the server; 0: none."""
         return self.avg_every if self.unseen == "avg" else 0
 
+    @property
+    def reads_on_ranks(self) -> frozenset[str]:
+        """The mean normalisation layers, with which each rank can score unseen data."""
+        return frozenset({"norms"})
+
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Normalisation layers, in rounds that average them."""
         if not has_server_step(self, round_):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
@@ -237,9 +239,11 @@ def make_head(
 ) -> nn.Linear:  # fmt: skip
     """Return an identity classifier D -> Z: weights N(0, std^2), sampled by ``generator`` or torch's own; bias 0.
 
-    With ``kind.init`` "torch", weights and bias are uniform instead. Without a bias it is 0 and does not train.
+    With ``kind.init`` "torch", weights and bias are uniform instead. Without a bias it is 0 and does not train. With a
+    ``generator`` torch's own stream does not advance.
     """
-    head = nn.Linear(num_features, num_classes)
+    make = nn.Linear if generator is None else partial(skip_init, nn.Linear)
+    head: nn.Linear = make(num_features, num_classes)
     nn.init.zeros_(head.bias)
     if kind.init == "normal":
         nn.init.normal_(head.weight, std=std, generator=generator)

@@ -124,8 +124,8 @@ def parser_errors_explained(command: str, option_names: Iterable[str]) -> Iterat
         ) from error
 
 
-def parsed(parser: ArgumentParser, args: list[str]) -> Namespace:
-    """Parse the options of the command ``parser.prog``; raise ConfigError if one is wrong.
+def parsed(parser: ArgumentParser, args: list[str], start: Namespace | None = None) -> Namespace:
+    """Parse the options of the command ``parser.prog``, over those of ``start``; raise ConfigError if one is wrong.
 
     ``--help`` prints one screen, ``--help all`` everything.
     """
@@ -133,7 +133,7 @@ def parsed(parser: ArgumentParser, args: list[str]) -> Namespace:
         print_text(screen_of(parser))
         parser.exit()
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
-        return parser.parse_args(args)
+        return parser.parse_args(args, start)
 
 
 def _place_of(error: Exception) -> tuple[str, int | None]:

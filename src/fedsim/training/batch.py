@@ -31,6 +31,11 @@ class Batch(NamedTuple):
     """[B, num_classes] float32, soft labels, each with a sum in (0, 1]; None: the one-hot ``labels``"""
     rows: Tensor | None = None
     """[B] int64 on the CPU, positions among the client's real images; None: they are not known"""
+    cameras: Tensor | None = None
+    """[B] int64, the camera of each image, or of the image whose place a generated one takes; None: no loss of the
+    objective needs it"""
+    round: int = 0
+    """the current round, from 0, where :attr:`cameras` are there"""
 
 
 class ScoredBatch(NamedTuple):

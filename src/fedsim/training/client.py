@@ -124,7 +124,7 @@ class Client(LightningModule):
         self.session = ClientSession(
             self.images, self.training_settings, source_of(self), self.generator, work=work, precision=precision,
             report=partial(self._report, listener), rank_group=rank_group, reseed=self._seed_micro_batch,
-            poison=poison,
+            poison=poison, shown_round=round_ if self.objective.sees_batches else None,
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for random modules of users
@@ -188,7 +188,7 @@ class Client(LightningModule):
 
         ``views`` is the number of augmented versions of each image; the first is the same for any number.
         """
-        return self.session.batches(epoch, self.local_epochs, self.limit_batches, views)
+        return self.session.batches(epoch, self.local_epochs, self.limit_batches, max(views, self.objective.num_views))
 
     def train_on(self, batch: Batch, hooks: Trains) -> None:
         """Train on a batch: ``hooks``, usually the method, compute the loss and take the step.
@@ -218,7 +218,11 @@ class Client(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Return the supervised loss of a batch (scalar) and count it."""
-        return self.supervised_loss(self.forward(batch.images), batch)
+        output = self.forward(batch.images)
+        if self.objective.num_views > 1:
+            further = batch.views[: self.objective.num_views - 1]
+            output = output._replace(views=tuple(self.forward(view).features for view in further))
+        return self.supervised_loss(output, batch)
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the supervised loss (scalar) of a model's output for a batch; if it ``counts``, log it."""

@@ -45,6 +45,8 @@ class Output(NamedTuple):
     """[Z, D] weights of the head that gave them"""
     separated: tuple[Separated, ...] = ()
     """what SNR layers have separated, in the order of the network, in training with ``objective.causality``"""
+    views: tuple[Features, ...] = ()
+    """features of the batch's further views, if a loss compares views"""
 
 
 class FlatModel:

@@ -162,7 +162,8 @@ class Replay:
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    return [batch.images, batch.labels, *batch.views, *([] if batch.targets is None else [batch.targets])]
+    optional = [tensor for tensor in (batch.targets, batch.cameras) if tensor is not None]
+    return [batch.images, batch.labels, *batch.views, *optional]
 
 
 def _layout(batch: Batch) -> object:
@@ -173,9 +174,8 @@ def _layout(batch: Batch) -> object:
 def _copied(batch: Batch) -> Batch:
     """Return a copy of a batch, whose tensors are often views of longer ones."""
     views = tuple(view.clone() for view in batch.views)
-    return Batch(
-        batch.images.clone(), batch.labels.clone(), views, None if batch.targets is None else batch.targets.clone()
-    )
+    targets, cameras = (None if tensor is None else tensor.clone() for tensor in (batch.targets, batch.cameras))
+    return Batch(batch.images.clone(), batch.labels.clone(), views, targets, cameras=cameras, round=batch.round)
 
 
 def _first_line(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from fedsim.core.extras import load_extra
 from fedsim.models.reid import Features
 
 _FIELD = "model.objective.metric"
+_REMEDY = "give MetricLoss(name='CircleLoss', options={...}), or a module of features and labels"
 _CLASS_WEIGHTS = "W"
 """the library's name of the vectors of all classes, [D, Z], which some losses learn"""
 _WITHOUT_WAITS = frozenset({"NormalizedSoftmaxLoss"})
@@ -36,7 +37,7 @@ class MetricLoss:
 
     name: str
     """a class of ``pytorch_metric_learning.losses``, such as CircleLoss, ArcFaceLoss, CosFaceLoss or SupConLoss; or the
-    class_path of your own module, which maps features [B, D] and labels [B] to a scalar"""
+    class_path of your own module, which maps features [B, D] and labels [B] to a scalar. In Python also the module"""
     weight: float = 1.0
     """of the loss in the sum"""
     features: Literal["neck", "pool"] = "neck"
@@ -46,6 +47,12 @@ class MetricLoss:
 
     def __post_init__(self) -> None:
         positive(_FIELD, weight=self.weight)
+        loss: Any = self.name
+        if isinstance(loss, nn.Module):
+            self._take(loss)
+            return
+        if not isinstance(loss, str):
+            raise ConfigError(f"{_FIELD}.name: {type(loss).__name__} is no name and no module; {_REMEDY}")
         kind = _find(self.name)
         made: dict[tuple[int, ...] | None, nn.Module] = {}
         if not _has_class_weights(kind):  # wrong options are refused now, not in the first batch
@@ -57,6 +64,15 @@ class MetricLoss:
             )
         object.__setattr__(self, "_kind", kind)
         object.__setattr__(self, "_made", made)  # by Z and D where these matter
+
+    def _take(self, module: nn.Module) -> None:
+        """Compute with a module that is made already."""
+        name = type(module).__name__
+        if self.options:
+            raise ConfigError(f"{_FIELD}.options: {name} is made already; leave them out")
+        _check_weights(name, module, {})
+        for attribute, value in (("name", name), ("_kind", type(module)), ("_made", {None: module})):
+            object.__setattr__(self, attribute, value)
 
     @property
     def compares_with_head(self) -> bool:
@@ -97,6 +113,16 @@ class MetricLoss:
         except (TypeError, ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"{_FIELD}.options: {self.name} does not take these ({reason})") from error
+
+
+def as_metric_loss(loss: Any) -> MetricLoss:
+    """Return a loss that was given as one, or as a module of features [B, D] and labels [B]; refuse anything else."""
+    if isinstance(loss, MetricLoss):
+        return loss
+    if isinstance(loss, nn.Module):
+        module: Any = loss
+        return MetricLoss(name=module)
+    raise ConfigError(f"{_FIELD}: a {type(loss).__name__} is no loss; {_REMEDY}")
 
 
 def _find(name: str) -> type[nn.Module]:

@@ -245,6 +245,7 @@ class _StatisticsSum:
 def _part(batch: Batch, micro_batch: slice) -> Batch:
     """Return some images of a batch."""
     views = tuple(view[micro_batch] for view in batch.views)
-    targets = None if batch.targets is None else batch.targets[micro_batch]
-    rows = None if batch.rows is None else batch.rows[micro_batch]
-    return Batch(batch.images[micro_batch], batch.labels[micro_batch], views, targets, rows)
+    of_images = batch.targets, batch.rows, batch.cameras
+    targets, rows, cameras = (None if tensor is None else tensor[micro_batch] for tensor in of_images)
+    images, labels = batch.images[micro_batch], batch.labels[micro_batch]
+    return Batch(images, labels, views, targets, rows, cameras, batch.round)

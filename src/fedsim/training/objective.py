@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from fedsim.core.checks import not_negative, positive, within
@@ -17,8 +17,9 @@ from fedsim.functional.losses import batch_hard_triplet, causality_loss, center_
 from fedsim.models.reid import HEAD_STD, Features
 from fedsim.models.style import Separated
 from fedsim.training.batch import Batch, ScoredBatch
+from fedsim.training.batch_loss import BatchLoss
 from fedsim.training.flat_model import Output
-from fedsim.training.metric_loss import MetricLoss
+from fedsim.training.metric_loss import MetricLoss, as_metric_loss
 
 
 def supervised_loss(objective: Objective, output: Output, batch: Batch, centers: Tensor | None = None) -> ScoredBatch:
@@ -49,7 +50,9 @@ def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tens
     if objective.center is not None:
         assert centers is not None, "center loss needs the centers"
         terms["center"] = center_loss(features.layer(objective.center.features), labels, centers)
-    if objective.metric is not None:
+    if isinstance(objective.metric, BatchLoss):
+        terms["metric"] = objective.metric.of(output, batch)
+    elif objective.metric is not None:
         terms["metric"] = objective.metric(features, labels, output.head)
     if objective.causality is not None:
         terms["causality"] = objective.causality(output.separated, labels)
@@ -91,8 +94,9 @@ class Objective:
     """the features it acts on; ``pool`` with a bnneck"""
     center: CenterLoss | None = None
     """center loss, which is added; null: none"""
-    metric: MetricLoss | None = None
-    """a loss of pytorch-metric-learning, which is added; null: none"""
+    metric: MetricLoss | nn.Module | None = None
+    """one more loss, which is added: one of pytorch-metric-learning by its name; or, by its class_path, your own
+    :class:`~fedsim.training.batch_loss.BatchLoss`, or a module of features [B, D] and labels [B]; null: none"""
     causality: Causality | None = None
     """the loss of SNR's layers, which is added; null: none"""
 
@@ -105,6 +109,7 @@ class Objective:
         if self.center is not None:
             weights["center"] = self.center.weight
         if self.metric is not None:
+            assert isinstance(self.metric, MetricLoss | BatchLoss), "any other module has become a MetricLoss"
             weights["metric"] = self.metric.weight
         if self.causality is not None:
             weights["causality"] = 1.0
@@ -117,14 +122,26 @@ class Objective:
         return names if len(names) > 1 else ()
 
     @property
+    def sees_batches(self) -> bool:
+        """Whether a loss sees more of a batch than features and labels: cameras, round, views."""
+        return isinstance(self.metric, BatchLoss)
+
+    @property
+    def num_views(self) -> int:
+        """The number of views of each image that the losses compare."""
+        return self.metric.views if isinstance(self.metric, BatchLoss) else 1
+
+    @property
     def head_std(self) -> float:
         """The deviation of the weights of a new identity head: 1, as the library has it, where only angles count.
 
         Shorter rows of the head have larger gradients: of rows of length 0.02 these would be thousands.
         """
-        return 1.0 if self.metric is not None and self.metric.compares_with_head else HEAD_STD
+        return 1.0 if isinstance(self.metric, MetricLoss) and self.metric.compares_with_head else HEAD_STD
 
     def __post_init__(self) -> None:
+        if self.metric is not None and not isinstance(self.metric, BatchLoss):
+            object.__setattr__(self, "metric", as_metric_loss(self.metric))
         within("model.objective", "[0, 1)", label_smoothing=self.label_smoothing)
         not_negative("model.objective", cross_entropy=self.cross_entropy, triplet=self.triplet, margin=self.margin)
         if self.cross_entropy == self.triplet == 0 and self.metric is None:

@@ -41,6 +41,8 @@ class Server(nn.Module):
         """by architecture: of the last round, without architectures in which no client returned an update"""
         self.kept: dict[str, dict[str, Tensor]] = {arch: {} for arch in models}
         """architecture -> tensors that the method keeps between rounds, by name; see :meth:`keep`"""
+        self.before: Mapping[str, Tensor] = {}
+        """during the method's server step: architecture -> global vector [num_shared] from the start of the round"""
         self.public: PublicImages | None = None
         """unlabelled images that the server may use, once they are decoded"""
         self.vectors = nn.ParameterDict({a: models[a].shared.cpu().clone() for a in sorted(models)})

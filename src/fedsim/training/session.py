@@ -65,7 +65,8 @@ class ClientSession:
 
     ``stream`` returns a random stream of this client and round, by purpose and device. ``reseed`` sets the random
     streams of layers, for each micro-batch of a batch. ``report`` is called with the loss of each batch, a scalar.
-    ``poison`` changes the batches of an attacker. See :meth:`Client.begin_round` for the other arguments.
+    ``poison`` changes the batches of an attacker. ``shown_round``: batches have cameras and this round; None: without.
+    See :meth:`Client.begin_round` for the other arguments.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ClientSession:
         rank_group: RankGroup | None = None,
         reseed: Callable[[int], None] = lambda _: None,
         poison: Callable[[Batch], Batch] | None = None,
+        shown_round: int | None = None,
     ) -> None:
         self.started = time.perf_counter()
         self.source, self.work, self.precision, self.report = source, work, precision, report
@@ -99,6 +101,7 @@ class ClientSession:
         """captures and replays steps; None: steps are plain"""
         self.batch_stream = stream("batches", "cpu")
         self._images, self._settings, self._stream, self._poison = images, settings, stream, poison
+        self._shown_round = shown_round
         self._augment_streams: dict[int, torch.Generator] = {}
         self._steps_left = 0
 
@@ -182,11 +185,20 @@ class ClientSession:
             batch_labels = send(labels.index_select(0, index), images.device).split(sizes)
             soft = [None] * len(sizes) if targets is None else targets.split(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
-            for label, target, places, image, *further in zip(
-                batch_labels, soft, row.split(sizes), *augmented, strict=True
+            cameras = self._cameras_of(row, sizes)
+            for label, target, places, camera, image, *further in zip(
+                batch_labels, soft, row.split(sizes), cameras, *augmented, strict=True
             ):
-                batch = Batch(image, label, tuple(further), target, places)
+                round_ = self._shown_round or 0
+                batch = Batch(image, label, tuple(further), target, places, camera, round_)
                 yield batch if self._poison is None else self._poison(batch)
+
+    def _cameras_of(self, rows: Tensor, sizes: list[int]) -> Sequence[Tensor | None]:
+        """Return the cameras of each batch, if a loss sees them."""
+        if self._shown_round is None:
+            return [None] * len(sizes)
+        cameras: Sequence[Tensor] = send(self._images.cameras.index_select(0, rows), self._images.device).split(sizes)
+        return cameras
 
     @cached_property
     def _generated_stream(self) -> torch.Generator:

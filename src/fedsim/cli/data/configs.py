@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
@@ -14,6 +15,7 @@ from fedsim.data.prepare import prepare_data
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.parsing.config_files import read_config
+from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.values import check_values
 
 
@@ -73,8 +75,10 @@ def preview(config: str | list[str] | None = None, root: str | None = None, outp
     return f"wrote {output}: {len(domains)} data sets"
 
 
-def data_of(config: str | list[str]) -> FederatedDataModule:
+def data_of(config: str | list[str], settings: Sequence[str] = ()) -> FederatedDataModule:
     """Build the data module of configs' ``data`` sections; a later section overrides earlier ones.
+
+    ``settings``: words such as ``--data.source``, which override all sections.
 
     Raises:
         ConfigError: if none has such a section.
@@ -85,6 +89,8 @@ def data_of(config: str | list[str]) -> FederatedDataModule:
     for path in paths:
         if "data" in (content := read_config(path, parser.groups or ())):
             arguments = parser.parse_object({"data": content["data"]}, arguments)
+    if settings:
+        arguments = parsed(parser, list(settings), arguments)
     if arguments is None:
         raise ConfigError(f"--config: {' and '.join(paths)} has no data section")
     check_values(arguments.as_dict(), {"data": FederatedDataModule})

@@ -25,6 +25,7 @@ from fedsim.models.groups import Group
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.graphs import why_plain
+from fedsim.training.metric_loss import MetricLoss
 from fedsim.training.objective import Objective
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import StatisticsPolicy
@@ -213,7 +214,7 @@ def check_graphs(
             f"model.client.graph: {type(method).__name__}, as it is configured, needs plain steps, in which the host "
             "waits for the device or decides; set it to false"
         )
-    if graph_clients and objective.metric is not None and objective.metric.waits:
+    if graph_clients and isinstance(objective.metric, MetricLoss) and objective.metric.waits:
         raise ConfigError(
             f"model.client.graph: {objective.metric.name} of model.objective.metric needs plain steps: the host waits "
             "for the device in it; set it to false"

@@ -1,0 +1,58 @@
+"""The findings of a check: one sentence each, and one error with all of them."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fedsim
+
+_OWN = str(Path(fedsim.__file__).parent)
+
+
+class PartRefusedError(AssertionError):
+    """A part does not keep what fedsim needs. ``findings`` are the sentences; the message has one on each line."""
+
+    def __init__(self, name: str, findings: tuple[str, ...]) -> None:
+        self.findings = findings
+        super().__init__("\n".join([f"{name}: {len(findings)} finding(s)", *(f"- {f}" for f in findings)]))
+
+
+class Findings:
+    """Collects sentences about the part called ``name``; each is kept once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._sentences: dict[str, None] = {}
+
+    def add(self, sentence: str) -> None:
+        """Note a finding."""
+        self._sentences[sentence] = None
+
+    def __bool__(self) -> bool:
+        return bool(self._sentences)
+
+    @contextmanager
+    def trying(self, deed: str) -> Iterator[None]:
+        """Turn an error of the block into a finding; ``deed`` is what raises, such as ``decode``."""
+        try:
+            yield
+        except Exception as error:  # of code that is tried, any type
+            self.add(f"{deed} raises {described(error)}")
+
+    def settle(self) -> None:
+        """Raise PartRefusedError if there are findings."""
+        if self._sentences:
+            raise PartRefusedError(self.name, tuple(self._sentences))
+
+
+def described(error: BaseException) -> str:
+    """Return type, message and place of an error in one line; the place is the last one outside of fedsim and torch."""
+    message = " ".join(str(error).split())
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith(_OWN) and "site-packages" not in f.filename]
+    place = [*outside[-1:], *frames[-1:]]
+    return f"{text} ({Path(place[0].filename).name}, line {place[0].lineno})" if place else text

@@ -1,0 +1,169 @@
+"""What Python objects hold, in a form that can be compared later: state that is kept where no checkpoint sees it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_MOST = 20_000
+"""objects that are visited below one name: beyond, a table of constants would take seconds"""
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device)
+_OF_LIBRARIES = ("fedsim", "torch", "numpy", "builtins", "typing", "abc", "functools", "dataclasses", "enum")
+
+
+def state_of(part: Any) -> dict[str, str]:
+    """Return the name of each place where ``part`` can keep state -> a hash of what is there.
+
+    The places are its attributes, those of its classes outside of libraries, default values, closures and attributes of
+    their functions, and the variables of their modules. Not counted are cached properties and caches of functions,
+    which only keep what they can compute again.
+    """
+    places = {f"self.{name}": hashed(value) for name, value in _attributes(part)}
+    modules: dict[str, types.ModuleType] = {}
+    for kind in type(part).__mro__:
+        if kind.__module__.partition(".")[0] in _OF_LIBRARIES and "_watched" not in vars(kind):
+            continue
+        held = {name: value for name, value in vars(kind).items() if _counts(name)}
+        if "_watched" in vars(kind):  # the hooks that watch are not the author's
+            held = {name: value for name, value in held.items() if not callable(value)}
+        places |= {f"{kind.__name__}.{name}": hashed(value) for name, value in held.items()}
+        if kind.__module__ in sys.modules:
+            modules[kind.__module__] = sys.modules[kind.__module__]
+    for name, module in modules.items():
+        places |= {f"{name}.{n}": hashed(value, name) for n, value in vars(module).items() if _is_variable(n, value)}
+    return places
+
+
+def _attributes(part: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object, without its cached properties."""
+    for name, value in vars(part).items() if hasattr(part, "__dict__") else ():
+        if not isinstance(inspect.getattr_static(type(part), name, None), functools.cached_property):
+            yield name, value
+
+
+def _counts(name: str) -> bool:
+    return not (name.startswith("__") and name.endswith("__")) and not name.startswith("_abc_") and name != "_watched"
+
+
+def _is_variable(name: str, value: Any) -> bool:
+    return _counts(name) and not isinstance(value, types.ModuleType) and not name.startswith("@")
+
+
+def hashed(value: Any, module: str | None = None) -> str:
+    """Return a hash of a value, of all that it holds; ``module``: of objects, only its own are entered."""
+    digest, seen, waiting, count = hashlib.blake2b(digest_size=12), set[int](), [value], 0
+    while waiting and count < _MOST:
+        held, count = waiting.pop(), count + 1
+        if isinstance(held, _PLAIN):
+            digest.update(repr(held).encode())
+        elif id(held) not in seen:
+            seen.add(id(held))
+            text, inner = _content(held, module)
+            digest.update(text)
+            waiting += inner
+    return digest.hexdigest()
+
+
+def _content(held: Any, module: str | None) -> tuple[bytes, list[Any]]:
+    """Return what identifies an object itself, and the objects that it holds."""
+    for kind, identity in _WITHOUT_INNER.items():
+        if isinstance(held, kind):
+            return identity(held), []
+    if isinstance(held, Mapping):
+        return b"{%d" % len(held), [inner for item in held.items() for inner in item]
+    if isinstance(held, list | tuple | deque):
+        return b"[%d" % len(held), list(held)
+    if isinstance(held, nn.Module):
+        return type(held).__qualname__.encode(), [dict(held.state_dict())]
+    if isinstance(held, types.FunctionType | types.MethodType):
+        return held.__qualname__.encode(), _of_function(held, module)
+    if isinstance(held, property | classmethod | staticmethod):
+        return b"property", [f for f in (getattr(held, "fget", None), getattr(held, "__func__", None)) if f]
+    return type(held).__qualname__.encode(), _of_object(held, module)
+
+
+def _of_tensor(tensor: Tensor) -> bytes:
+    name = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    return name + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+_WITHOUT_INNER: Mapping[Any, Callable[[Any], bytes]] = {
+    Tensor: _of_tensor,
+    np.ndarray: lambda array: repr((array.dtype, array.shape)).encode() + array.tobytes(),
+    set: lambda members: repr(sorted(map(repr, members))).encode(),
+    frozenset: lambda members: repr(sorted(map(repr, members))).encode(),
+    torch.Generator: lambda stream: bytes(stream.get_state().numpy().tobytes()),
+    np.random.Generator: lambda stream: repr(stream.bit_generator.state).encode(),
+    random.Random: lambda stream: repr(stream.getstate()).encode(),
+}
+"""class -> the content of an object of it, of those that hold no other objects"""
+
+
+def _of_function(function: Any, module: str | None) -> list[Any]:
+    if (function.__module__ or "").partition(".")[0] in _OF_LIBRARIES:
+        return []
+    if module is not None and function.__module__ != module:
+        return []
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
+    kept = [cell for cell in cells if not isinstance(cell, type)]  # super() has the class in a cell
+    return [function.__defaults__, function.__kwdefaults__, dict(vars(function)), *kept]
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _of_object(held: Any, module: str | None) -> list[Any]:
+    """Return the attributes of objects of the author's own classes, and of classes in the module."""
+    kind = held if isinstance(held, type) else type(held)
+    owner = kind.__module__
+    is_foreign = module is not None and owner != module and kind is not types.SimpleNamespace
+    if owner.partition(".")[0] in _OF_LIBRARIES or is_foreign:
+        return [*_counter(held)]
+    if isinstance(held, type):
+        return [value for name, value in vars(held).items() if _counts(name) and not callable(value)]
+    return [inner for item in _attributes(held) for inner in item]
+
+
+def _counter(held: Any) -> Iterator[str]:
+    """Yield the position of an iterator such as itertools.count or a range's."""
+    if type(held).__module__ in ("itertools", "builtins") and hasattr(held, "__next__"):
+        with suppress(TypeError):  # generators cannot be described
+            yield repr(held.__reduce__())
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names of places that are new, gone or different."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def global_streams() -> dict[str, bytes]:
+    """Return the states of the global random streams, by library."""
+    numpy_state: Callable[[], Any] = np.random.get_state
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": repr(numpy_state()[1:3]).encode() + numpy_state()[1].tobytes(),
+        "random": repr(hash(random.getstate())).encode(),
+    }
+
+
+def unsettle(seed: int) -> None:
+    """Set all global random streams to another state: nothing may depend on it."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - as above
+    torch.manual_seed(seed)

@@ -1,0 +1,111 @@
+"""``check_method``: whether a federated method keeps what the round, other ranks and checkpoints need of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from fedsim.data import ReIDSource
+from fedsim.methods.base import Delivered, Method, Need
+from fedsim.models.groups import Group
+from fedsim.testing.findings import Findings
+from fedsim.testing.trials import ROUNDS, Fit, difference, scores_of
+
+
+def check_method(
+    method: Method, *, fixed_point: bool | None = None, source: ReIDSource | None = None, **settings: Any
+) -> None:
+    """Refuse a method that is not fit for a federation, with a sentence for each finding.
+
+    Small fits, in processes of their own, on the CPU, take some seconds. All hooks are watched: types, shapes, names
+    and dtypes of what they return, random streams, state that is kept on the method, its classes, its module, a client
+    or the server, tensors of the server that are read without being declared, and declared ones that are not read.
+    The checkpoints after each round are compared bit by bit: of one rank and of two, and of a run that goes on after a
+    pause. With a learning rate of 0 the global model must stay.
+
+    Args:
+        method: an instance with the settings that are checked.
+        fixed_point: whether equal uploads must leave the global model as it is; None: unless the method prunes, or
+            trains on public images.
+        source: data sets to train on; None: synthetic people, three clients of unequal size.
+        settings: further arguments of Federation, such as ``client=LocalTraining(...)``, ``backbone=...`` or
+            ``hardware=...``.
+
+    Raises:
+        PartRefusedError: an AssertionError with all findings.
+    """
+    findings = Findings(type(method).__name__)
+    _check_declared(method, findings)
+    findings.settle()
+    with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
+        _check_fits(method, fixed_point, source, settings, Path(folder), findings)
+    findings.settle()
+
+
+def _check_declared(method: Method, findings: Findings) -> None:
+    """Check the values of the properties."""
+    if not isinstance(method, Method):
+        findings.add(f"{type(method).__name__} is no fedsim.methods.base.Method; derive the class from it")
+        return
+    with findings.trying("a declaration"):
+        if not {*method.shared_groups} <= {*Group}:
+            findings.add(f"shared_groups has {_first({*method.shared_groups} - {*Group})}, which is no Group")
+        if method.delivers not in get_args(Delivered):
+            findings.add(f"delivers is {method.delivers}; choose one of {', '.join(get_args(Delivered))}")
+        if unknown := {*method.requires} - {*get_args(Need)}:
+            findings.add(f"requires has {_first(unknown)}; the needs are {', '.join(get_args(Need))}")
+        if kinds := {*method.measures.values()} - {"client", "tensor"}:
+            findings.add(f"measures has {_first(kinds)}; a signal is of the client or of each tensor")
+        if not isinstance(method.server_every, int) or method.server_every < 0:
+            findings.add(f"server_every is {method.server_every}; it is a number of rounds, or 0")
+
+
+def _first(values: set[Any]) -> Any:
+    return min(values, key=str)
+
+
+def _check_fits(
+    method: Method, fixed_point: bool | None, source: ReIDSource | None, settings: Mapping[str, Any], folder: Path,
+    findings: Findings,
+) -> None:  # fmt: skip
+    own_streams = "backbone" not in settings
+    whole = Fit(method, folder / "one rank", settings, source, own_streams=own_streams)
+    pair = replace(whole, folder=folder / "two ranks", ranks=2)
+    if not _run(whole, findings):
+        return
+    if _run(pair, findings):
+        _compare(whole, pair, findings)
+    if whole.checkpoint(ROUNDS - 1).exists():
+        resumed = replace(whole, folder=folder / "resumed", resumed_from=whole.checkpoint(ROUNDS - 1))
+        if _run(resumed, findings) and (problem := difference(whole.checkpoint(ROUNDS), resumed.checkpoint(ROUNDS))):
+            findings.add(
+                f"a run that is resumed after {ROUNDS - 1} rounds comes to another end than one without a pause: "
+                f"{problem}; what lasts from round to round must be kept by client.keep or server.keep"
+            )
+    if fixed_point or (fixed_point is None and not ({"masks", "public_images"} & method.requires)):
+        _run(replace(whole, folder=folder / "still", is_still=True, must_be_still=bool(fixed_point)), findings)
+
+
+def _run(fit: Fit, findings: Findings) -> bool:
+    """Run a fit; return whether it came to its end."""
+    for finding in fit.run():
+        findings.add(finding)
+    return (fit.folder / "scores.json").exists()
+
+
+def _compare(single: Fit, pair: Fit, findings: Findings) -> None:
+    for round_ in range(1, ROUNDS + 1):
+        if problem := difference(single.checkpoint(round_), pair.checkpoint(round_)):
+            findings.add(
+                f"after round {round_}, one rank and two ranks differ: {problem}; a hook must depend on its arguments "
+                "alone, not on the rank, on other clients or on global random streams"
+            )
+            return
+    if scores_of(single) != scores_of(pair):
+        findings.add(
+            "the models are equal on one rank and on two, and their scores differ: personalise or server_tensors "
+            "depends on the rank"
+        )

@@ -1,0 +1,304 @@
+"""Small fits in processes of their own: what one leaves in memory cannot help the next."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import secrets
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+
+from fedsim.core.errors import FedSimError
+from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.components.selection import RandomFraction
+from fedsim.federation.federation import Federation
+from fedsim.federation.trainer import Trainer
+from fedsim.methods.base import Method, message_to
+from fedsim.models import Neck, SmallCNN
+from fedsim.strategy.checkpoint_files import SERVER_KEY, read_checkpoint, read_states
+from fedsim.testing.findings import described
+from fedsim.testing.fingerprint import unsettle
+from fedsim.testing.watch import Watch, watch
+from fedsim.training.settings import LocalTraining
+
+ROUNDS = 3
+PATIENCE = 300.0
+"""seconds after which a fit of seconds is ended"""
+_AFTER_A_FAILURE = 20.0
+"""seconds that other ranks have to end by themselves"""
+_STILL = 2**-39
+"""exact sums have a grid of 2**-40"""
+_CLIENTS = 3
+
+
+def small_training() -> LocalTraining:
+    """Return one local epoch of batches of 8 images, by plain SGD."""
+    return LocalTraining(batch_size=8, optimizer=partial(torch.optim.SGD, lr=0.05))
+
+
+class MapsOnly(nn.Module):
+    """A backbone of one convolution, without running statistics: at a rate of 0, nothing of it moves."""
+
+    out_channels = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images [B, 3, H, W] to [B, 4, H - 2, W - 2]."""
+        maps: Tensor = self.conv(images)
+        return maps
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A small fit: three clients of unequal size, of which two take part in a round, with dropout and augmentation."""
+
+    method: Method
+    folder: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """further arguments of Federation"""
+    source: ReIDSource | None = None
+    """None: synthetic people"""
+    size: tuple[int, int] = (16, 8)
+    """height and width of the images"""
+    ranks: int = 1
+    rounds: int = ROUNDS
+    is_still: bool = False
+    """whether the rate is 0 and nothing is random, so that uploads are equal"""
+    must_be_still: bool = False
+    """whether this also holds for a server that prunes"""
+    resumed_from: Path | None = None
+    """a checkpoint"""
+    own_streams: bool = True
+    """whether the network draws nothing from torch's global stream, so that the method's draws show"""
+
+    def checkpoint(self, round_: int) -> Path:
+        """Return the checkpoint after a round, from 1."""
+        return self.folder / "checkpoints" / f"{round_ - 1}.ckpt"
+
+    def build(self, method: Method) -> tuple[Federation, FederatedDataModule]:
+        """Return federation and data."""
+        torch.manual_seed(0)  # ranks start from equal weights
+        training = self.settings.get("client", small_training())
+        arguments = dict(self.settings)
+        backbone = arguments.pop("backbone", SmallCNN(width=8))
+        options: dict[str, Any] = {"neck": Neck(dim=8, dropout=0.2), "selection": RandomFraction(0.7)} | arguments
+        if self.is_still:
+            backbone = MapsOnly()
+            training = _still(training)
+            options |= {"neck": Neck(kind="none", dropout=0.0)}
+        options |= {"client": training, "evaluation": Evaluation(test_during_fit=True)}
+        model = Federation(method, backbone, **options)
+        flips = Augmentation(pad=0, flip=0.0) if self.is_still else Augmentation(pad=1, flip=0.5)
+        source = self.source or SyntheticReID(clients=_CLIENTS, unseen=1, scale=0.1)
+        public = None if self.source else "new0"
+        return model, FederatedDataModule(source, size=self.size, augmentation=flips, val="none", public=public)
+
+    def run(self) -> list[str]:
+        """Run it in a process of its own; return the findings."""
+        self.folder.mkdir(parents=True)
+        # autograd cannot be forked once it has threads for GPUs
+        kind: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+        port = _free_port()
+        processes = [kind.Process(target=_fit, args=(self, rank, port)) for rank in range(self.ranks)]
+        for process in processes:
+            process.start()
+        _await(processes)
+        late = any(process.exitcode is None for process in processes)
+        for process in processes:
+            process.kill()
+            process.join()
+        return self._found(late, [process.exitcode for process in processes])
+
+    def _found(self, late: bool, codes: Sequence[int | None]) -> list[str]:
+        """Return the findings that the processes have written, or how they ended."""
+        files = sorted(self.folder.glob("noted-*"))
+        sentences = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        if sentences or not any(codes):
+            return [*dict.fromkeys(sentences)]
+        ending = f"did not end in {PATIENCE:.0f} seconds" if late else "ended without a message"
+        rank = next(rank for rank, code in enumerate(codes) if code)
+        return [f"a fit on {self.ranks} rank(s) {ending}; its output: {_end_of(self.folder / f'output-{rank}')}"]
+
+
+def _await(processes: Sequence[Any]) -> None:
+    """Wait until all have ended; if one has failed, or time is over, not for long."""
+    deadline = time.monotonic() + PATIENCE
+    while running := [process for process in processes if process.exitcode is None]:
+        if any(process.exitcode for process in processes):
+            deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
+        if (left := deadline - time.monotonic()) <= 0:
+            return
+        connection.wait([process.sentinel for process in running], left)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _still(training: LocalTraining) -> LocalTraining:
+    return replace(training, optimizer=partial(torch.optim.SGD, lr=0.0), head_lr=None)
+
+
+def _end_of(path: Path) -> str:
+    lines = path.read_text().split("\n") if path.exists() else []
+    return " ".join(" ".join(lines[-12:]).split())[-600:] or "none"
+
+
+def _fit(fit: Fit, rank: int, port: int) -> None:
+    """Do what the process of a rank does: it begins as ranks do that a launcher starts."""
+    with (fit.folder / f"output-{rank}").open("w") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "FEDSIM_LAUNCHER"):
+        os.environ.pop(name, None)
+    if fit.ranks > 1:
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": fit.ranks, "MASTER_PORT": port}
+        os.environ |= {name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    torch.set_num_threads(1)  # a forked process has lost the threads of OpenMP
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    notes = _Notes(fit.folder)
+    try:
+        _train(fit, notes)
+    except FedSimError as error:
+        notes(f"a fit on {fit.ranks} rank(s) is refused: {' '.join(str(error).split())}")
+        sys.exit(1)
+    except Exception as error:  # of code that is tried
+        if not notes.are_there:
+            notes(f"a fit on {fit.ranks} rank(s) raises {described(error)}")
+        sys.exit(1)
+
+
+class _Notes:
+    """Writes findings into a file of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, sentence: str) -> None:
+        with (self._folder / f"noted-{os.getpid()}").open("a") as file:
+            file.write(json.dumps(sentence) + "\n")
+
+    @property
+    def are_there(self) -> bool:
+        """Whether any process of the fit has noted something."""
+        return any(self._folder.glob("noted-*"))
+
+
+def _train(fit: Fit, note: Callable[[str], None]) -> None:
+    over = watch(fit.method, note, fit.own_streams)
+    model, data = fit.build(over.twin)
+    saving = ModelCheckpoint(
+        fit.folder / "checkpoints", filename="{epoch}", auto_insert_metric_name=False, save_top_k=-1,
+        save_on_train_epoch_end=True,
+    )  # fmt: skip
+    trainer = Trainer(
+        max_epochs=fit.rounds, devices=fit.ranks, accelerator="cpu", check_val_every_n_epoch=fit.rounds,
+        enable_checkpointing=True, enable_progress_bar=False, default_root_dir=str(fit.folder),
+        callbacks=[saving, _Observer(fit, note, over)],
+    )  # fmt: skip
+    resumed = None if fit.resumed_from is None else str(fit.resumed_from)
+    trainer.fit(model, datamodule=data, ckpt_path=resumed)
+
+
+class _Observer(Callback):
+    """Unsettles the random streams of each rank, and compares the start with the end of a still fit."""
+
+    def __init__(self, fit: Fit, note: Callable[[str], None], over: Watch) -> None:
+        self._fit, self._note, self._over = fit, note, over
+        self._start: dict[str, Tensor] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
+        """Begin with other numbers in each process."""
+        unsettle(secrets.randbits(31))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - as above
+        """Remember the global models."""
+        self._start = {arch: pl_module.server.vector(arch).clone() for arch in pl_module.server.vectors}
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the scores; of a still fit, compare the global models."""
+        if self._fit.ranks == 1 and self._fit.resumed_from is None:
+            _personalise(pl_module)
+            self._over.end()
+        if trainer.is_global_zero:
+            (self._fit.folder / "scores.json").write_text(json.dumps(pl_module.scores))
+        if not self._fit.is_still or (self._over.prunes and not self._fit.must_be_still):
+            return
+        for arch, start in self._start.items():
+            moved = (pl_module.server.vector(arch) - start).abs().max().item() if len(start) else 0.0
+            if not moved <= _STILL:
+                self._note(
+                    "equal uploads are no fixed point: with a learning rate of 0 every client uploads the model that "
+                    f"it got, and after {self._fit.rounds} rounds the global model has moved by {moved:.3g}; if that "
+                    "is the method's purpose, give fixed_point=False"
+                )
+
+
+def _personalise(model: Federation) -> None:
+    """Load each client's own model, also if no evaluation does."""
+    method, parts = model.settings.method, model.parts
+    for client in parts.clients.values():
+        client.load()
+        client.received = message_to(method, parts.server, client.model.arch)
+        method.personalise(client)
+        client.unload()
+
+
+def difference(first: Path, second: Path) -> str:
+    """Return the first difference between two checkpoints, in tensors; empty if all bits are equal."""
+    a, b = _tensors(first), _tensors(second)
+    for name in [*a, *(name for name in b if name not in a)]:
+        if name not in a or name not in b:
+            return f"only one of them has {name}"
+        if a[name].shape != b[name].shape or a[name].dtype != b[name].dtype:
+            return f"{name} has another shape or dtype"
+        if not torch.equal(_bits(a[name]), _bits(b[name])):
+            return f"{int((_bits(a[name]) != _bits(b[name])).sum())} of {a[name].numel()} values of {name} differ"
+    return ""
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the numbers, with those that are not finite replaced: NaN is not equal to itself."""
+    return tensor.nan_to_num() if tensor.is_floating_point() else tensor
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    checkpoint = read_checkpoint(path)
+    content = checkpoint["fedsim"]
+    tensors = {name.replace("server.vectors.", "the global model "): t for name, t in checkpoint["state_dict"].items()}
+    for arch, kept in checkpoint[SERVER_KEY].items():
+        tensors |= {f"the server's tensor {name} ({arch})": tensor for name, tensor in kept.items()}
+    for client, state in sorted(read_states(path, content, [*content["clients"]]).items()):
+        for name, tensor in state.items():
+            label = f"tensor {name.removeprefix('kept.')}" if name.startswith("kept.") else "private part of the model"
+            tensors[f"client {client}'s {label}"] = tensor
+    return tensors
+
+
+def scores_of(fit: Fit) -> dict[str, float]:
+    """Return the scores after the last round."""
+    scores: dict[str, float] = json.loads((fit.folder / "scores.json").read_text())
+    return scores

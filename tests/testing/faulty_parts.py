@@ -1,0 +1,513 @@
+"""Backbones, data sources and losses that are wrong in one way each."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from fedsim.data import SyntheticReID
+from fedsim.data.images import Images, ReIDSource, Split
+from fedsim.training.batch_loss import BatchLoss
+
+# -- backbones ---------------------------------------------------------------------------------------------------------
+
+
+class Sound(nn.Module):
+    """A convolution with batch normalisation: nothing is wrong with it."""
+
+    out_channels = 4
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4)
+
+    def forward(self, images):
+        return self.norm(self.conv(images)).relu()
+
+
+class WithDropout(Sound):
+    """Random layers that draw from torch's stream, which each session seeds, are sound."""
+
+    def forward(self, images):
+        return nn.functional.dropout(super().forward(images), 0.3, self.training)
+
+
+class Nameless(Sound):
+    out_channels = None
+
+
+class OtherChannels(Sound):
+    out_channels = 8
+
+
+class Tokens(Sound):
+    def forward(self, images):
+        return super().forward(images).flatten(2)
+
+
+class InDouble(Sound):
+    def __init__(self):
+        super().__init__()
+        self.double()
+
+    def forward(self, images):
+        return super().forward(images.double()).float()
+
+
+class HalfOutput(Sound):
+    def forward(self, images):
+        return super().forward(images).half()
+
+
+class FixedSize(Sound):
+    def __init__(self):
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(4, 15, 7))
+
+    def forward(self, images):
+        return super().forward(images) + self.place
+
+
+class Unused(Sound):
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Linear(4, 10)
+
+
+class RandomInEvaluation(Sound):
+    def forward(self, images):
+        return super().forward(images) * (1 + 0.1 * torch.rand(()))
+
+
+class BatchInEvaluation(Sound):
+    def forward(self, images):
+        maps = super().forward(images)
+        return maps - maps.mean(0)
+
+
+class Counts(Sound):
+    """Keeps a number that neither clients nor checkpoints have."""
+
+    passes = 0
+
+    def forward(self, images):
+        self.passes += 1
+        return super().forward(images) * (1 + 1e-2 * min(self.passes, 50))
+
+
+class CountsInTraining(Sound):
+    def __init__(self):
+        super().__init__()
+        self.seen = [0]
+
+    def forward(self, images):
+        if self.training:
+            self.seen[0] += 1
+        return super().forward(images) / self.seen[0] if self.training else super().forward(images)
+
+
+class HiddenTensor(Sound):
+    """A running mean that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.zeros(4)
+
+    def forward(self, images):
+        maps = super().forward(images)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * maps.detach().mean((0, 2, 3))
+        return maps - self.mean.view(4, 1, 1)
+
+
+class FromNumpy(Sound):
+    def forward(self, images):
+        scale = 1 + 0.1 * np.random.rand() if self.training else 1.0  # noqa: NPY002 - the fault
+        return super().forward(images) * scale
+
+
+class MovesInEvaluation(Sound):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, images):
+        self.seen += 1
+        return super().forward(images)
+
+
+class TwoOutputs(Sound):
+    def forward(self, images):
+        maps = super().forward(images)
+        return maps, maps.mean((2, 3))
+
+
+class Uncopied(Sound):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("holds a file")
+
+
+BACKBONES = {
+    Nameless: "out_channels",
+    OtherChannels: "C = out_channels = 8",
+    Tokens: "must be [B, C, h, w]",
+    InDouble: "float64",
+    HalfOutput: "float16",
+    FixedSize: "forward of images",
+    Unused: "classifier.weight gets no gradient",
+    RandomInEvaluation: "two passes of the same images differ",
+    BatchInEvaluation: "the other images of the batch",
+    Counts: "self.passes",
+    CountsInTraining: "self.seen",
+    HiddenTensor: "the tensor mean",
+    FromNumpy: "random stream of numpy",
+    MovesInEvaluation: "forward changes seen",
+    TwoOutputs: "returns a tuple",
+    Uncopied: "holds a file",
+}
+
+# -- data sources ------------------------------------------------------------------------------------------------------
+
+
+class Reader(ReIDSource):
+    """Two drawn data sets: nothing is wrong with it. Others change what it lists."""
+
+    def domains(self):
+        return [self.change(domain) for domain in SyntheticReID(clients=2, unseen=1, scale=0.1).domains()]
+
+    def change(self, domain):
+        return domain
+
+
+class OfSplits(Reader):
+    """Changes every part."""
+
+    def change(self, domain):
+        return domain.map_splits(self.change_split)
+
+
+class Wrapped(Images):
+    """Images of another list, decoded in a wrong way."""
+
+    def __init__(self, images, wrong):
+        self.images, self.wrong = images, wrong
+
+    def __len__(self):
+        return len(self.images)
+
+    def take(self, index):
+        return Wrapped(self.images.take(index), self.wrong)
+
+    def decode(self, size):
+        return self.wrong(self.images.decode(size))
+
+
+class NoDomain(Reader):
+    def domains(self):
+        return []
+
+
+class RandomOrder(Reader):
+    def domains(self):
+        return random.sample(super().domains(), 3)
+
+
+class GrowsAtEachCall(Reader):
+    def __init__(self):
+        self.calls = 0
+
+    def domains(self):
+        self.calls += 1
+        return super().domains()[: self.calls]
+
+
+class SameName(Reader):
+    def change(self, domain):
+        return replace(domain, name="reid")
+
+
+class PidsOfOtherType(OfSplits):
+    def change_split(self, split):
+        return Split(split.images, split.pids.astype(np.int32), split.camids)
+
+
+class ListsForArrays(OfSplits):
+    def change_split(self, split):
+        return Split(split.images, split.pids, split.camids.tolist())
+
+
+class TooFewLabels(OfSplits):
+    def change_split(self, split):
+        return Split(split.images, split.pids[:-1], split.camids[:-1])
+
+
+class CamerasFromMinusOne(OfSplits):
+    def change_split(self, split):
+        return Split(split.images, split.pids, split.camids - 1)
+
+
+class KnownPeople(Reader):
+    def change(self, domain):
+        train = domain.train
+        return domain if train is None else replace(domain, query=train, gallery=train)
+
+
+class OneCamera(Reader):
+    """All tests see a person with one camera only."""
+
+    def change(self, domain):
+        query, gallery = (Split(s.images, s.pids, np.zeros_like(s.camids)) for s in (domain.query, domain.gallery))
+        return replace(domain, query=query, gallery=gallery)
+
+
+class JunkInTraining(Reader):
+    def change(self, domain):
+        train = domain.train
+        return domain if train is None else replace(domain, train=Split(train.images, train.pids - 5, train.camids))
+
+
+class OfWrongPixels(OfSplits):
+    def change_split(self, split):
+        return Split(Wrapped(split.images, self.wrong), split.pids, split.camids)
+
+
+class FloatPixels(OfWrongPixels):
+    @staticmethod
+    def wrong(pixels):
+        return pixels / 255
+
+
+class ChannelsLast(OfWrongPixels):
+    @staticmethod
+    def wrong(pixels):
+        return pixels.permute(0, 2, 3, 1)
+
+
+class RandomPixels(OfWrongPixels):
+    @staticmethod
+    def wrong(pixels):
+        return pixels + torch.randint(0, 3, pixels.shape, dtype=torch.uint8)
+
+
+class BlackPixels(OfWrongPixels):
+    @staticmethod
+    def wrong(pixels):
+        return pixels * 0
+
+
+class DependsOnNeighbours(OfWrongPixels):
+    """Images are scaled by the brightest one of the list."""
+
+    @staticmethod
+    def wrong(pixels):
+        return pixels + pixels.amax() // 4 if len(pixels) > 1 else pixels
+
+
+class RaisesInDecode(OfWrongPixels):
+    @staticmethod
+    def wrong(pixels):
+        raise KeyError("no codec")
+
+
+class TakesSorted(OfSplits):
+    def change_split(self, split):
+        return Split(SortedTake(split.images), split.pids, split.camids)
+
+
+class SortedTake(Wrapped):
+    """Returns images in their stored order, whatever order is asked for."""
+
+    def __init__(self, images):
+        super().__init__(images, lambda pixels: pixels)
+
+    def take(self, index):
+        return SortedTake(self.images.take(np.sort(index)))
+
+
+class Unpicklable(OfSplits):
+    """Images with an open file: the processes of data prepare cannot get them."""
+
+    def change_split(self, split):
+        return Split(Wrapped(split.images, lambda pixels: pixels), split.pids, split.camids)
+
+
+class OpensAtOnce(Reader):
+    """Reads an image file while it lists."""
+
+    def __init__(self, path="people.png"):
+        self.path = path
+
+    def domains(self):
+        Image.new("RGB", (4, 4)).save(self.path)
+        Image.open(self.path).load()
+        return super().domains()
+
+
+SOURCES = {
+    NoDomain: "no data set",
+    RandomOrder: "called again",
+    GrowsAtEachCall: "called again",
+    SameName: "have the name reid",
+    PidsOfOtherType: "pids is int32",
+    ListsForArrays: "camids is list",
+    TooFewLabels: "pids for",
+    CamerasFromMinusOne: "a camera is -1",
+    KnownPeople: "test identities must be new",
+    OneCamera: "no query has a match from another camera",
+    JunkInTraining: "leave junk images out",
+    FloatPixels: "torch.float32",
+    ChannelsLast: "64, 32, 3",
+    RandomPixels: "decode again",
+    BlackPixels: "are equal",
+    DependsOnNeighbours: "one by one",
+    RaisesInDecode: "no codec",
+    TakesSorted: "another order",
+    Unpicklable: "pickle",
+    OpensAtOnce: "opens 1 image",
+}
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+class SoundLoss(BatchLoss):
+    """Pulls images of one identity from two cameras together: nothing is wrong with it."""
+
+    def forward(self, seen):
+        apart = (seen.features.neck[:, None] - seen.features.neck).square().sum(2)
+        pairs = (seen.labels[:, None] == seen.labels) & (seen.cameras[:, None] != seen.cameras)
+        return (apart * pairs).sum() / pairs.sum().clamp(min=1)
+
+
+class SoundViews(BatchLoss):
+    views = 2
+
+    def forward(self, seen):
+        first, second = (view.neck for view in seen.views)
+        return (first - second).square().mean() / (1 + seen.round)
+
+
+class SoundModule(nn.Module):
+    def forward(self, features, labels):
+        return (features.square().sum(1) * (labels + 1)).mean()
+
+
+class OfEachImage(SoundModule):
+    def forward(self, features, labels):
+        return features.square().sum(1)
+
+
+class Detached(SoundModule):
+    def forward(self, features, labels):
+        return super().forward(features.detach(), labels)
+
+
+class Constant(SoundLoss):
+    def forward(self, seen):
+        return torch.ones((), requires_grad=True) * 2
+
+
+class InFloat64(SoundModule):
+    def forward(self, features, labels):
+        return super().forward(features.double(), labels)
+
+
+class NaNWithoutPairs(SoundLoss):
+    """A mean over no pairs."""
+
+    def forward(self, seen):
+        apart = (seen.features.neck[:, None] - seen.features.neck).square().sum(2)
+        pairs = (seen.labels[:, None] == seen.labels) & (seen.cameras[:, None] != seen.cameras)
+        return apart[pairs].mean()
+
+
+class InfiniteGradient(SoundLoss):
+    """The square root of 0 has no gradient."""
+
+    def forward(self, seen):
+        return (seen.features.neck[:, None] - seen.features.neck).square().sum(2).sqrt().mean()
+
+
+class Learns(SoundModule):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, features, labels):
+        return super().forward(features, labels) * self.scale.sum()
+
+
+class Remembers(SoundModule):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, features, labels):
+        loss = super().forward(features, labels) + (0 if self.last is None else self.last)
+        self.last = loss.detach()
+        return loss
+
+
+class RemembersInABuffer(SoundModule):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, features, labels):
+        self.mean += features.detach().mean()
+        return super().forward(features, labels)
+
+
+class DrawsPairs(SoundLoss):
+    def forward(self, seen):
+        order = torch.randperm(len(seen.labels))
+        return (seen.features.neck - seen.features.neck[order]).square().mean()
+
+
+class DrawsFromRandom(SoundModule):
+    def forward(self, features, labels):
+        return super().forward(features, labels) * random.random()
+
+
+class ChangesLabels(SoundLoss):
+    def forward(self, seen):
+        seen.labels.clamp_(max=1)
+        return super().forward(seen)
+
+
+class NeedsFourImages(SoundModule):
+    def forward(self, features, labels):
+        return super().forward(features.view(-1, 4, features.shape[1]).flatten(0, 1), labels)
+
+
+class NeedsHeadOfItsSize(SoundLoss):
+    def forward(self, seen):
+        return super().forward(seen) + (seen.head[:4] @ torch.ones(6)).square().mean()
+
+
+class Wants(nn.Module):
+    """Has a signature of its own."""
+
+    def forward(self, features):
+        return features.mean()
+
+
+LOSSES = {
+    OfEachImage: "not a scalar",
+    Detached: "no gradient",
+    Constant: "does not depend on features",
+    InFloat64: "float64",
+    NaNWithoutPairs: "must be finite",
+    InfiniteGradient: "gradient is not finite",
+    Learns: "learns scale",
+    Remembers: "self.last",
+    RemembersInABuffer: "self._buffers",
+    DrawsPairs: "random stream of torch",
+    DrawsFromRandom: "random stream of random",
+    ChangesLabels: "changes the batch in place",
+    NeedsFourImages: "a batch of 2 images",
+    NeedsHeadOfItsSize: "RuntimeError",
+    Wants: "TypeError",
+}
