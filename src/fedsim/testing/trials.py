@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import secrets
 import socket
 import sys
@@ -115,8 +116,7 @@ class Fit:
     def run(self) -> list[str]:
         """Run it in a process of its own; return the findings."""
         self.folder.mkdir(parents=True)
-        # autograd cannot be forked once it has threads for GPUs
-        kind: Any = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+        kind: Any = multiprocessing.get_context(self._start_method())
         port = _free_port()
         processes = [kind.Process(target=_fit, args=(self, rank, port)) for rank in range(self.ranks)]
         for process in processes:
@@ -127,6 +127,18 @@ class Fit:
             process.kill()
             process.join()
         return self._found(late, [process.exitcode for process in processes])
+
+    def _start_method(self) -> str:
+        """Return how its processes start: by a fork of a clean process, or, of what cannot be sent, of this one.
+
+        A process that has trained holds locks and threads, which its forks would wait for without end.
+        """
+        try:
+            pickle.dumps(self)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return "fork"
+        multiprocessing.set_forkserver_preload([__name__])
+        return "forkserver"
 
     def _found(self, late: bool, codes: Sequence[int | None]) -> list[str]:
         """Return the findings that the processes have written, or how they ended."""
