@@ -20,6 +20,7 @@ from fedsim.federation.components.ledger import Accounting
 from fedsim.federation.components.privacy import Privacy
 from fedsim.federation.components.robust import Aggregation
 from fedsim.federation.components.selection import AllClients, Availability, Selection
+from fedsim.federation.components.timing import Synchronous, Timing
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
@@ -48,6 +49,9 @@ class Settings:
     """choice of the clients that take part in a round"""
     availability: Availability = Availability()
     """drop-outs and stragglers"""
+    timing: Timing = Synchronous()
+    """Synchronous, Deadline, or Buffered (FedBuff, FedAsync): how long the server waits for answers, in the simulated
+    time of model.hardware"""
     adaptive_backbones: AdaptiveBackbones | None = None
     """clients change their backbones by their rewards; null: they do not"""
     privacy: Privacy | None = None

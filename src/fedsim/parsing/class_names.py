@@ -13,6 +13,7 @@ _BASES = {
     "model.method": ("fedsim.methods.base", "Method"),
     "model.backbone": ("fedsim.models.backbones", "Backbone"),
     "model.selection": ("fedsim.federation.components.selection", "Selection"),
+    "model.timing": ("fedsim.federation.components.timing", "Timing"),
     "model.privacy": ("fedsim.federation.components.privacy", "Privacy"),
     "model.attack": ("fedsim.federation.components.attacks", "Attack"),
     "model.aggregation": ("fedsim.federation.components.robust", "Aggregation"),
