@@ -1,4 +1,4 @@
-"""Rounds, bytes and seconds until a run reaches a score (convergence), and how much scores of clients differ (fairness).
+"""Rounds, bytes and seconds until a run reaches a score (convergence), and how much clients differ (fairness).
 
 Paper 002 names both (Table 9: rank-1, rounds until convergence) and defines neither; the definitions are below.
 """
