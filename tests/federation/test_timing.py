@@ -2,16 +2,18 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from lightning import Callback
 
+import fedsim.methods
 from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import SyntheticReID
 from fedsim.federation import checkpoint
-from fedsim.federation.components.buffered_clock import BufferedClock
+from fedsim.federation.components.buffered_clock import BufferedClock, check_buffered
 from fedsim.federation.components.hardware import ClientHardware, Hardware
 from fedsim.federation.components.robust import Median
 from fedsim.federation.components.selection import (
@@ -38,6 +40,7 @@ from fedsim.methods import (
     SubFedAvg,
     WeightedPav,
 )
+from fedsim.methods.base import Method
 from fedsim.models import SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.old_models import OldModels
@@ -54,6 +57,7 @@ def hardware_of(*speeds, **options):
 
 
 UNEQUAL = hardware_of(100.0, 17.0, 230.0)
+TWO_EPOCHS = LocalTraining(batch_size=8, local_epochs=2, optimizer=sgd)  # Sub-FedAvg needs two
 
 
 def momentum(parameters):
@@ -62,7 +66,7 @@ def momentum(parameters):
 
 def train(method=None, timing=None, rounds=3, clients=3, data=None, ckpt_path=None, **options):
     """A federation of unequal clients, trained."""
-    model = make_model(method or FedPav(), **{"timing": timing or Synchronous(), "hardware": UNEQUAL} | options)
+    model = make_model(method or FedPav(), **{"timing": timing, "hardware": UNEQUAL} | options)
     data = data or make_data(SyntheticReID(clients=clients, unseen=1, scale=0.2))
     return fit(model, data, rounds, ckpt_path=ckpt_path)
 
@@ -118,10 +122,10 @@ class Recorder:
         monkeypatch.setattr(method_class, "upload", noted)
         run = Round.run
 
-        def noted_run(round_of_run, round_, *args):
+        def noted_run(round_of_run, round_, *args, **options):
             self.sent = {}
             before = round_of_run.parts.server.vector("smallcnn").clone()
-            result = run(round_of_run, round_, *args)
+            result = run(round_of_run, round_, *args, **options)
             after = round_of_run.parts.server.vector("smallcnn").clone()
             images = {name: report.num_images for name, report in result.reports.items()}
             self.rounds.append((before, dict(self.sent), images, after))
@@ -198,7 +202,7 @@ def test_fedasync_s_formula(monkeypatch):
         expected = (1 - step) * before.double() + step * uploaded.double()
         assert torch.allclose(after.double(), expected, rtol=1e-6, atol=1e-6)
         old += began < round_
-    assert old > 3
+    assert old > 1
 
 
 def test_weights_of_single_tensors_are_discounted_one_by_one(monkeypatch):
@@ -238,7 +242,7 @@ def test_running_variances_stay_positive():
     places = model.parts.statistics["smallcnn"].variances
     assert vector(model).isfinite().all()
     assert vector(model)[places].min() > 0
-    assert model.round_metrics["time/clock"] > 10
+    assert model.round_metrics["time/clock"] > 2 * max(sessions(model).values()), "the slow client has answered twice"
 
 
 # -- deadlines ---------------------------------------------------------------------------------------------------------
@@ -287,8 +291,8 @@ def test_late_clients_train_on_what_fits():
 
 def test_a_deadline_goes_with_every_method_and_with_drop_outs():
     for method in (Scaffold(), SubFedAvg(), LotteryFL(), FedDyn(), IFCA()):
-        model = train(method, Deadline(seconds=2.0), rounds=2, availability=Availability(drop=0.2))
-        assert model.round_metrics["time/simulated_seconds"] <= 2.0
+        model = train(method, Deadline(seconds=5.0), rounds=2, availability=Availability(drop=0.2), client=TWO_EPOCHS)
+        assert 0 < model.round_metrics["time/simulated_seconds"] <= 5.0
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
@@ -350,10 +354,8 @@ def test_describe_knows_the_clock_of_the_run():
     for round_ in range(7):
         _, moment = clock.timetable(round_, moment)
     assert moment == model.round.clock.moment
-    rows = dict(
-        line.rsplit("  ", 1) for line in text.splitlines() if line.startswith(("simulated seconds", "the price"))
-    )
-    assert float(rows["simulated seconds of 7 rounds"].strip()) == pytest.approx(moment.clock / 1e9, abs=0.051)
+    seconds = re.search(r"^simulated seconds of 7 rounds +([\d.,]+)$", text, re.MULTILINE)
+    assert float(seconds[1]) == pytest.approx(moment.clock / 1e9, abs=0.051)
     assert "of town1" in text
 
 
@@ -432,7 +434,7 @@ def refusal(timing, method=None, clients=3, **options):
     ],
 )
 def test_methods_that_need_rounds_are_refused(method, reason):
-    line = refusal(Buffered(buffer=2), method)
+    line = refusal(Buffered(buffer=2), method, client=TWO_EPOCHS)
     assert re.match(rf"model\.method: {type(method).__name__}, as it is configured, ({reason})", line), line
     assert line.endswith("choose another method, or Deadline")
 
@@ -483,3 +485,20 @@ def test_wrong_numbers_are_refused(make, line):
     with pytest.raises(ConfigError) as error:
         make()
     assert str(error.value).startswith(line)
+
+
+REFUSED = {"FedDIP", "FedDyn", "FedKLPR", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}
+
+
+def test_methods_are_allowed_by_what_they_declare():
+    """With their defaults; the table of docs/timing.md has the others."""
+    model = train(timing=Buffered(buffer=2), rounds=1)
+    refused, methods = {}, [cls for cls in vars(fedsim.methods).values() if isinstance(cls, type)]
+    classes = {cls for cls in methods if issubclass(cls, Method) and cls is not Method}
+    for cls in classes:
+        try:
+            check_buffered(replace(model.round.clock.conditions, method=cls()))
+        except ConfigError as error:
+            refused[cls.__name__] = str(error)
+    assert len(classes) == 31
+    assert refused.keys() == REFUSED, refused

@@ -186,7 +186,7 @@ LATER = {
     "model.selection.init_args.among": "all",
     "model.evaluation.precision": "32-true",
     "model.tf32": True,
-    "model.timing.class_path": "fedsim.federation.components.timing.Synchronous",
+    "model.timing": None,
 }
 """settings that came after the record -> the value with which nothing changes"""
 

@@ -76,7 +76,7 @@ def describe_federation(
         _cost_table(model, data, placement, traffic, [*devices, *_state_rows(memory, placement)]),
     ]
     if tables and tables[0].seconds is not None:
-        timing = type(model.settings.timing).__name__
+        timing = type(model.settings.pace).__name__
         parts += [f"\nSimulated time, with {timing}", _timing_table(model, placement, tables)]
     return "\n".join(parts)
 
@@ -283,7 +283,7 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     ]
     if extra:
         rows.append(["of these, in addition to shared tensors", f"{extra:,}"])
-    is_synchronous = isinstance(model.settings.timing, Synchronous)  # others have a table of their own
+    is_synchronous = isinstance(model.settings.pace, Synchronous)  # others have a table of their own
     seconds = (ledger.simulated_seconds(of_round, costs) for of_round in traffic if is_synchronous)
     if durations := [value for value in seconds if value is not None]:
         rows.append(["simulated seconds per round, at most", f"{max(durations):,.1f}"])

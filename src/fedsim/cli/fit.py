@@ -55,7 +55,6 @@ from fedsim.federation.callbacks import (
 )
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
-from fedsim.federation.components.timing import Synchronous
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import DEFAULTS
 from fedsim.papers.files import OfAPaper, with_paper
@@ -170,9 +169,8 @@ class FedSimCLI(LightningCLI):
         parser.add_argument("--save_ranking", action=ActionYesNo, nargs="?", default=False, help=ranking)
         parser.add_argument("--save_maps", action=ActionYesNo, nargs="?", default=False, help=maps)
         parser.add_argument("--paper", action=OfAPaper)
-        # by their class paths: the parser cannot derive them from instances
+        # by its class path: the parser cannot derive it from an instance
         parser.set_defaults({"model.selection": {"class_path": f"{AllClients.__module__}.AllClients"}})
-        parser.set_defaults({"model.timing": {"class_path": f"{Synchronous.__module__}.Synchronous"}})
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

@@ -181,7 +181,7 @@ def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
     if settings.aggregation is not None:
         settings.aggregation.check(settings.method, parts.server, settings.bn_stats, settings.noise)
     optional = [part for part in (ladder, settings.attack) if part]
-    clock = settings.timing.start(
+    clock = settings.pace.start(
         Conditions(
             names=parts.names, costs=parts.costs, method=settings.method, selection=settings.selection,
             availability=settings.availability, hardware=settings.hardware, ledger=parts.ledger, server=parts.server,

@@ -13,7 +13,7 @@ from fedsim.federation.scheduling.plan import Task, make_plan
 
 
 @dataclass(frozen=True)
-class Replay:
+class Forecast:
     """Numbers of a run."""
 
     seconds: float
@@ -59,7 +59,7 @@ class Replay:
 
 def replay(
     tables: Sequence[Timetable], costs: Mapping[str, float], micro_batches: Mapping[str, int], placement: Placement
-) -> Replay:
+) -> Forecast:
     """Count what happens in the rounds of a run.
 
     Args:
@@ -73,7 +73,7 @@ def replay(
     for round_, table in enumerate(tables):
         count.update(table.answering)
         staleness += [round_ - table.versions.get(name, round_) for name in table.answering]
-    return Replay(
+    return Forecast(
         seconds=sum(table.seconds or 0.0 for table in tables),
         count=count,
         late=sum(table.late for table in tables),
