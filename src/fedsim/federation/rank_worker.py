@@ -65,6 +65,9 @@ class RankWorker:
         if keep_snapshots:
             self.parts.rank_share.snapshots.begin(orders.all)
         try:
+            if plan.outlasted:
+                vectors = {arch: self.parts.server.vector(arch) for arch in self.parts.models}
+                self.parts.rank_share.old_models.keep(round_, vectors)
             for callback in self.callbacks:
                 callback.on_round_start(round_, orders.all)
             for name, rank_group in scheduler.turns(orders):

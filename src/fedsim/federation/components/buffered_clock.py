@@ -41,14 +41,6 @@ class BufferedClock(Clock):
         self._staleness: list[int] = []
         self._rules = Rules(places=places, goal=goal, duration=self._duration, choose=self._choose, fate=self._fate)
 
-    def plan(self, round_: int) -> Timetable:
-        """Return the timetable, and keep the current models if clients under way will train on them later."""
-        table = super().plan(round_)
-        if round_ in self._needed(self._next, round_ + 1):
-            vectors = {arch: self.conditions.server.vector(arch) for arch in self.conditions.server.models}
-            self.conditions.old_models.keep(round_, vectors)
-        return table
-
     def timetable(self, round_: int, moment: Moment) -> tuple[Timetable, Moment]:
         """Return the clients that begin, and those that fill the buffer."""
         window = next_window(round_, moment, self._rules)
@@ -58,6 +50,7 @@ class BufferedClock(Clock):
             {job.client: self._work(job.client, job.version) for job in answers},
             {job.client: job.version for job in answers},
             [job.client for job in window.too_old],
+            outlasted=round_ in self._needed(window.after, round_ + 1),
             seconds=(window.after.clock - moment.clock) / NANO,
         )
         return table, window.after

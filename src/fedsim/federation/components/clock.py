@@ -92,6 +92,8 @@ class Timetable:
     """clients whose answers arrive, but do not count; they are not trained"""
     late: int = 0
     """clients that were called, but would answer after the end of the round, which does not wait for them"""
+    outlasted: bool = False
+    """whether clients that begin in this round will train on its first model in a later one"""
     seconds: float | None = None
     """simulated duration of the round; None: it ends with its slowest client"""
 

@@ -56,17 +56,18 @@ def make_rank_share(
     """
     placement = place(costs, world_size, len(machine.ranks) if machine else 1)
     hosted_clients = trainable_clients = placement.clients_of(rank)
+    old_models = OldModels(MemoryStore(torch.device("cpu")), saves=rank == 0)
     if machine is None:
         states, snapshots = make_store(store, device, trainable_clients), Snapshots(MemoryStore(torch.device("cpu")))
-        old_models = OldModels(MemoryStore(torch.device("cpu")), saves=rank == 0)
     else:
         trainable_clients = placement.shared_by(machine.ranks)
         num_bytes = largest * (2 * len(trainable_clients) + places)
         with machine.folder(num_bytes, in_memory=store != "disk") as folder:
             states = FileStore(folder / "states", trainable_clients)
             snapshots = Snapshots(FileStore(folder / "snapshots", Snapshots.places(len(trainable_clients))))
-            slots = FileStore(folder / "old models", OldModels.slots(places))
-        old_models = OldModels(slots, writes=machine.place == 0, saves=rank == 0)
+            if places:
+                slots = FileStore(folder / "old models", OldModels.slots(places))
+                old_models = OldModels(slots, writes=machine.place == 0, saves=rank == 0)
     clients = [trainable_clients] if machine is None else [placement.shared_by(ranks) for ranks in placement.groups]
     scheduler = RoundScheduler(costs, micro_batches, clients, machine)
     return RankShare(
