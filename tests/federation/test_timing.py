@@ -528,15 +528,14 @@ class Scores(Callback):
         return next(seconds for seconds, score in self.rows if score >= target)
 
 
-def scores_of(timing, rounds):
+def scores_of(seed, timing, rounds):
     """Ten clients: nine take a second, town0 takes four."""
     data = make_data(SyntheticReID(clients=10, unseen=1, scale=0.25))
     images = {client.name: client.num_images for client in data.federated.clients}
     hardware = hardware_of(*(number / (4 if name == "town0" else 1) for name, number in images.items()))
     optimizer = partial(torch.optim.SGD, lr=0.03, momentum=0.9)
-    torch.manual_seed(0)
     model = make_model(
-        FedPav(), timing=timing, hardware=hardware, evaluation=Evaluation(), backbone=SmallCNN(width=16),
+        FedPav(), seed=seed, timing=timing, hardware=hardware, evaluation=Evaluation(), backbone=SmallCNN(width=16),
         client=LocalTraining(batch_size=16, optimizer=optimizer),
     )  # fmt: skip
     fit(model, data, rounds, callbacks=[scores := Scores()], check_val_every_n_epoch=1, limit_val_batches=1.0)
@@ -545,11 +544,17 @@ def scores_of(timing, rounds):
 
 @pytest.mark.slow
 def test_a_slow_client_costs_less_time():
-    """Half of what theory gives: answers per second grow by 4 * 9.25 / 10 = 3.7."""
-    synchronous, buffered = scores_of(None, 16), scores_of(Buffered(buffer=9), 40)
-    reached = synchronous.rows[-1][1]
-    factors = [synchronous.reach(share * reached) / buffered.reach(share * reached) for share in (0.7, 0.8, 0.9)]
-    assert math.prod(factors) ** (1 / 3) >= 3.7 / 2, factors  # MEASURED
-    # the price: town0 answers at its rate
-    assert buffered.answers["town0"] == int(buffered.clock / 4)
-    assert min(buffered.answers, key=buffered.answers.__getitem__) == "town0"
+    """By half of what theory gives: answers per second grow by 4 * 9.25 / 10 = 3.7.
+
+    Of nine seeds, the mean logarithm of the factor is 1.01, and its standard deviation 0.17: for the mean of three, four
+    deviations below are a factor of 1.86.
+    """
+    logarithms = []
+    for seed in range(3):
+        synchronous, buffered = scores_of(seed, None, 16), scores_of(seed, Buffered(buffer=9), 40)
+        for share in (0.7, 0.8, 0.9):
+            target = share * synchronous.rows[-1][1]
+            logarithms.append(math.log(synchronous.reach(target) / buffered.reach(target)))
+        # the price: town0 answers at its rate
+        assert buffered.answers["town0"] == int(buffered.clock / 4) == min(buffered.answers.values())
+    assert math.exp(sum(logarithms) / len(logarithms)) >= 3.7 / 2, logarithms
