@@ -546,8 +546,8 @@ def scores_of(seed, timing, rounds):
 def test_a_slow_client_costs_less_time():
     """By half of what theory gives: answers per second grow by 4 * 9.25 / 10 = 3.7.
 
-    Of nine seeds, the mean logarithm of the factor is 1.01, and its standard deviation 0.17: for the mean of three, four
-    deviations below are a factor of 1.86.
+    Of nine seeds, the mean logarithm of the factor is 1.01, and its standard deviation 0.17: of three seeds together, a
+    factor of 1.86 is four deviations below the mean.
     """
     logarithms = []
     for seed in range(3):
