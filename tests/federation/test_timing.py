@@ -518,7 +518,7 @@ class Scores(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         self.clock += pl_module.round_metrics["time/simulated_seconds"]
-        self.answers.update(pl_module.reports)
+        self.answers.update([*pl_module.reports])
 
     def on_validation_end(self, trainer, pl_module):
         self.rows.append((self.clock, pl_module.scores["test/global/seen/mAP"]))

@@ -246,7 +246,8 @@ def test_clients_under_way_answer_on_other_machines(on_one, two_machines):
     """One rank has called them; they answer on two machines with two ranks each."""
     begun = read_checkpoint(on_one / "part" / "buffered spans.ckpt")
     assert "town1" in begun["fedsim"]["timing"]["due"]
-    assert begun["fedsim_old_models"].keys() == {*begun["fedsim"]["timing"]["version"].values()}
+    # those that will drop out need none
+    assert set() < begun["fedsim_old_models"].keys() <= {*begun["fedsim"]["timing"]["version"].values()}
     assert "town1/state" in read_result(on_one / "buffered spans.ckpt")
     assert_equal(read_result(on_one / "buffered spans.ckpt"), read_result(two_machines / "buffered spans.ckpt"))
 

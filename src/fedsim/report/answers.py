@@ -45,6 +45,7 @@ def answers_line(groups: Sequence[RunGroup]) -> Iterator[str]:
         if counted:
             mean = {name: sum(counts[name] for counts in counted) / len(counted) for name in counted[0]}
             fewest, most = min(mean, key=mean.__getitem__), max(mean, key=mean.__getitem__)
-            parts.append(f"{group.label} {fewest} {mean[fewest]:g} to {most} {mean[most]:g}")
+            span = f"{fewest} {mean[fewest]:g} to {most} {mean[most]:g}"
+            parts.append(f"{group.label} {span if mean[fewest] < mean[most] else f'{mean[most]:g} each'}")
     if parts:
         yield f"answers of a client, fewest and most: {', '.join(parts)}"
