@@ -88,6 +88,8 @@ def printable(text: str) -> str:
     >>> printable("stra\udcdfe")
     'stra\\udcdfe'
     """
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -127,7 +129,7 @@ def metric_name(*parts: str) -> str:
     >>> metric_name("val", "global", "site/a", "mAP")
     'val/global/site%2Fa/mAP'
     """
-    return "/".join(re.sub("%(?=2F|25)", _QUOTED_PERCENT, part).replace("/", _QUOTED_SLASH) for part in parts)
+    return "/".join(map(_quoted_part, parts))
 
 
 def metric_parts(name: str) -> list[str]:
@@ -137,6 +139,13 @@ def metric_parts(name: str) -> list[str]:
     ['val', 'global', 'site/a', 'mAP']
     """
     return [re.sub("%(2F|25)", lambda match: "/" if match[1] == "2F" else "%", part) for part in name.split("/")]
+
+
+def _quoted_part(part: str) -> str:
+    """Return a part of a metric's name; most parts have nothing to quote, and a round joins hundreds of them."""
+    if "%" in part:
+        part = re.sub("%(?=2F|25)", _QUOTED_PERCENT, part)
+    return part.replace("/", _QUOTED_SLASH)
 
 
 def _folded(name: str) -> str:

@@ -25,6 +25,9 @@ class RoundCallback(Callback):
     def on_client_batch(self, report: BatchReport) -> None:
         """A client has done one batch."""
 
+    def on_batch_before_stop(self, report: BatchReport) -> None:
+        """A client has done one batch, and the run has a deadline by which it must stop."""
+
     def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The clients of a round have trained, and its means are in the models; none of its numbers is written yet.
 

@@ -170,6 +170,9 @@ class RankWorker:
         self.strategy.poll()
         for callback in self._batch_callbacks:
             callback.on_client_batch(report)
+        if self.strategy.stop_deadline is not None:
+            for callback in self.callbacks:
+                callback.on_batch_before_stop(report)
 
     @cached_property
     def _batch_callbacks(self) -> list[RoundCallback]:

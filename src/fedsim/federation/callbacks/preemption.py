@@ -78,10 +78,10 @@ class Preemption(RoundCallback):
         if self._strategy.stop_signal is not None:
             self._strategy.abandon_round()
 
-    def on_client_batch(self, report: BatchReport) -> None:
+    def on_batch_before_stop(self, report: BatchReport) -> None:
         """Abandon the round if it is predicted to miss the deadline."""
-        if (deadline := self._strategy.stop_deadline) is None:
-            return
+        deadline = self._strategy.stop_deadline
+        assert deadline is not None, "the run has no deadline"
         costs = [self._costs[name] for name in self._clients]
         position = self._clients.index(report.client)
         share = (sum(costs[:position]) + report.share * costs[position]) / sum(costs)
