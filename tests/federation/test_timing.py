@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,7 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.federation import checkpoint
 from fedsim.federation.components.buffered_clock import BufferedClock, check_buffered
 from fedsim.federation.components.hardware import ClientHardware, Hardware
+from fedsim.federation.components.privacy import DifferentialPrivacy, WhiteNoise
 from fedsim.federation.components.robust import Median
 from fedsim.federation.components.selection import (
     UCB,
@@ -163,10 +165,10 @@ def test_fedbuff_s_formula(monkeypatch, power, weighting):
 
 
 def check_fedbuff(rounds, num_parameters, power, weighting):
-    befores = [before for before, *_ in rounds]
+    models = [before for before, *_ in rounds]
     for round_, (before, sent, images, after) in enumerate(rounds):
         for began, received, _ in sent.values():
-            assert torch.equal(received, befores[began]), "it trained on the model of its call"
+            assert torch.equal(received, models[began]), "it trained on the model of its call"
         weigh = dict.fromkeys(sent, 1 / len(sent)) if weighting == "uniform" else None
         parameters, statistics = fedbuff(round_, before, sent, images, num_parameters, power, weigh)
         assert torch.allclose(after[:num_parameters].double(), parameters, rtol=0, atol=1e-6)
@@ -558,3 +560,20 @@ def test_a_slow_client_costs_less_time():
         # the price: town0 answers at its rate
         assert buffered.answers["town0"] == int(buffered.clock / 4) == min(buffered.answers.values())
     assert math.exp(sum(logarithms) / len(logarithms)) >= 3.7 / 2, logarithms
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"privacy": DifferentialPrivacy(clip=1.0, noise_multiplier=1.0)}, "model.privacy: DifferentialPrivacy"),
+        ({"has_ladder": True}, "model.adaptive_backbones: ranks clients by rounds"),
+        ({"privacy": WhiteNoise(beta=0.1)}, None),
+    ],
+)
+def test_noise_that_is_accounted_for_and_ladders_are_refused(changed, line):
+    model = make_model(FedPav(), timing=Buffered(buffer=2), hardware=UNEQUAL)
+    model.assemble(make_data(SyntheticReID(clients=3, unseen=1, scale=0.1)), 0, 1, torch.device("cpu"))
+    conditions = replace(clock_of(model.listeners).conditions, **changed)
+    with pytest.raises(ConfigError) if line else nullcontext() as error:
+        check_buffered(conditions)
+    assert line is None or str(error.value).startswith(line)

@@ -296,15 +296,15 @@ def _timing_table(model: Federation, placement: Placement, tables: Sequence[Time
     parts, rounds = model.parts, len(tables)
     run = replay(tables, parts.costs, parts.micro_batches, placement)
     size = sum(flat.shared_bytes for flat in parts.models.values())
-    alone = parts.ledger.simulated_seconds(parts.ledger.expected(1, parts.names), parts.costs)
-    assert alone is not None  # every such timing needs hardware
+    synchronous = parts.ledger.simulated_seconds(parts.ledger.expected(1, parts.names), parts.costs)
+    assert synchronous is not None  # every such timing needs hardware
     slow, fast = run.fewest, run.most
     rows = [
         [f"simulated seconds of {rounds} round{'s' * (rounds != 1)}", f"{run.seconds:,.1f}"],
         ["answers, and those that do not count: late, too old", f"{run.answers:,}, {run.late:,}, {run.too_old:,}"],
     ]
     if run.answers:
-        factor = alone / len(parts.names) * run.answers / run.seconds if run.seconds else math.inf
+        factor = synchronous / len(parts.names) * run.answers / run.seconds if run.seconds else math.inf
         rows += [
             ["answers per second, over those of synchronous rounds of all clients", f"{factor:.2f}x"],
             ["the price: fewest answers", f"{run.count[slow]} of {slow}; most: {run.count[fast]} of {fast}"],

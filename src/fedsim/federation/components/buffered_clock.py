@@ -104,7 +104,7 @@ class BufferedClock(Clock):
         return result.float()
 
     def observe(self, record: RoundRecord) -> None:
-        """Go on to the end of the round, and forget models on which nobody will train."""
+        """Go on to the end of the round, and forget models on which no client will train."""
         super().observe(record)
         self.conditions.old_models.keep_only(self._needed(self.moment, record.round_ + 1))
         self._staleness = [record.round_ - self.table.versions[name] for name in record.reports]
@@ -188,16 +188,16 @@ def check_buffered(conditions: Conditions) -> None:
     payloads = [method.payload(conditions.server, arch, 0) for arch in conditions.server.models]
     sends = any(p.down or p.known or p.up or p.mask for p in payloads)
     rounds = f"; Buffered of {FIELD} has answers from several rounds: "
-    other = "choose another method, or Deadline"
+    remedy = "choose another method, or Deadline"
     bn_stats = {statistics.policy for statistics in conditions.statistics.values()}
     refusals = {
-        f"{name} has a step of the server that belongs to a round{rounds}{other}": method.server_every > 0,
-        f"{name} uploads masks, so that the time of an upload is not known before{rounds}{other}": (
+        f"{name} has a step of the server that belongs to a round{rounds}{remedy}": method.server_every > 0,
+        f"{name} uploads masks, so that the time of an upload is not known before{rounds}{remedy}": (
             "masks" in method.requires
         ),
-        f"{name} combines the single uploads of a round{rounds}{other}": "uploads" in method.requires,
-        f"{name} uses public images with the server of a round{rounds}{other}": "public_images" in method.requires,
-        f"{name} sends tensors beside the model that belong to a round{rounds}{other}": sends,
+        f"{name} combines the single uploads of a round{rounds}{remedy}": "uploads" in method.requires,
+        f"{name} uses public images with the server of a round{rounds}{remedy}": "public_images" in method.requires,
+        f"{name} sends tensors beside the model that belong to a round{rounds}{remedy}": sends,
         f"model.aggregation: compares the uploads of a round{rounds}set it to null": conditions.aggregation is not None,
         f"model.privacy: DifferentialPrivacy accounts for rounds{rounds}set it to null": (
             isinstance(conditions.privacy, DifferentialPrivacy)

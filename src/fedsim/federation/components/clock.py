@@ -202,7 +202,7 @@ class SynchronousClock(Clock):
         return Timetable(list(work), {name: share for name, share in work.items() if share > 0}), moment
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
-        """Return nothing: nobody is late."""
+        """Return nothing: no client is late."""
         return {}
 
 
@@ -237,7 +237,7 @@ class DeadlineClock(Clock):
         answered = {job.client for job in window.answers}
         work = {name: sessions[name][0] for name in selected if name in answered}
         late = sum(shares[job.client] > 0 for job in window.after.under_way)
-        # late clients throw their work away: nobody is under way when the next round begins
+        # late clients throw their work away: none is under way when the next round begins
         after = Moment(window.after.clock, window.after.calls)
         return Timetable(selected, work, late=late, seconds=(after.clock - moment.clock) / NANO), after
 

@@ -78,17 +78,17 @@ class Deadline(Timing):
         return DeadlineClock(conditions, end, self.first, self.late == "partial")
 
     def _check_fastest(self, conditions: Conditions) -> None:
-        """Raise ConfigError if nobody can answer in time."""
+        """Raise ConfigError if no client can answer in time."""
         if self.seconds is None:
             return
-        work, what = (0.0, "for its messages alone") if self.late == "partial" else (1.0, "for its session")
+        work, purpose = (0.0, "for its messages alone") if self.late == "partial" else (1.0, "for its session")
         # of round 1, counted from 0: in the first, downloads may take no time
         needs = {name: conditions.nanoseconds(name, 1, work) for name in conditions.names}
         fastest = min(needs, key=needs.__getitem__)
         if needs[fastest] + (work == 0) > self.seconds * NANO:
             raise ConfigError(
                 f"{FIELD}.seconds: a round of {self.seconds:g} s ends before the fastest client answers: {fastest} "
-                f"needs {needs[fastest] / NANO:.4g} s {what}; raise it"
+                f"needs {needs[fastest] / NANO:.4g} s {purpose}; raise it"
             )
 
 

@@ -78,7 +78,7 @@ class Rules:
 def next_window(round_: int, before: Moment, rules: Rules) -> Window:
     """Return the window of round ``round_``, which begins at ``before``.
 
-    It ends with ``rules.goal`` answers, at the deadline, or when nobody is under way any more.
+    It ends with ``rules.goal`` answers, at the deadline, or when no client is under way any more.
     """
     clock, calls, under_way = before.clock, before.calls, list(before.under_way)
     answers: list[Job] = []
