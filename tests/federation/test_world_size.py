@@ -49,7 +49,7 @@ def settings_by_name():
             "client": training(micro_batch=4, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
             "clients": {"town3": ClientOverride(local_epochs=10, batch_size=15)},
         },
-        # the same work; town1 is under way while others answer, also in a checkpoint
+        # the same work; some clients are under way while others answer, also in a checkpoint
         "buffered spans": {
             "client": training(micro_batch=4, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
             "clients": {"town3": ClientOverride(local_epochs=10, batch_size=15)},
@@ -245,10 +245,10 @@ def test_buffered_answers_have_the_same_bits_on_any_number_of_ranks(on_one, rank
 def test_clients_under_way_answer_on_other_machines(on_one, two_machines):
     """One rank has called them; they answer on two machines with two ranks each."""
     begun = read_checkpoint(on_one / "part" / "buffered spans.ckpt")
-    assert "town1" in begun["fedsim"]["timing"]["due"]
     # those that will drop out need none
     assert set() < begun["fedsim_old_models"].keys() <= {*begun["fedsim"]["timing"]["version"].values()}
-    assert "town1/state" in read_result(on_one / "buffered spans.ckpt")
+    staleness = [row["timing/staleness"] for row in read_rows(on_one, "buffered spans") if row["timing/staleness"]]
+    assert float(staleness[-1]) > 0, "the last round had no old answer"
     assert_equal(read_result(on_one / "buffered spans.ckpt"), read_result(two_machines / "buffered spans.ckpt"))
 
 

@@ -17,7 +17,6 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
 from fedsim.evaluation.summary import MAX_LISTED, MAX_NAMES
 from fedsim.federation.aggregation.masked import clients_prune
-from fedsim.federation.components.clock import Timetable
 from fedsim.federation.components.ledger import Ledger, Traffic
 from fedsim.federation.components.timing import Synchronous
 from fedsim.federation.events import num_rounds, strategy_of
@@ -30,6 +29,7 @@ from fedsim.models.groups import Group
 from fedsim.models.weights import without_downloads
 from fedsim.parsing.output import print_text
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.timetable import Timetable
 
 _ASSUMED = "assumed gain: rounds will measure it"
 _NAMES = [0]  # columns of tables with names, which may look like numbers

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, TrainingError
 from fedsim.federation.aggregation.sums import Aggregator
-from fedsim.federation.components.clock import Timetable
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.parts import Parts
 from fedsim.federation.round_table import RoundTable, SessionReport
@@ -22,6 +21,7 @@ from fedsim.strategy.rank_group import RankGroup
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport, Client, Outcome
 from fedsim.training.messages import Upload
+from fedsim.training.timetable import Timetable
 
 
 class Start(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.core.seeding import derive_seed
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.sums import Aggregator, aggregation_weights
-from fedsim.federation.components.clock import Clock, Timetable
+from fedsim.federation.components.clock import Clock
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
@@ -23,6 +23,7 @@ from fedsim.methods.base import Method, Weights, has_server_step
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 from fedsim.training.server import Server
+from fedsim.training.timetable import Timetable
 
 
 @dataclass(frozen=True)

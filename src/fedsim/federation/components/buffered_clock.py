@@ -9,13 +9,14 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
-from fedsim.federation.components.clock import FIELD, NANO, Clock, Conditions, Timetable
+from fedsim.federation.components.clock import FIELD, NANO, Clock, Conditions
 from fedsim.federation.components.listener import RoundRecord
 from fedsim.federation.components.privacy import DifferentialPrivacy
 from fedsim.federation.components.window import Fate, Job, Moment, Rules, next_window
 from fedsim.functional.staleness import discounted, step_of
 from fedsim.methods.base import Weights
 from fedsim.training.statistics import BatchNormStatistics
+from fedsim.training.timetable import Timetable
 
 Stretch = tuple[slice, Mapping[str, float]]
 """a part of the shared vector, and the weight of each client in it"""

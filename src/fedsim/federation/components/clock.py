@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,7 @@ from fedsim.methods.base import Method, Weights
 from fedsim.training.old_models import OldModels
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics
+from fedsim.training.timetable import Timetable
 
 FIELD = "model.timing"
 NANO = 10**9
@@ -76,31 +77,6 @@ class Conditions:
         assert self.hardware is not None
         traffic = self.ledger.expected(round_, [client])[client]
         return round(NANO * self.hardware.seconds(client, traffic.received, work * self.costs[client], traffic.sent))
-
-
-@dataclass(frozen=True)
-class Timetable:
-    """What happens in a round, known before it trains."""
-
-    called: Sequence[str]
-    """clients to which the server sends its model"""
-    work: Mapping[str, float]
-    """client -> share of its local work that it completes, of the clients that answer in this round"""
-    versions: Mapping[str, int] = field(default_factory=dict)
-    """client -> the round with whose first model it trains; a missing one trains with that of this round"""
-    too_old: Sequence[str] = ()
-    """clients whose answers arrive, but do not count; they are not trained"""
-    late: int = 0
-    """clients that were called, but would answer after the end of the round, which does not wait for them"""
-    outlasted: bool = False
-    """whether clients that begin in this round will train on its first model in a later one"""
-    seconds: float | None = None
-    """simulated duration of the round; None: it ends with its slowest client"""
-
-    @property
-    def answering(self) -> list[str]:
-        """The clients that train and answer."""
-        return list(self.work)
 
 
 class Clock(RoundListener, ABC):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedsim.core.placement import Placement
-from fedsim.federation.components.clock import Timetable
 from fedsim.federation.scheduling.plan import Task, make_plan
+from fedsim.training.timetable import Timetable
 
 
 @dataclass(frozen=True)
