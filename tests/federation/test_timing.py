@@ -14,6 +14,7 @@ from lightning import Callback
 import fedsim.methods
 from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.placement import place
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation import checkpoint
@@ -31,6 +32,7 @@ from fedsim.federation.components.selection import (
 from fedsim.federation.components.timing import Buffered, Deadline, Synchronous
 from fedsim.federation.federation import clock_of
 from fedsim.federation.round import Round
+from fedsim.federation.scheduling.replay import replay
 from fedsim.methods import (
     IFCA,
     MOON,
@@ -50,6 +52,7 @@ from fedsim.models import SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.old_models import OldModels
 from fedsim.training.settings import LocalTraining
+from fedsim.training.timetable import Timetable
 from small import fit, make_data, make_model, sgd, state_of, vector
 
 INF = float("inf")
@@ -577,3 +580,40 @@ def test_noise_that_is_accounted_for_and_ladders_are_refused(changed, line):
     with pytest.raises(ConfigError) if line else nullcontext() as error:
         check_buffered(conditions)
     assert line is None or str(error.value).startswith(line)
+
+
+def test_free_places_go_to_clients_that_are_not_busy():
+    """Of eight clients, half are under way; each is called at its turn, never twice with one model."""
+    model = make_model(
+        FedPav(), timing=Buffered(buffer=2), selection=RandomFraction(0.5), hardware=hardware_of(30.0, 200.0)
+    )
+    model.assemble(make_data(SyntheticReID(clients=8, unseen=1, scale=0.1)), 0, 1, torch.device("cpu"))
+    under_way, calls = set(), Counter()
+    for round_, table in enumerate(clock_of(model.listeners).timetables(300)):
+        assert not under_way & {*table.called}
+        under_way = (under_way | {*table.called}) - {*table.work}
+        assert len(under_way) <= 4
+        calls.update((name, round_) for name in table.called)
+    assert set(calls.values()) == {1}
+    number = Counter(name for name, _ in calls)
+    assert len(number) == 8
+    assert number["town0"] == min(number.values())
+
+
+def test_a_forecast_is_counted_by_hand():
+    """Three rounds: b begins in the first and answers in the third; c is late once; two ranks."""
+    costs = {"a": 4.0, "b": 6.0, "c": 2.0}
+    tables = [
+        Timetable(["a", "b", "c"], {"a": 1.0, "c": 0.5}, {"a": 0, "c": 0}, outlasted=True, seconds=2.0),
+        Timetable(["a"], {"a": 1.0}, {"a": 1}, too_old=["c"], seconds=1.0),
+        Timetable(["c"], {"b": 1.0, "c": 1.0}, {"b": 0, "c": 2}, late=1, seconds=3.5),
+    ]
+    forecast = replay(tables, costs, dict.fromkeys(costs, 1), place(costs, 2, 2))
+    assert (forecast.seconds, forecast.answers, forecast.late, forecast.too_old) == (6.5, 5, 1, 1)
+    assert dict(forecast.count) == {"a": 2, "b": 1, "c": 2}
+    assert (forecast.fewest, forecast.most) == ("b", "a")
+    assert forecast.staleness == [0, 0, 0, 2, 0]
+    assert (forecast.mean_staleness, forecast.largest_staleness) == (0.4, 2)
+    assert forecast.old_models == 1  # that of the first round, during all three
+    busy, spans = (4 + 1) + 4 + (6 + 2), 4 + 4 + 6  # of a round, the longer rank
+    assert forecast.idle == pytest.approx(1 - busy / (2 * spans))
