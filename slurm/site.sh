@@ -18,6 +18,25 @@ fi
 # shellcheck disable=SC2034
 FEDSIM_SRUN=(srun --kill-on-bad-exit=1)
 
+# fedsim in a container: one of the two lines for srun, and the third line, since no container has Slurm's scontrol.
+# FEDSIM_SRUN+=(apptainer exec --nv --bind "$PWD" fedsim.sif)
+# FEDSIM_SRUN+=(--container-image="$PWD/fedsim.sqsh" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")  # Pyxis
+# FEDSIM_IN_CONTAINER=yes
+
+# Ends the job with fedsim's exit code. Code 138 is 128 + SIGUSR1: the time was up, and fedsim asked Slurm to start the job
+# again, unless it ran in a container; then it is asked here.
+end_job() {
+    if [[ "$1" == 138 && -n "${FEDSIM_IN_CONTAINER:-}" ]]; then
+        # of an array only this task
+        scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+    fi
+    exit "$1"
+}
+
+# The data of a job of many small files are read faster from a node's own disk, if there is one. One task per node copies:
+# srun --ntasks-per-node=1 tar -xf data.tar -C "$SLURM_TMPDIR"     # then: --data.source.root "$SLURM_TMPDIR/data"
+# A folder there is also a place for decoded images: --data.cache_dir "$SLURM_TMPDIR/decoded"
+
 # Since Slurm 22.05 srun does not take this from sbatch.
 if [[ -n "${SLURM_CPUS_PER_TASK:-}" ]]; then
     export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"

@@ -7,7 +7,7 @@ import sys
 from difflib import get_close_matches
 
 from fedsim._version import __version__
-from fedsim.parsing.output import end_output, prepare_output, print_text
+from fedsim.parsing.output import end_output, prepare_output, print_error, print_text
 
 COMMANDS = {
     "fit": "train a federation and score it as it learns",
@@ -22,6 +22,7 @@ COMMANDS = {
     "rank": "score features from any program: CMC, mAP, mINP, re-ranking",
     "export": "write a checkpoint's global model as safetensors",
     "report": "print a table of finished runs, and plot it",
+    "slurm": "write the scripts for Slurm into a folder",
     "sweep": "run the sweep of a W&B file, a method or a paper on this machine, or print its command lines",
     "list": "list the methods, backbones, data sets, ... that a config can name, with a line each",
     "completion": "print a script that completes commands and options in bash, zsh or tcsh",
@@ -78,7 +79,7 @@ def _run(args: list[str]) -> int:
     if args[0] not in COMMANDS:
         close = get_close_matches(args[0], COMMANDS, n=1)
         guess = f"did you mean {close[0]}? " if close else ""
-        sys.stderr.write(f"fedsim: error: there is no command {args[0]}; {guess}choose from {', '.join(COMMANDS)}\n")
+        print_error(f"there is no command {args[0]}; {guess}choose from {', '.join(COMMANDS)}")
         return 2
     if os.getcwd() not in map(os.path.abspath, sys.path):  # so that the console script finds the user's classes
         sys.path.insert(0, os.getcwd())

@@ -138,7 +138,7 @@ IN_THE_WAY = {
         with_faiss(trials={"cpu": "", "cuda:1": "its neighbours are not those of torch"}), FAISS,
         "faiss on cuda:1: its neighbours are not", "backend at auto",
     ),
-    "no faiss": (with_faiss(problem="No module named 'faiss'"), FAISS, "faiss: No module", "install faiss-gpu"),
+    "no faiss": (with_faiss(problem="No module named 'faiss'"), FAISS, "faiss: No module", "'fedsim[faiss]'"),
     "a full disk": (replace(WELL, disk=Room("/runs", 1000, GIB)), Wish(), "0.0 GiB are free at /runs", "make room"),
     "no folder": (replace(WELL, disk=Room("/a", 0, 1, "/a is a file")), Wish(), "cannot be a folder: /a", "another"),
     "no login": (replace(WELL, wandb=Wandb("online", "")), Wish(tracked=True), "a logger needs a login", "wandb login"),

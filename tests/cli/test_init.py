@@ -36,7 +36,7 @@ def test_lines_for_a_gpu_are_commented(market_tree, tmp_path, monkeypatch):
     """Without their # they are those of the shipped recipe."""
     config, plain = tmp_path / "mine.yaml", tmp_path / "plain.yaml"
     for output, count in ((config, 1), (plain, 0)):
-        monkeypatch.setattr("fedsim.cli.init.visible_gpus", lambda count=count: count)
+        monkeypatch.setattr("fedsim.cli.init.command.visible_gpus", lambda count=count: count)
         assert main(["init", str(market_tree), "--output", str(output)]) == 0
     given, without = yaml.safe_load(config.read_text()), yaml.safe_load(plain.read_text())
     assert given == without

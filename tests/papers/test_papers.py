@@ -175,6 +175,8 @@ LATER = {
     "model.client.prefetch": False,
     "model.client.schedule.milestones": [40, 70],
     "model.method.init_args.distillation.teacher_mode": "eval",
+    "model.module": None,
+    "model.private": None,
     "model.method.init_args.lam_first": 5e-4,  # FedDIP's numbers did change: its authors' code
     "model.method.init_args.layer": "pool",
     "model.method.init_args.regrow": False,

@@ -29,9 +29,9 @@ YAML = (
 WRONG = (None, True, -1, 0.5, float("nan"), float("inf"), "x", [], {}, [[1]], {"x": 1}, 10**400)
 """plain values, of which each field has at most some kinds"""
 COMMANDS = (
-    "fit", "validate", "test", "predict", "describe", "doctor", "export", "report", "init", "sweep", "rank", "list",
-    "completion", "papers", "data check", "data preview", "data prepare", "data manifest", "data splits", "data cut",
-    "data convert", "augment fit", "augment preview", "augment write",
+    "fit", "validate", "test", "predict", "describe", "doctor", "export", "report", "init", "slurm", "sweep", "rank",
+    "list", "completion", "papers", "data check", "data preview", "data prepare", "data manifest", "data splits",
+    "data cut", "data convert", "augment fit", "augment preview", "augment write",
 )  # fmt: skip
 CONTRADICTIONS = (
     ("--model.client.optimizer", "torch.optim.LBFGS"), ("--model.client.optimizer", "torch.optim.SparseAdam"),

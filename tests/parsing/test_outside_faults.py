@@ -170,6 +170,13 @@ def test_drawn_words_are_one_line_for_every_command(tmp_path, monkeypatch, capsy
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words", [["a\nb"], ["list", "a\nb"], ["papers", "a\nb"], ["papers", "003", "a\nb"], ["data", "a\nb"]]
+)
+def test_words_with_line_ends_are_one_line(capsys, words):
+    refuse(capsys, *words)
+
+
 def test_the_commands_are_all_commands():
     from fedsim.__main__ import COMMANDS as NAMES
     from fedsim.cli.commands import GROUPS

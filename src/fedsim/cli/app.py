@@ -17,9 +17,9 @@ from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.papers.files import rotation_in
 from fedsim.parsing.config_files import check_words
 from fedsim.parsing.environment import check_environment, is_alone
-from fedsim.parsing.error_lines import CommandFailure, failure_of, one_line
+from fedsim.parsing.error_lines import CommandFailure, failure_of
 from fedsim.parsing.options import WITH_TRAINER, asks_for_help, asks_for_rotation, asks_for_several, check_options
-from fedsim.parsing.output import end_output, print_text, rank_of_this_process
+from fedsim.parsing.output import end_output, print_error, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 from fedsim.parsing.typed_names import with_quotes, words_with_quotes
 
@@ -113,14 +113,14 @@ def _run(command: str, words: list[str]) -> None:
 
 def _report(error: BaseException, failure: CommandFailure) -> None:
     """Write the error on one rank: on rank 0, or on another one if rank 0 is lost."""
-    rank, line = rank_of_this_process(), one_line(failure.message)
+    rank = rank_of_this_process()
     if rank == 0 or is_alone() or (isinstance(error, PeerError) and error.rank == 0):
-        sys.stderr.write(f"fedsim: error: {line}\n")
+        print_error(failure.message)
     elif not isinstance(error, PeerError | RunStoppedError):
         from fedsim.strategy.launch import await_rank_0
 
         if await_rank_0(failure.code):
-            sys.stderr.write(f"fedsim: error: rank {rank}: {line}\n")
+            print_error(f"rank {rank}: {failure.message}")
 
 
 def _set_up_messages() -> None:

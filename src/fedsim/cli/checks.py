@@ -47,7 +47,7 @@ def check_weights(words: Sequence[str], config: Mapping[str, Any]) -> None:
     named = [(part.get("init_args") or {}).get("weights") for part in backbones if isinstance(part, dict)]
     files = [weights for weights in named if isinstance(weights, str) and is_file(weights)]
     backbone = config["model"]["backbone"]
-    if files and "weights" not in (backbone.get("init_args") or {}):
+    if backbone and files and "weights" not in (backbone.get("init_args") or {}):
         name = str(backbone["class_path"]).rpartition(".")[2]
         raise ConfigError(
             f"model.backbone: {name} has no weights, but a config starts from {files[-1]}; keep its network, or take a "

@@ -22,9 +22,10 @@ _MODULES = {
     "data": "fedsim.cli.data.command",
     "doctor": "fedsim.cli.doctor.command",
     "export": "fedsim.cli.export",
-    "init": "fedsim.cli.init",
+    "init": "fedsim.cli.init.command",
     "rank": "fedsim.cli.rank",
     "report": "fedsim.cli.report",
+    "slurm": "fedsim.cli.init.slurm",
     "sweep": "fedsim.cli.sweep",
 }
 _FOLDERS, _CONFIGS = "fedsim.cli.data.folders", "fedsim.cli.data.configs"

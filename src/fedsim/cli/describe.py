@@ -105,7 +105,7 @@ def group_table(model: FlatModel) -> str:
             elements = sum(state[name].numel() for name in names)
             size = sum(state[name].numel() * state[name].element_size() for name in names)
             rows.append([group.value, len(names), elements, size, " + ".join(sorted(uses))])
-    if model.network.head is None:
+    if model.has_own_heads:
         rows.append([Group.HEAD.value, 2, "per client", "per client", "private"])
     return tabulate(rows, headers=["group", "tensors", "elements", "bytes", "use"], intfmt=",")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping
 
@@ -11,7 +10,7 @@ from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.parsing.listing import KINDS, classes_of
 from fedsim.parsing.listing import run as run_list
 from fedsim.parsing.options import WITH_TRAINER, all_options
-from fedsim.parsing.output import print_text
+from fedsim.parsing.output import print_error, print_text
 from fedsim.parsing.short_help import short_help
 
 _SHELLS = ("bash", "zsh", "tcsh")
@@ -29,7 +28,7 @@ def run_light(args: list[str], commands: Mapping[str, str]) -> int:
         else:
             text = short_help(command, commands[command])
     except FedSimError as error:
-        sys.stderr.write(f"fedsim: error: {error}\n")
+        print_error(str(error))
         return 2
     print_text(text)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from tabulate import tabulate
 from fedsim.core.errors import FedSimError
 from fedsim.papers.contradictions import lines_of
 from fedsim.papers.files import Paper, list_papers, no_such_name, read_paper
-from fedsim.parsing.output import print_text
+from fedsim.parsing.output import print_error, print_text
 
 _WIDTH = 120
 
@@ -35,9 +34,7 @@ def run_papers_command(args: list[str]) -> int:
     arguments, unknown = parser.parse_known_args(args)
     name = arguments.which
     if unknown:
-        sys.stderr.write(
-            f"fedsim: error: papers: cannot use {' '.join(unknown)}; give one paper, or one name, or nothing\n"
-        )
+        print_error(f"papers: cannot use {' '.join(unknown)}; give one paper, or one name, or nothing")
         return 2
     keys = list_papers() if name is None else [name]
     try:
@@ -45,7 +42,7 @@ def run_papers_command(args: list[str]) -> int:
         if name in keys and "/" not in name:
             text = "\n".join([text, *_printed(read_paper(name))])
     except FedSimError as error:
-        sys.stderr.write(f"fedsim: error: {error}\n")
+        print_error(str(error))
         return 2
     print_text(text)
     return 0

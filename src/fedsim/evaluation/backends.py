@@ -243,7 +243,7 @@ def _load_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise ConfigError(
-            f"backend: FAISS cannot be loaded ({error}); install faiss-gpu or faiss-cpu, or use torch"
+            f"backend: FAISS cannot be loaded ({error}); pip install 'fedsim[faiss]', or use torch"
         ) from error
     return faiss
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from fedsim.federation.checks.requirements import (
     check_graphs,
     check_image_sizes,
     check_micro_batches,
+    check_own_module,
     check_settings,
     settings_by_client,
 )
@@ -31,8 +34,13 @@ from fedsim.training.batch import ClientImages
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.lazy_clients import LazyClients
+from fedsim.training.own_module.assembly import OwnModule, own_module
+from fedsim.training.own_module.blueprint import MakesModule
+from fedsim.training.own_module.module_client import ModuleClient
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics, shared_names
+
+log = logging.getLogger(__name__)
 
 
 def assemble(
@@ -50,18 +58,21 @@ def assemble(
     Raises:
         ConfigError: if settings and data contradict each other.
     """
-    client_settings = settings_by_client(data.federated, settings.client, settings.overrides)
+    tried = None if settings.module is None else _try_module(settings, settings.module, data, device, logs=rank == 0)
+    training = settings.client if tried is None else tried.training(settings.client)
+    client_settings = settings_by_client(data.federated, training, settings.overrides)
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
     check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
     check_batches(federated.clients, client_settings, logs=rank == 0)
-    for name, training in client_settings.items():
-        settings.method.check(training, name)
-    models, archs = _build_models(settings, federated.clients, device)
+    for name, of_client in client_settings.items():
+        settings.method.check(of_client, name)
+    models, archs = _build_models(settings, federated.clients, device, tried)
     costs = {c.name: float(c.num_images * client_settings[c.name].passes) for c in federated.clients}
     check_micro_batches(client_settings, models, settings.method, settings.objective, settings.reduction)
     check_graphs(federated.clients, client_settings, settings.method, settings.objective, device, logs=rank == 0)
     check_compiler(client_settings, device)
-    check_image_sizes(models, data)
+    if tried is None:  # whose trial has had images of these sizes
+        check_image_sizes(models, data)
     for model in models.values():
         model.prepare(client_settings.values())
     server = Server(models, archs, data.augmentation, settings.seed, len(federated.public or ()))
@@ -77,8 +88,10 @@ def assemble(
     )
     data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
 
+    kind = Client if tried is None else partial(ModuleClient, log_names=tried.trial.log_names)
+
     def make(name: str, images: ClientImages) -> Client:
-        return Client(
+        return kind(
             images=images, training=client_settings[name], objective=settings.objective, model=models[archs[name]],
             store=rank_share.states, seed=settings.seed, trains_alone=is_alone,
         ).to(device)  # fmt: skip
@@ -91,18 +104,46 @@ def assemble(
         micro_batches=micro_batches, rank_share=rank_share,
         statistics={arch: BatchNormStatistics(settings.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(settings.method, server, archs, settings.hardware, settings.accounting),
-        clients=clients, objective=settings.objective,
+        clients=clients, objective=settings.objective, training=training,
+        logged=() if tried is None else tried.trial.log_names,
     )  # fmt: skip
 
 
+def _try_module(
+    settings: Settings, source: MakesModule, data: FederatedDataModule, device: torch.device, logs: bool
+) -> OwnModule:
+    """Return the user's module after a trial; refuse settings that it contradicts, and log those without effect."""
+    sizes = {"train": data.augmentation.crop or data.size, "test": data.test_size}
+    check_own_module(settings.method, settings.evaluation.task, settings.adaptive_backbones is not None)
+    tried = own_module(source, data.federated.clients, settings.client, sizes, settings.seed, device)
+    for name, override in settings.overrides.items():
+        tried.check_override(name, override)
+    if logs:
+        usual = Settings(settings.method, module=source)
+        idle = [name for name in ("neck", "objective") if getattr(settings, name) != getattr(usual, name)]
+        idle += ["backbone"] * (settings.backbone is not None)
+        idle += ["client.optimizer"] * (settings.client.optimizer != usual.client.optimizer)
+        if idle:
+            names = ", ".join(f"model.{name}" for name in idle)
+            log.info("model.module: %s is network, loss and optimizer: without effect are %s", tried.name, names)
+    return tried
+
+
 def _build_models(
-    settings: Settings, clients: Sequence[ClientData], device: torch.device
+    settings: Settings, clients: Sequence[ClientData], device: torch.device, tried: OwnModule | None
 ) -> tuple[dict[str, FlatModel], dict[str, str]]:
     """Build one model per architecture: return architecture -> model, client -> architecture.
 
     Clients whose backbones have the same layout share a model, with the initial weights of the first client's backbone.
     Every backbone on the ladder gets a model, with room for the largest head.
     """
+    if tried is not None:
+        max_classes = max(client.num_classes for client in clients)
+        model = tried.model(
+            settings.method.shared_groups, settings.private or (), settings.bn_stats, max_classes, device
+        )
+        return {model.arch: model}, {client.name: model.arch for client in clients}
+    assert settings.backbone is not None, "settings have one or the other"
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}
     common, ladder = (
         layout_of(settings.backbone),

@@ -27,7 +27,15 @@ from fedsim.federation.checks.compatibility import check_trainer, data_of
 from fedsim.federation.checks.requirements import check_equal_start
 from fedsim.federation.components.clock import Clock, Conditions
 from fedsim.federation.components.listener import RoundListener
-from fedsim.federation.events import as_oracle, evaluates_after, log_scores, publish, round_callbacks, strategy_of
+from fedsim.federation.events import (
+    as_oracle,
+    evaluates_after,
+    log_scores,
+    num_rounds,
+    publish,
+    round_callbacks,
+    strategy_of,
+)
 from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.round import Round
@@ -131,12 +139,13 @@ class Federation(LightningModule):
                     callback.on_placed(self.parts.rank_share.placement)
             limit = self.trainer.limit_train_batches  # of a client's batches; fast_dev_run sets it
             self.parts.limit_batches(limit if isinstance(limit, int) else data.limit_client_batches)
+            self.parts.plan_rounds(num_rounds(self.trainer))
             self.round = round_of(self.settings, self.parts, self.listeners, self.trainer)
             self.evaluator = evaluator_of(self.settings, self.parts, data, self.trainer)
             data.threads = threads
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
         if is_new:
-            check_equal_start(strategy, self.parts.models)
+            check_equal_start(strategy, self.parts.models, "backbone" if self.settings.module is None else "module")
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Give torch back what the run has set."""

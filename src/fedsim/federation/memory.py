@@ -102,7 +102,7 @@ class _Estimate:
         self._placement, self._precision = placement, precision
         replicas = list(settings.method.replicas.values()) if isinstance(settings.method, HoldsModels) else []
         self._trained, self._frozen = 1 + replicas.count("trained"), replicas.count("frozen")
-        self._training = settings_by_client(parts.federated, settings.client, settings.overrides)
+        self._training = settings_by_client(parts.federated, parts.training, settings.overrides)
         self._moments_of = {id(t): _state_of(t.optimizer) for t in self._training.values()}
         models = parts.models.items()
         self._trainable = {a: sum(p.nbytes for p in m.network.parameters() if p.requires_grad) for a, m in models}

@@ -20,6 +20,7 @@ from fedsim.training.lazy_clients import LazyClients
 from fedsim.training.objective import Objective
 from fedsim.training.public import PublicImages
 from fedsim.training.server import Server
+from fedsim.training.settings import LocalTraining
 from fedsim.training.statistics import BatchNormStatistics
 
 
@@ -51,6 +52,10 @@ class Parts:
     """the supervised loss"""
     clients: LazyClients
     """name -> client, for the clients that this rank may train"""
+    training: LocalTraining
+    """the common settings of local training, with the optimizer of the user's module where there is one"""
+    logged: tuple[str, ...] = ()
+    """names of the numbers that the user's module logs"""
 
     @cached_property
     def names(self) -> list[str]:
@@ -70,6 +75,11 @@ class Parts:
     def limit_batches(self, limit: float | None) -> None:
         """Let clients train on fewer batches; see FederatedDataModule.limit_client_batches."""
         self.clients.limit_batches = limit
+
+    def plan_rounds(self, num_rounds: int | None) -> None:
+        """Let models know the number of rounds; None: there is no last one."""
+        for model in self.models.values():
+            model.num_rounds = num_rounds
 
     def read_images(self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool) -> None:
         """Decode the images that this rank needs in ``stage``, so that a damaged file stops the run before it starts.
@@ -113,7 +123,7 @@ class Parts:
     @property
     def facts(self) -> tuple[str, ...]:
         """Names of the numbers about a session that are logged for each client."""
-        return self.objective.parts + (FACTS if self.federated.has_unlabelled else ())
+        return self.logged + self.objective.parts + (FACTS if self.federated.has_unlabelled else ())
 
 
 def trains_alone(method: Method, federated: FederatedData) -> bool:

@@ -123,7 +123,7 @@ class Round:
     def _metrics(self, round_: int) -> dict[str, float]:
         """Return the numbers of the listeners after a round."""
         named = self.parts.names if len(self.parts.names) <= MAX_NAMES else ()
-        metrics = {"round": float(round_ + 1), "client/lr": self.settings.client.lr_in(round_)}
+        metrics = {"round": float(round_ + 1), "client/lr": self.parts.training.lr_in(round_)}
         for listener in self.listeners:
             metrics |= listener.metrics(round_, named)
         return metrics

@@ -183,7 +183,9 @@ class RoundTable:
         metrics |= {"train/images": images, "train/steps": steps}
         metrics |= {f"time/busy_share_rank{rank}": seconds / wall for rank, seconds in enumerate(self._busy.tolist())}
         if images:
-            metrics |= {"train/loss": loss / images, "train/accuracy": correct / images}
+            metrics["train/loss"] = loss / images
+            if not math.isnan(correct):  # a user's module makes no guesses
+                metrics["train/accuracy"] = correct / images
             metrics["time/images_per_second"] = images / wall
         if peak := float(self._peaks.max()):
             metrics["memory/peak_gib"] = peak / 2**30

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lightning import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedsim.core.checks import at_least, within
+from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
 from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
@@ -25,6 +27,7 @@ from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import Neck
 from fedsim.training.objective import Objective
+from fedsim.training.own_module.blueprint import MakesModule
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
@@ -35,10 +38,16 @@ class Settings:
 
     method: Method
     """the federated method: FedAvg, FedPav, Local, or your own Method by its class_path"""
-    backbone: Backbone | nn.Module
+    backbone: Backbone | nn.Module | None = None
     """ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels"""
     neck: Neck = Neck()
     """layers between pooled features and the identity head"""
+    module: MakesModule | None = None
+    """your own LightningModule in place of backbone, neck, objective and optimizer (docs/own_module.md); null: fedsim's
+    model. In Python also instead of ``backbone``"""
+    private: tuple[str, ...] | None = None
+    """patterns of the names of tensors of ``module`` that stay with the clients, such as ``classifier.*``, beside those
+    whose size depends on ``num_classes``; null: no further ones"""
     client: LocalTraining = LocalTraining()
     """local training of the clients in a round"""
     clients: dict[str, ClientOverride] | None = None
@@ -87,6 +96,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the settings as far as possible without data."""
+        if isinstance(self.backbone, LightningModule) or not isinstance(self.backbone, nn.Module | None):
+            object.__setattr__(self, "module", self.backbone)
+            object.__setattr__(self, "backbone", None)
+        if self.backbone is None and self.module is None:
+            raise ConfigError("model.backbone: name a backbone, or set model.module to your own LightningModule")
+        if self.private and self.module is None:
+            raise ConfigError("model.private: patterns are for model.module; methods say which groups are private")
         self.client.check("model.client")
         for name in self.clients or ():
             check_name(name, "model.clients", "use the name of a client")

@@ -123,8 +123,13 @@ def _cut(vector: Tensor, layout: Sequence[Mapping[str, Any]]) -> dict[str, Tenso
     """Cut a vector of the buffer's layout into the named tensors that it contains; the identity head is left out."""
     tensors = {}
     for entry in layout:
-        name, shape = entry["name"].removeprefix("backbone.").removeprefix("timm."), torch.Size(entry["shape"])
+        name, shape = entry["name"], torch.Size(entry["shape"])
+        is_head = name.startswith("head.")
+        for part_of_network in ("backbone.timm.", "backbone.", "module."):  # of a user's module: its own names
+            if name.startswith(part_of_network):
+                name = name.removeprefix(part_of_network)
+                break
         part = vector[entry["offset"] : entry["offset"] + shape.numel()]
-        if not name.startswith("head.") and len(part) == shape.numel():
+        if not is_head and len(part) == shape.numel():
             tensors[name] = part.view(shape).clone()  # of a view, the whole vector would be written
     return tensors

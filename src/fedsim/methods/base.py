@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 Weighting = Literal["size", "uniform"]
 Delivered = Literal["global", "personalised", "ensemble"]
-Need = Literal["identities", "public_images", "speeds", "masks", "uploads", "whole_batches", "plain_steps"]
+Need = Literal[
+    "identities", "public_images", "speeds", "masks", "uploads", "whole_batches", "plain_steps", "built_in_model"
+]
 Signal = Literal["client", "tensor"]
 
 
@@ -118,7 +120,8 @@ class Method(ABC):
         server gets single uploads, and :meth:`aggregate` combines them. ``whole_batches``: a batch must not be cut into
         micro-batches (``micro_batch``), because the method uses all of it at once, or steps more than once.
         ``plain_steps``: a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or the
-        method does not train by ``client.train_on``.
+        method does not train by ``client.train_on``. ``built_in_model``: the method works on features, logits or layers
+        of fedsim's own model, which a user's LightningModule (``model.module``) does not have.
         """
         return frozenset()
 

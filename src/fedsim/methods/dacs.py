@@ -109,7 +109,7 @@ class StyleModel(nn.Module):
 class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors, Method):
     """Averaging of clients that also train on restyled images, in a style that each of them learns."""
 
-    requires: ClassVar[frozenset[Need]] = frozenset({"identities", "plain_steps", "whole_batches"})
+    requires: ClassVar[frozenset[Need]] = frozenset({"identities", "plain_steps", "whole_batches", "built_in_model"})
     # a client's heads share one label space; a loop of its own; the style model steps with the whole batch
 
     lam_div: float = 1.0

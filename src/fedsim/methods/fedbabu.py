@@ -60,7 +60,7 @@ class _FineTuning:
 class FedBABU(WeightingChoice, KeepsModels, Method):
     """Averaging of bodies that are trained for fixed random heads."""
 
-    requires = frozenset({"identities"})  # clusters have no head
+    requires = frozenset({"identities", "built_in_model"})  # clusters have no head; it is drawn anew
 
     fine_tune_epochs: int = 5
     """epochs of fine-tuning in each round; 0: none, and the personalised model has the global body"""

@@ -51,6 +51,7 @@ class FedCAPR(HoldsModels, Method):
     """Averaging of clients whose features stay near the received model's, weighted by the change of features."""
 
     shared_groups = BODY  # there is no head
+    requires = frozenset({"built_in_model"})  # for the features that are compared
     measures: ClassVar[Mapping[str, Signal]] = {"cdw": "client"}
     replicas: ClassVar[Replicas] = {RECEIVED: "frozen"}
 

@@ -159,8 +159,8 @@ class FedKLPR(HoldsModels, Method):
 
     @property
     def requires(self) -> frozenset[Need]:
-        """Masks, if clients prune."""
-        return frozenset({"masks"} if self.prune else ())
+        """Masks, if clients prune; features, for the divergence."""
+        return frozenset({"masks", "built_in_model"} if self.prune else {"built_in_model"})
 
     @property
     def measures(self) -> Mapping[str, Signal]:

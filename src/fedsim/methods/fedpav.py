@@ -127,7 +127,7 @@ class FedPav(HoldsModels, Method):
     @property
     def requires(self) -> frozenset[Need]:
         """Public images to distil on; identities for the logits that ``cdw`` compares (FedCAPR compares features)."""
-        cdw: frozenset[Need] = frozenset({"identities"} if self.weighting == "cdw" else ())
+        cdw: frozenset[Need] = frozenset({"identities", "built_in_model"} if self.weighting == "cdw" else ())
         return cdw | frozenset({"public_images"} if self.distillation is not None else ())
 
     @property

@@ -108,8 +108,12 @@ class FedReID(PartSharing, HoldsModels, KeepsModels, Method):
 
     @property
     def requires(self) -> frozenset[Need]:
-        """Identities, for soft labels: the expert's clusters are not the client model's. Two models step in turn."""
-        return frozenset({"identities", "plain_steps"} if self.expert else ())
+        """Identities, for soft labels: the expert's clusters are not the client model's. Two models step in turn.
+
+        Losses are of features and logits.
+        """
+        of_expert: frozenset[Need] = frozenset({"identities", "plain_steps"} if self.expert else ())
+        return of_expert | {"built_in_model"}
 
     @property
     def replicas(self) -> Replicas:
@@ -178,7 +182,7 @@ class FedReID(PartSharing, HoldsModels, KeepsModels, Method):
 class FedReIDFineTune(HoldsModels, KeepsModels, Method):
     """A client's own training from the global model, with that model as its expert (Table 6)."""
 
-    requires = frozenset({"identities", "plain_steps"})  # for soft labels; a loop of its own
+    requires = frozenset({"identities", "plain_steps", "built_in_model"})  # for soft labels; a loop of its own
     shared_groups = frozenset[Group]()
     replicas: ClassVar[Replicas] = {_EXPERT: "frozen"}
     keeps: ClassVar[KeptModels] = {_EXPERT: "model"}

@@ -43,6 +43,7 @@ class FedUReID(KeepsModels, Method):
     """Averaging of clients that begin with a mixture of two models, and end when they predict their clusters well."""
 
     shared_groups = BODY  # the memory is no part of the model
+    requires = frozenset({"built_in_model"})  # for the guesses that end local training
     has_own_models = True
 
     dynamic: bool = True

@@ -41,6 +41,7 @@ from fedsim.training.messages import Upload
 class MOON(PartSharing, WeightingChoice, HoldsModels, KeepsModels, Method):
     """Averaging of clients whose features stay near the global model's, and move away from their previous ones."""
 
+    requires = frozenset({"built_in_model"})  # for the features that are contrasted
     keeps: ClassVar[KeptModels] = {"previous": "model"}
 
     mu: float = 1.0

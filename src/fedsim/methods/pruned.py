@@ -41,7 +41,7 @@ class OwnMask:
     """
 
     delivers: Delivered = "personalised"
-    requires: frozenset[Need] = frozenset({"masks"})
+    requires: frozenset[Need] = frozenset({"masks", "built_in_model"})  # the latter for accuracies of the head
 
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return M_k: ones."""

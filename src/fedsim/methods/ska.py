@@ -112,8 +112,12 @@ class SKA(HoldsModels, KeepsModels, Method):
 
     @property
     def requires(self) -> frozenset[Need]:
-        """Identities, since a memory of clusters is of one model's features. Lg's step restores a random stream."""
-        return frozenset({"identities", "plain_steps"} if self.dual else ())
+        """Identities, since a memory of clusters is of one model's features. Lg's step restores a random stream.
+
+        Attention and neck are parts of fedsim's own model.
+        """
+        of_two_models: frozenset[Need] = frozenset({"identities", "plain_steps"} if self.dual else ())
+        return of_two_models | {"built_in_model"}
 
     @property
     def replicas(self) -> Replicas:

@@ -71,8 +71,8 @@ class WeightedPav(Method):
 
     @property
     def requires(self) -> frozenset[Need]:
-        """The speeds in Eq. (2)."""
-        return frozenset({"speeds"} if self.weighting == "performance" else ())
+        """The speeds, and the guesses for the accuracy, in Eq. (2)."""
+        return frozenset({"speeds", "built_in_model"} if self.weighting == "performance" else ())
 
     @property
     def shared_groups(self) -> frozenset[Group]:

@@ -82,6 +82,10 @@ def network_of(
     state = {(name if name.startswith(outer_names) else f"backbone.{name}"): t for name, t in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in state.items()}
     has_neck = any(name.startswith("neck.") for name in state)
+    if isinstance(content.get("model"), dict) and content["model"].get("module"):
+        raise ConfigError(
+            f"--output: {config} trains a module of its own (model.module); write .safetensors, and load it into that"
+        )
     try:
         settings = content["model"]
         height, width = map(int, content["data"]["size"])

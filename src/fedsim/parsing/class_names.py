@@ -12,6 +12,7 @@ from importlib import import_module
 _BASES = {
     "model.method": ("fedsim.methods.base", "Method"),
     "model.backbone": ("fedsim.models.backbones", "Backbone"),
+    "model.module": ("lightning.pytorch", "LightningModule"),
     "model.selection": ("fedsim.federation.components.selection", "Selection"),
     "model.timing": ("fedsim.federation.components.timing", "Timing"),
     "model.privacy": ("fedsim.federation.components.privacy", "Privacy"),

@@ -16,9 +16,8 @@ from typing import Any
 import yaml
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.names import check_text
+from fedsim.core.names import check_text, one_line
 from fedsim.parsing.documents import DEEPEST, as_yaml, check_yaml, parse_json, parse_yaml
-from fedsim.parsing.error_lines import one_line
 from fedsim.parsing.typed_names import with_quotes
 
 _COMMANDS = ("fit", "validate", "test", "predict", "describe")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NoResultError, NotReadyError, RunStoppedError
-from fedsim.core.names import printable
+from fedsim.core.names import one_line
 from fedsim.parsing.class_names import did_you_mean, missing_class, unknown_argument
 from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
@@ -34,7 +34,7 @@ _EXPECTED = {
     "clients": "a list of names, such as '[town0]'",
 }
 # package that a logger of Lightning requires -> fedsim's extra; TensorBoardLogger accepts either of two packages
-_EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "tensorboardX": "tensorboard"}
+_EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "tensorboardX": "tensorboard", "wandb": "wandb"}
 _BELOW_COMMAND = re.compile(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)")
 _MAY_EXIT = "argparse.py", "jsonargparse", "fedsim"
 """files and packages that end the process in order"""
@@ -148,12 +148,6 @@ def _is_users(file: str) -> bool:
     """Return whether a file is the user's: not part of fedsim, Python or an installed package."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     return file.endswith(".py") and not file.startswith((*installed, str(Path(__file__).parents[1])))
-
-
-def one_line(message: str, length: int = 400) -> str:
-    """Join the lines of a message, write out what no terminal shows, and shorten it to ``length`` characters."""
-    text = printable(re.sub(r"\s+", " ", message).strip())
-    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def _not_built(message: str) -> str | None:

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 
 from fedsim.core.errors import DataError
+from fedsim.core.names import one_line
 
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
@@ -19,6 +20,11 @@ def rank_of_this_process() -> int:
         return int(lightning.rank_zero_only.rank)
     texts = (os.environ.get(name, "").strip() for name in _RANKS)
     return next((int(text) for text in texts if text.isascii() and text.isdecimal()), 0)
+
+
+def print_error(message: str) -> None:
+    """Write the line of an error, whatever the message holds: users' words, paths and values may have line ends."""
+    sys.stderr.write(f"fedsim: error: {one_line(message)}\n")
 
 
 def print_text(text: str) -> None:

@@ -62,7 +62,7 @@ _GROUPS = {  # the first section that a setting lies in decides; all others are 
                    "trainer.check_val_every_n_epoch", "trainer.limit_val_batches", "trainer.limit_test_batches",
                    "trainer.limit_predict_batches", "trainer.val_check_interval"),
     "data": ("data",),
-    "network": ("model.backbone", "model.neck", "model.adaptive_backbones"),
+    "network": ("model.backbone", "model.neck", "model.module", "model.private", "model.adaptive_backbones"),
     "loss": ("model.objective", "model.client.cluster", "model.client.bottom_up"),
     "method": ("model.method", "model.bn_stats", "model.attack", "model.aggregation", "model.server_optimizer",
                "model.selection", "model.availability", "model.privacy", "model.hardware", "model.timing",

@@ -11,7 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fedsim.parsing.error_lines import one_line
+from fedsim.core.names import one_line
 from fedsim.report import Rule, compare_with, group_runs
 from fedsim.report.runs import read_json
 from fedsim.sweep.file import Sample, Sweep, command_of, samples

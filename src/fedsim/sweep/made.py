@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.names import one_line
 from fedsim.papers.files import find_in_paper
 from fedsim.parsing.config_files import shipped_configs
 from fedsim.parsing.documents import parse_yaml
-from fedsim.parsing.error_lines import one_line
 
 _METHODS = Path("configs/methods")
 _ANY_METHOD = {

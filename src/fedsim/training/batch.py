@@ -28,6 +28,8 @@ class Batch(NamedTuple):
     """further views of the same images, augmented independently, each like ``images``"""
     targets: Tensor | None = None
     """[B, num_classes] float32, soft labels, each with a sum in (0, 1]; None: the one-hot ``labels``"""
+    rows: Tensor | None = None
+    """[B] int64 on the CPU, positions among the client's real images; None: they are not known"""
 
 
 class ScoredBatch(NamedTuple):
@@ -80,7 +82,7 @@ class ClientImages:
         """Yield the images at ``index`` [m] int64, not augmented, ``size`` at a time; no random stream advances."""
         parts = index.split(size)
         for part, images in zip(parts, self.pixels.batches(parts), strict=True):
-            yield Batch(normalise_images(images), send(self.labels[part], self.device))
+            yield Batch(normalise_images(images), send(self.labels[part], self.device), rows=part)
 
     def sample(self, count: int, order: torch.Generator, augment: torch.Generator | None) -> Tensor:
         """Return ``count`` random images [B, 3, H, W], or all if there are fewer.

@@ -204,7 +204,19 @@ class Client(LightningModule):
         """Run the client's model on normalised images [B, 3, H, W]."""
         return self.model.forward(images, self.session.precision)
 
-    def training_step(self, batch: Batch) -> Tensor:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters of the model while the client visits it in a session; at other times it has none."""
+        if "session" in self.__dict__:
+            parts = [
+                ("network", self.model.network),
+                *([("head", self.model.head)] if self.model.has_own_heads else []),
+            ]
+            for name, part in parts:
+                yield from part.named_parameters(f"{prefix}.{name}" if prefix else name, recurse, remove_duplicate)
+
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Return the supervised loss of a batch (scalar) and count it."""
         return self.supervised_loss(self.forward(batch.images), batch)
 
@@ -253,12 +265,16 @@ class Client(LightningModule):
             if correct is not None:
                 correct()
             for stepping in (stepped, *loose):
-                if settings.grad_clip is not None:
-                    nn.utils.clip_grad_norm_(stepping.parameters, settings.grad_clip)
+                self._clip(stepping)
                 stepping.step()
         if stepped is self.optimizer:
             self.session.report(loss.detach())
         return steps
+
+    def _clip(self, stepping: LocalOptimizer) -> None:
+        """Clip the gradients of an optimizer, if that is configured."""
+        if self.training_settings.grad_clip is not None:
+            nn.utils.clip_grad_norm_(stepping.parameters, self.training_settings.grad_clip)
 
     def _report(self, listener: Callable[[BatchReport], None], loss: Tensor) -> None:
         """Report the progress of the session to a listener; ``loss`` is that of the last batch."""

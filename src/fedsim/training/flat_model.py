@@ -51,14 +51,21 @@ class FlatModel:
     is one slice. Shared heads belong to the model; then there is no own head.
 
     The ``network`` is on its device. ``shared`` are the names of the tensors that are sent, ``groups`` the group of
-    each tensor, and ``max_classes`` the identities of the largest label space among the clients.
+    each tensor, and ``max_classes`` the identities of the largest label space among the clients. Tensors ``outside``
+    are in none of the buffer's parts.
     """
 
     def __init__(
-        self, arch: str, network: ReIDModel, shared: frozenset[str], groups: dict[str, Group], max_classes: int
+        self,
+        arch: str,
+        network: ReIDModel,
+        shared: frozenset[str],
+        groups: dict[str, Group],
+        max_classes: int,
+        outside: frozenset[str] = frozenset(),
     ) -> None:
         _remove_idle_counters(network)
-        counters = {name: tensor for name, tensor in network.named_buffers() if groups[name] is Group.COUNTER}
+        counters = {name: tensor for name, tensor in network.named_buffers() if groups.get(name) is Group.COUNTER}
         self.arch, self.network = arch, network
         self.groups = {name: group for name, group in groups.items() if group is not Group.COUNTER or name in counters}
         self.has_own_heads = network.head is None
@@ -66,7 +73,7 @@ class FlatModel:
         self.fixed = [name for name, group in groups.items() if group is Group.FIXED]
         """names of the tensors that are equal on all clients, and not in the buffer"""
         self.flat = FlatParameters(
-            network, shared.__contains__, self.head_room(max_classes), frozenset(self.fixed).__contains__
+            network, shared.__contains__, self.head_room(max_classes), outside.union(self.fixed).__contains__
         )
         self.initial_private = self.flat.private.clone()
         """[num_private] the start of every client"""
@@ -81,6 +88,8 @@ class FlatModel:
         self._replicas: dict[str, FlatModel] = {}
         self.channels_last = False
         """whether images are in this order of memory in training"""
+        self.num_rounds: int | None = None
+        """of the run; None: it has no last one"""
         self.seat(max_classes)
 
     def seat(self, num_classes: int) -> None:
@@ -174,13 +183,17 @@ class FlatModel:
         both in each session.
         """
         if role not in self._replicas:
-            new = FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
+            new = self._twin()
             for (_, initial), (_, initial_of_replica) in zip(self._counters, new._counters, strict=True):
                 initial_of_replica.copy_(initial)  # for reset_counters(): the copied network has this session's counts
             new.channels_last = self.channels_last
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]
+
+    def _twin(self) -> FlatModel:
+        """Return a model with a buffer of its own."""
+        return FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
 
     def reset_counters(self) -> None:
         """Reset integer buffers such as num_batches_tracked; no client owns them."""

@@ -246,4 +246,5 @@ def _part(batch: Batch, micro_batch: slice) -> Batch:
     """Return some images of a batch."""
     views = tuple(view[micro_batch] for view in batch.views)
     targets = None if batch.targets is None else batch.targets[micro_batch]
-    return Batch(batch.images[micro_batch], batch.labels[micro_batch], views, targets)
+    rows = None if batch.rows is None else batch.rows[micro_batch]
+    return Batch(batch.images[micro_batch], batch.labels[micro_batch], views, targets, rows)

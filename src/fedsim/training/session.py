@@ -177,13 +177,15 @@ class ClientSession:
         read: Iterator[tuple[Tensor, Tensor | None]] = zip(real, itertools.repeat(None))
         if images.mixture is not None:
             read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
-        for group, index, (pixels, targets) in zip(groups, indices, read, strict=True):
+        for group, index, row, (pixels, targets) in zip(groups, indices, rows, read, strict=True):
             sizes = [len(batch) for batch in group]
             batch_labels = send(labels.index_select(0, index), images.device).split(sizes)
             soft = [None] * len(sizes) if targets is None else targets.split(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
-            for label, target, image, *further in zip(batch_labels, soft, *augmented, strict=True):
-                batch = Batch(image, label, tuple(further), target)
+            for label, target, places, image, *further in zip(
+                batch_labels, soft, row.split(sizes), *augmented, strict=True
+            ):
+                batch = Batch(image, label, tuple(further), target, places)
                 yield batch if self._poison is None else self._poison(batch)
 
     @cached_property

@@ -128,7 +128,7 @@ def _faiss(facts: Facts, wish: Wish) -> Iterator[Problem]:
     required, faiss = wish.backend == "faiss", facts.faiss
     otherwise = "leave model.evaluation.backend at auto" if required else "fedsim rank: set --backend torch"
     if faiss.problem:
-        yield Problem(f"faiss: {faiss.problem}", f"install faiss-gpu or faiss-cpu, or {otherwise}", required)
+        yield Problem(f"faiss: {faiss.problem}", f"pip install 'fedsim[faiss]', or {otherwise}", required)
         return
     for device, problem in (faiss.trials or {}).items():
         if problem:

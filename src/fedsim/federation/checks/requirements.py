@@ -64,6 +64,28 @@ def check_settings(
             )
 
 
+def check_own_module(method: Method, task: str, has_ladder: bool) -> None:
+    """Raise ConfigError if a part of the federation needs fedsim's own model, where clients have a user's module."""
+    name = type(method).__name__
+    if "built_in_model" in method.requires:
+        raise ConfigError(
+            f"model.method: {name}, as it is configured, works on features, logits or layers of fedsim's own model, "
+            "which model.module lacks; choose another method, or a backbone"
+        )
+    if getattr(method, "share_neck", True) is False:
+        raise ConfigError(
+            f"model.method.share_neck: {name} keeps the neck private, and model.module has none that fedsim knows; set "
+            "it to true, and name tensors in model.private"
+        )
+    if task == "classification":
+        raise ConfigError(
+            "model.evaluation.task: classification needs fedsim's own head, and model.module has its own; set it to "
+            "retrieval"
+        )
+    if has_ladder:
+        raise ConfigError("model.adaptive_backbones: model.module has no other sizes; set it to null")
+
+
 def _check_identities(federated: FederatedData, method: Method) -> None:
     """Refuse methods and generated images that need identities if clients have none."""
     unlabelled = [client.name for client in federated.clients if not client.knows_identities]
@@ -238,13 +260,13 @@ def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule
             raise ConfigError(f"model.neck.pooling: {arch} returns vectors, with nothing to pool; set it to average")
 
 
-def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel]) -> None:
-    """Raise ConfigError unless all ranks built the same initial weights: the backbone's come from the caller."""
+def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel], network: str = "backbone") -> None:
+    """Raise ConfigError unless all ranks built the same initial weights: those of the ``network`` are the caller's."""
     checksums = torch.zeros(strategy.world_size, len(models), dtype=torch.float64)
     own_checksums = [model.checksum for model in models.values()]
     checksums[strategy.global_rank] = torch.tensor(own_checksums, dtype=torch.float64)
     strategy.exchange([checksums])
     if len(checksums.unique(dim=0)) > 1:
         raise ConfigError(
-            "model.backbone: ranks start from different weights; call seed_everything() before the backbone is built"
+            f"model.{network}: ranks start from different weights; call seed_everything() before the {network} is built"
         )

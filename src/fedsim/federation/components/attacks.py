@@ -268,7 +268,8 @@ class Backdoor(Attack):
             if targets is not None:
                 targets = targets.index_fill(0, chosen, 0.0)
                 targets[chosen, self.target] = 1.0
-            return Batch(paste_on(batch.images), labels, tuple(map(paste_on, batch.views)), targets)
+            views = tuple(map(paste_on, batch.views))
+            return batch._replace(images=paste_on(batch.images), labels=labels, views=views, targets=targets)
 
         return paste
 

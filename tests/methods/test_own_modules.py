@@ -1,0 +1,93 @@
+"""Each method with clients that train a user's LightningModule: those that can, and those that name what is lacking."""
+
+import pytest
+import torch
+
+import fedsim.methods
+from fedsim.core.errors import ConfigError
+from fedsim.data import SyntheticReID
+from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.federation import Federation
+from fedsim.methods import Distillation, FedPav, WeightedPav
+from fedsim.methods.base import Method
+from fedsim.training.settings import LocalTraining
+from lightning_modules import Small, module_state
+from small import fit, make_data
+
+KINDS = {name: getattr(fedsim.methods, name) for name in fedsim.methods.__all__}
+KINDS = {name: kind for name, kind in KINDS.items() if isinstance(kind, type) and issubclass(kind, Method)}
+WORKS = {
+    "APFL": {}, "Ditto": {}, "FedALA": {"start_epochs": 2}, "FedAtt": {}, "FedAvg": {}, "FedBN": {}, "FedDIP": {},
+    "FedDyn": {}, "FedNova": {}, "FedPav": {}, "FedProx": {}, "FedRep": {"head_epochs": 1}, "FedSAM": {}, "FedSGD": {},
+    "IFCA": {}, "Local": {}, "PFedMe": {"inner_steps": 2}, "Scaffold": {}, "WeightedPav": {"share_neck": True},
+}  # fmt: skip
+"""methods that need only hooks that a module has -> settings of their test"""
+LACKING = {
+    "DACS", "FedBABU", "FedCAPR", "FedKLPR", "FedReID", "FedReIDFineTune", "FedUReID", "LotteryFL", "MOON", "SKA",
+    "SubFedAvg",
+}  # fmt: skip
+"""methods that work on features, logits or layers of fedsim's own model"""
+
+
+def train(name, rounds, ckpt_path=None, **options):
+    client = LocalTraining(batch_size=8, local_epochs=1)
+    public = "new0" if "distillation" in options else None
+    data = make_data(SyntheticReID(clients=3, unseen=1, scale=0.1), public=public)
+    model = Federation(
+        KINDS[name](**WORKS[name] | options), Small, client=client, evaluation=Evaluation(test_during_fit=False)
+    )
+    return fit(model, data, rounds, ckpt_path=ckpt_path)
+
+
+def test_every_method_is_in_one_of_the_lists():
+    assert {*WORKS} | LACKING == {*KINDS}
+    assert not {*WORKS} & LACKING
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_methods_train_a_module_and_continue_with_the_same_bits(name, tmp_path):
+    whole = train(name, 3)
+    train(name, 2).trainer.save_checkpoint(tmp_path / "two.ckpt")
+    continued = train(name, 3, ckpt_path=tmp_path / "two.ckpt")
+    a, b = module_state(whole), module_state(continued)
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+    start = Federation(KINDS[name](**WORKS[name]), Small)
+    start.assemble(make_data(SyntheticReID(clients=3, unseen=1, scale=0.1)), 0, 1, torch.device("cpu"))
+    key = "town0 state" if name == "Local" else "global"
+    assert not torch.equal(module_state(start)[key], a[key])
+    assert whole.trainer.test(whole, datamodule=make_data(), verbose=False)[0]["test/mAP"] > 0
+
+
+def test_a_module_distils_from_features():
+    model = train("FedPav", 2, distillation=Distillation(every=1, epochs=1))
+    assert module_state(model)["global"].isfinite().all()
+    assert not torch.equal(module_state(model)["global"], module_state(train("FedPav", 2))["global"])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [*(KINDS[name]() for name in sorted(LACKING)), FedPav(weighting="cdw")],
+    ids=lambda method: type(method).__name__,
+)
+def test_methods_that_need_fedsims_own_model_say_so(method):
+    model = Federation(method, Small)
+    with pytest.raises(ConfigError, match=r"^model\.method: \w+, as it is configured, works on features") as caught:
+        model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    assert type(method).__name__ in str(caught.value)
+
+
+def test_methods_that_count_gradients_look_at_the_modules_optimizer():
+    class Adam(Small):
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters())
+
+    model = Federation(KINDS["Scaffold"](), Adam)
+    with pytest.raises(ConfigError, match=r"^model\.client\.optimizer: Scaffold needs torch\.optim\.SGD"):
+        model.assemble(make_data(), 0, 1, torch.device("cpu"))
+
+
+def test_methods_that_keep_necks_private_name_the_remedy():
+    with pytest.raises(ConfigError, match=r"^model\.method\.share_neck: WeightedPav keeps the neck private"):
+        Federation(WeightedPav(), Small).assemble(make_data(), 0, 1, torch.device("cpu"))
