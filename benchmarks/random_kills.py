@@ -5,6 +5,7 @@ random time so many times; then it may finish. The result is compared with that 
 
     python benchmarks/random_kills.py --kills 30 --ranks 2
     python benchmarks/random_kills.py --kills 20 --ranks 2 --spans   # ranks share a client; compared with one rank
+    python benchmarks/random_kills.py --kills 20 --ranks 2 --buffered   # clients are under way; compared with one rank
 
 Exits with 1 if a tensor differs, or if a process outlived the one that was killed.
 """
@@ -46,6 +47,9 @@ data:
 """
 _SPANS = ["--model.client.micro_batch=4", "--model.clients.town0={local_epochs: 16}"]
 """town0 has more to do than all others, so both ranks train it."""
+_SLOW = "{down_mbit: 8, up_mbit: 4, images_per_second: 100, clients: {town1: {latency_ms: 9000}}}"
+_BUFFERED = ["--model.timing=Buffered", "--model.timing.buffer=2", f"--model.hardware={_SLOW}"]
+"""town1 is slow: it answers after many steps of the server, with a model of an earlier round."""
 _PATIENCE = 30.0
 """Seconds that the other processes have to end by themselves."""
 
@@ -79,7 +83,8 @@ def main() -> int:
         kills.append(kill)
         print(f"kill {len(kills)}: {kill}", file=sys.stderr, flush=True)
     finish(folder / "killed", args)
-    finish(folder / "whole", argparse.Namespace(**vars(args) | ({"ranks": 1} if args.spans else {})))
+    alone = {"ranks": 1} if args.spans or args.buffered else {}
+    finish(folder / "whole", argparse.Namespace(**vars(args) | alone))
     different = compare(read_result(folder / "killed"), read_result(folder / "whole"))
     print(summary(kills, different, args))
     return int(bool(different) or any(kill.orphans for kill in kills))
@@ -95,6 +100,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--latest", type=float, default=15.0, help="and at most; more, where processes start slowly")
     parser.add_argument("--seed", type=int, default=0, help="of times and victims")
     parser.add_argument("--spans", action="store_true", help="let ranks share a client")
+    parser.add_argument("--buffered", action="store_true", help="let rounds not wait for slow clients")
     parser.add_argument("--folder", help="for the two runs; default: a new temporary one")
     return parser.parse_args()
 
@@ -110,7 +116,7 @@ def started(folder: Path, args: argparse.Namespace) -> Iterator[tuple[subprocess
     config.write_text(CONFIG)
     options = ["--config", config, "--run_dir", folder, "--ckpt_path", "last"]
     options += [f"--trainer.devices={args.ranks}", f"--trainer.max_epochs={args.rounds}"]
-    options += _SPANS if args.spans else []
+    options += (_SPANS if args.spans else []) + (_BUFFERED if args.buffered else [])
     command = [sys.executable, "-m", "fedsim", "fit", *map(str, options)]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         yield process, log

@@ -13,7 +13,9 @@ from lightning.pytorch.loggers import CSVLogger
 from failing import Jitter, assert_equal, read_result, run_on_ranks
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
-from fedsim.federation.components.selection import Availability, RandomFraction
+from fedsim.federation.components.hardware import ClientHardware, Hardware
+from fedsim.federation.components.selection import AllClients, Availability, RandomFraction
+from fedsim.federation.components.timing import Buffered
 from fedsim.methods import FedPav
 from fedsim.models import Neck, SmallCNN, StyleLayers
 from fedsim.strategy.checkpoint_files import read_checkpoint
@@ -47,11 +49,28 @@ def settings_by_name():
             "client": training(micro_batch=4, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
             "clients": {"town3": ClientOverride(local_epochs=10, batch_size=15)},
         },
+        # the same work; some clients are under way while others answer, also in a checkpoint
+        "buffered spans": {
+            "client": training(micro_batch=4, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
+            "clients": {"town3": ClientOverride(local_epochs=10, batch_size=15)},
+            "timing": Buffered(buffer=2),
+            "selection": AllClients(),
+            "hardware": Hardware(
+                down_mbit=8.0,
+                up_mbit=4.0,
+                images_per_second=100.0,
+                clients={
+                    "town1": ClientHardware(images_per_second=30.0),
+                    "town3": ClientHardware(images_per_second=1000.0),
+                },
+            ),
+        },
         "mixed styles": {"backbone": SmallCNN(width=8, style=StyleLayers(kind="mix", after=("input", "layer1")))},
     }
 
 
 NAMES = [*settings_by_name()]
+SPANS = ("spans", "buffered spans")
 
 
 def train(folder, name, ranks=1, rounds=3, machines=1, **options):
@@ -59,10 +78,10 @@ def train(folder, name, ranks=1, rounds=3, machines=1, **options):
     settings = {"clients": {}, **settings_by_name()[name]}
     settings["clients"] = {"town3": ClientOverride(local_epochs=2, batch_size=4)} | settings["clients"]
     model = make_model(
-        FedPav(), neck=Neck(kind="linear", dim=16, dropout=0.2), selection=RandomFraction(0.75),
-        availability=Availability(drop=0.1, straggle=0.3),
+        FedPav(), neck=Neck(kind="linear", dim=16, dropout=0.2), availability=Availability(drop=0.1, straggle=0.3),
         # several batches per data set; on one rank sets are scored by one, on others by all: the numbers do not differ
-        evaluation=Evaluation(batch_size=8, share_from=1 if ranks > 1 else 1000), **settings,
+        evaluation=Evaluation(batch_size=8, share_from=1 if ranks > 1 else 1000),
+        **{"selection": RandomFraction(0.75)} | settings,
     )  # fmt: skip
     data = make_data(
         SyntheticReID(clients=4, unseen=2, scale=0.25), size=(16, 8), augmentation=Augmentation(pad=2, flip=0.5),
@@ -107,23 +126,25 @@ def on_one(tmp_path_factory):
         assert content.keys() == first.state.keys()
         moved = [not torch.equal(first.state[key], tensor) for key, tensor in content.items()]
         assert all(moved), "the others would be equal because nothing was trained"
-    train(folder / "part", "mean", rounds=2)
+    for name in ("mean", "buffered spans"):
+        train(folder / "part", name, rounds=2)
     return folder
 
 
-def train_with_spans(folder, ranks, **options):
+def train_with_spans(folder, ranks, name="spans", **options):
     """Train on ranks that are slowed at random; those that share a client leave notes."""
-    notes = folder / "notes"
+    notes = folder / f"notes of {name}"
     notes.mkdir(exist_ok=True, parents=True)
-    train(folder, "spans", ranks, callbacks=[Jitter(folder=notes)], **options)
+    train(folder, name, ranks, callbacks=[Jitter(folder=notes)], **options)
 
 
 def on_two_ranks(folder):
     """What each of them does."""
     for name in NAMES:
-        if name != "spans":
+        if name not in SPANS:
             train(folder, name, 2)
-    train_with_spans(folder, 2)
+    for name in SPANS:
+        train_with_spans(folder, 2, name)
     train(folder / "resumed", "mean", 2, ckpt_path=folder / "part.ckpt")
 
 
@@ -136,13 +157,15 @@ def on_three_ranks(folder):
 def on_four_ranks(folder):
     """What each of them does."""
     train(folder, "mean", 4)
-    train_with_spans(folder, 4)
+    for name in SPANS:
+        train_with_spans(folder, 4, name)
 
 
 def on_two_machines(folder):
     """What each of their four ranks does."""
     train(folder, "mean", 4, machines=2)
     train_with_spans(folder, 4, machines=2, ckpt_path=folder / "part.ckpt")
+    train_with_spans(folder, 4, "buffered spans", machines=2, ckpt_path=folder / "of one rank.ckpt")
 
 
 @pytest.fixture(scope="module")
@@ -171,15 +194,16 @@ def four(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_machines(three, tmp_path_factory):
+def two_machines(on_one, three, tmp_path_factory):
     """Of two ranks on each of two machines: the first settings, and spans that three ranks of one machine began."""
     folder = tmp_path_factory.mktemp("machines")
     shutil.copytree(three / "part" / "spans.ckpt", folder / "part.ckpt")
+    shutil.copytree(on_one / "part" / "buffered spans.ckpt", folder / "of one rank.ckpt")
     run_on_ranks(on_two_machines, folder, ranks=4, machines=2)
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "spans"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SPANS])
 def test_two_ranks_give_the_same_bits_as_one(on_one, two, name):
     assert_same(on_one, two, name)
 
@@ -211,7 +235,24 @@ def test_a_run_with_spans_continues_on_other_machines(on_one, three, two_machine
     assert_equal(read_result(on_one / "spans.ckpt"), read_result(two_machines / "spans.ckpt"))
 
 
-def assert_shared(folder):
+@pytest.mark.parametrize("ranks", ["two", "four"])
+def test_buffered_answers_have_the_same_bits_on_any_number_of_ranks(on_one, ranks, request):
+    folder = request.getfixturevalue(ranks)
+    assert_shared(folder, "buffered spans")
+    assert_same(on_one, folder, "buffered spans")
+
+
+def test_clients_under_way_answer_on_other_machines(on_one, two_machines):
+    """One rank has called them; they answer on two machines with two ranks each."""
+    begun = read_checkpoint(on_one / "part" / "buffered spans.ckpt")
+    # those that will drop out need none
+    assert set() < begun["fedsim_old_models"].keys() <= {*begun["fedsim"]["timing"]["version"].values()}
+    staleness = [row["timing/staleness"] for row in read_rows(on_one, "buffered spans") if row["timing/staleness"]]
+    assert float(staleness[-1]) > 0, "the last round had no old answer"
+    assert_equal(read_result(on_one / "buffered spans.ckpt"), read_result(two_machines / "buffered spans.ckpt"))
+
+
+def assert_shared(folder, name="spans"):
     """Some ranks shared a client."""
-    sessions = Counter(note.name.rpartition(" ")[0] for note in (folder / "notes").iterdir())
+    sessions = Counter(note.name.rpartition(" ")[0] for note in (folder / f"notes of {name}").iterdir())
     assert max(sessions.values()) > 1, sessions

@@ -192,6 +192,7 @@ LATER = {
     "model.selection.init_args.among": "all",
     "model.evaluation.precision": "32-true",
     "model.tf32": True,
+    "model.timing": None,
 }
 """settings that came after the record -> the value with which nothing changes"""
 

@@ -193,22 +193,48 @@ def test_rounds_that_a_continued_run_did_again_count_once(tmp_path):
 def reaching_by_loops(log, key, target):
     for round_ in sorted(log):
         if key in log[round_] and log[round_][key] >= target:
-            total = 0.0
+            total = seconds = 0.0
             for earlier in range(1, round_ + 1):
                 total += log[earlier]["comm/down_bytes"]
                 total += log[earlier]["comm/up_bytes"]
-            return round_, total
+                seconds += log[earlier]["time/simulated_seconds"]
+            return round_, total, seconds
     return None
 
 
-def test_rounds_and_bytes_to_a_target_are_the_plain_loop():
+def test_rounds_bytes_and_seconds_to_a_target_are_the_plain_loop():
     draw = random.Random(0)
     for _ in range(100):
         log = {r: training(up=draw.randint(1, 9), down=draw.randint(1, 9)) for r in range(1, 13)}
+        for row in log.values():
+            row["time/simulated_seconds"] = float(draw.randint(0, 5))
         for round_ in range(3, 13, 3):
             log[round_]["x"] = draw.random()
         for target in (0.1, 0.6, 0.9):
             assert first_reaching(log, "x", target) == reaching_by_loops(log, "x", target)
+
+
+def test_who_does_not_wait_is_sooner_and_its_slow_client_answers_less(tmp_path, capsys):
+    """Three rounds of 4 s with all; five of 1 s in which b answers once."""
+    folders = []
+    for name, seconds, rounds, of_b in (("all", 4.0, 3, 3), ("few", 1.0, 5, 1)):
+        evaluations = {r: scores_of({"viper": 0.2 * r, "seen": 0.2 * r}) for r in range(1, rounds + 1)}
+        run = write_run(tmp_path / name, evaluations, fingerprint=name, clients=["a", "b"], rounds=rounds)
+        rows = []
+        for r in range(1, rounds + 1):
+            losses = {"train/a/loss": 1.0} | ({"train/b/loss": 1.0} if r <= of_b else {})
+            clock = {"time/clock": seconds * r} if name == "few" else {}
+            row = training(up=1, down=1) | losses | clock | {"time/simulated_seconds": seconds}
+            rows += [(r, row), (r, evaluations[r])]
+        write_log(run / "metrics.csv", rows)
+        folders.append(str(run))
+    assert main(["report", *folders, "--target", "rank1=55"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "12.0 3 of 6 (a)" in text
+    assert "3.0 1 of 6 (b)" in text
+    assert "(4.0 times sooner)" in text
+    assert "3 each" in text
+    assert "b 1 to a 5" in text
 
 
 def test_the_report_says_when_a_target_was_reached_or_that_it_never_was(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,16 +17,19 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
 from fedsim.evaluation.summary import MAX_LISTED, MAX_NAMES
 from fedsim.federation.aggregation.masked import clients_prune
-from fedsim.federation.components.ledger import Traffic
+from fedsim.federation.components.ledger import Ledger, Traffic
+from fedsim.federation.components.timing import Synchronous
 from fedsim.federation.events import num_rounds, strategy_of
-from fedsim.federation.federation import Federation
+from fedsim.federation.federation import Federation, clock_of
 from fedsim.federation.memory import DeviceMemory, device_memory, placement_of, training_pixels
 from fedsim.federation.parts import Parts
 from fedsim.federation.scheduling.plan import Task, make_plan
+from fedsim.federation.scheduling.replay import replay
 from fedsim.models.groups import Group
 from fedsim.models.weights import without_downloads
 from fedsim.parsing.output import print_text
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.timetable import Timetable
 
 _ASSUMED = "assumed gain: rounds will measure it"
 _NAMES = [0]  # columns of tables with names, which may look like numbers
@@ -57,10 +61,8 @@ def describe_federation(
             scorers = "all clients' models together" if method.delivers == "ensemble" else "the clients' own models"
             parts.append(f"While the server has no complete model, unseen domains are scored by {scorers}.")
     parts += ["\nData of the clients", _client_table(model, placement)]
-    selections = (
-        model.settings.selection.select(t, list(model.parts.archs), model.settings.seed) for t in range(rounds)
-    )
-    traffic = [model.parts.ledger.at_most(t, chosen) for t, chosen in enumerate(selections)]  # if all respond
+    tables = list(clock_of(model.listeners).timetables(rounds))
+    traffic = [_traffic_of(model.parts.ledger, t, table) for t, table in enumerate(tables)]
     if model.settings.selection.learns:
         parts.append(
             "\nThe selection of clients depends on the run's results. The numbers below are without this feedback."
@@ -73,7 +75,21 @@ def describe_federation(
         "\nCost of a run",
         _cost_table(model, data, placement, traffic, [*devices, *_state_rows(memory, placement)]),
     ]
+    if tables and tables[0].seconds is not None:
+        timing = type(model.settings.pace).__name__
+        parts += [f"\nSimulated time, with {timing}", _timing_table(model, placement, tables)]
     return "\n".join(parts)
+
+
+def _traffic_of(ledger: Ledger, round_: int, table: Timetable) -> dict[str, Traffic]:
+    """Return the largest traffic of a round; of a synchronous one, as if all clients answered."""
+    if table.seconds is None:
+        return ledger.at_most(round_, table.called)
+    answers = [*table.work, *table.too_old]
+    traffic = ledger.at_most(round_, [*dict.fromkeys([*table.called, *answers])])
+    called, answered = {*table.called}, {*answers}
+    traffic = {name: t if name in called else t._replace(down=0, extra_down=0) for name, t in traffic.items()}
+    return {name: t if name in answered else t._replace(up=0, extra_up=0) for name, t in traffic.items()}
 
 
 def group_table(model: FlatModel) -> str:
@@ -254,6 +270,7 @@ def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
 
 def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> list[list[str]]:
     """Return bytes, and simulated seconds if hardware is set: of the most expensive round, and of the run."""
+    ledger, costs = model.parts.ledger, model.parts.costs
     down = [sum(t.received for t in of_round.values()) for of_round in traffic]
     up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
     extra = sum(t.extra for of_round in traffic for t in of_round.values())
@@ -266,11 +283,40 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     ]
     if extra:
         rows.append(["of these, in addition to shared tensors", f"{extra:,}"])
-    seconds = (model.parts.ledger.simulated_seconds(of_round, model.parts.costs) for of_round in traffic)
+    is_synchronous = isinstance(model.settings.pace, Synchronous)  # others have a table of their own
+    seconds = (ledger.simulated_seconds(of_round, costs) for of_round in traffic if is_synchronous)
     if durations := [value for value in seconds if value is not None]:
         rows.append(["simulated seconds per round, at most", f"{max(durations):,.1f}"])
         rows.append([f"simulated seconds of {run}, at most", f"{sum(durations):,.1f}"])
     return rows
+
+
+def _timing_table(model: Federation, placement: Placement, tables: Sequence[Timetable]) -> str:
+    """Return what the rounds of a run take, and who pays for it, replayed with the configured drop-outs."""
+    parts, rounds = model.parts, len(tables)
+    run = replay(tables, parts.costs, parts.micro_batches, placement)
+    size = sum(flat.shared_bytes for flat in parts.models.values())
+    synchronous = parts.ledger.simulated_seconds(parts.ledger.expected(1, parts.names), parts.costs)
+    assert synchronous is not None  # every such timing needs hardware
+    slow, fast = run.fewest, run.most
+    rows = [
+        [f"simulated seconds of {rounds} round{'s' * (rounds != 1)}", f"{run.seconds:,.1f}"],
+        ["answers, and those that do not count: late, too old", f"{run.answers:,}, {run.late:,}, {run.too_old:,}"],
+    ]
+    if run.answers:
+        factor = synchronous / len(parts.names) * run.answers / run.seconds if run.seconds else math.inf
+        rows += [
+            ["answers per second, over those of synchronous rounds of all clients", f"{factor:.2f}x"],
+            ["the price: fewest answers", f"{run.count[slow]} of {slow}; most: {run.count[fast]} of {fast}"],
+            ["staleness of answers: mean, largest", f"{run.mean_staleness:.1f}, {run.largest_staleness}"],
+            [
+                "host memory: models of earlier rounds, once per machine",
+                f"{run.old_models}: {_mib(run.old_models * size)}",
+            ],
+        ]
+    if len(placement.loads) > 1:
+        rows.append(["idle time of ranks (assumed: all images take equally long)", f"{100 * run.idle:.0f} %"])
+    return tabulate(rows, tablefmt="plain", disable_numparse=True)
 
 
 def _mib(num_bytes: int) -> str:

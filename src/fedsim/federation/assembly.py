@@ -82,8 +82,9 @@ def assemble(
         model.initial_kept = {name: tensor.to("cpu", copy=True) for name, tensor in initial[arch].client.items()}
     largest = max(model.flat.buffer.nbytes for model in models.values())
     micro_batches = {c.name: client_settings[c.name].micro_batches_of(c.num_images) for c in federated.clients}
+    places = settings.pace.places(settings.selection, len(federated.clients))
     rank_share = make_rank_share(
-        costs, micro_batches, rank, world_size, machine, settings.client_store, device, largest
+        costs, micro_batches, rank, world_size, machine, settings.client_store, device, largest, places
     )
     data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.flat import Entry
 from fedsim.federation.adaptive_backbones import OTHER_LADDER, BackboneLadder
+from fedsim.federation.components.clock import Clock
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
@@ -28,6 +29,9 @@ from fedsim.training.client import kept_tensors
 from fedsim.training.flat_model import FlatModel
 
 log = logging.getLogger(__name__)
+
+OLD_MODELS_KEY = "fedsim_old_models"
+"""key of the global models on which clients under way train: round -> architecture -> vector"""
 
 
 def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict[str, Any]:
@@ -47,7 +51,11 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
     stored = parts.rank_share.states.clients()
     private = ((n, parts.rank_share.states.read(n)) for n in parts.rank_share.hosted_clients if n in stored)
     initial = {arch: {"state": m.initial_private, **kept_tensors(m.initial_kept)} for arch, m in models}
-    return {CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, INITIAL_KEY: initial, STATES_KEY: private}
+    old_models = parts.rank_share.old_models.saved()
+    return {
+        CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, INITIAL_KEY: initial, STATES_KEY: private,
+        **({OLD_MODELS_KEY: old_models} if old_models else {}),
+    }  # fmt: skip
 
 
 def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener], threads: int) -> None:
@@ -65,6 +73,7 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
         state = content.get(listener.key, {})
         _check_listener(listener, state)
         listener.load_state_dict(state)
+    _load_old_models(checkpoint, parts, listeners)
     saved = read_states(Path(content["path"]), content, parts.rank_share.hosted_clients)
     for name in parts.rank_share.states.clients() & {*parts.rank_share.hosted_clients} - saved.keys():
         parts.rank_share.states.write(name, {})  # of this process: they had not trained in the checkpoint's round
@@ -138,6 +147,18 @@ def _check_vectors(checkpoint: Mapping[str, Any], parts: Parts) -> None:
         _check_tensors(kept.get(arch, {}), fresh, f"the server's part of {arch}")
     if unknown := kept.keys() - server.kept.keys():
         raise _damaged(f"{SERVER_KEY} has {min(map(str, unknown))}, which is no architecture of this federation")
+
+
+def _load_old_models(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener]) -> None:
+    """Load the global models of earlier rounds, on which clients under way train."""
+    saved, next_round = checkpoint.get(OLD_MODELS_KEY, {}), checkpoint["epoch"] + 1
+    needed = {r for listener in listeners if isinstance(listener, Clock) for r in listener.old_rounds(next_round)}
+    vectors = {arch: parts.server.vector(arch) for arch in parts.models}
+    for round_ in sorted(needed):
+        if not isinstance(saved, dict) or not isinstance(saved.get(round_), dict):
+            raise _damaged(f"{OLD_MODELS_KEY} lacks the global model with which round {round_ + 1} began")
+        _check_tensors(saved[round_], vectors, f"the global model of round {round_ + 1}")
+    parts.rank_share.old_models.load({round_: saved[round_] for round_ in sorted(needed)})
 
 
 def _check_moments(number: Any, tensors: Any, parameters: Sequence[Tensor]) -> None:

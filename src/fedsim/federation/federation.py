@@ -26,6 +26,7 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
 from fedsim.federation.checks.compatibility import check_trainer, data_of
 from fedsim.federation.checks.requirements import check_equal_start
+from fedsim.federation.components.clock import Clock, Conditions
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.events import (
     as_oracle,
@@ -203,7 +204,20 @@ def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
     if settings.aggregation is not None:
         settings.aggregation.check(settings.method, parts.server, settings.bn_stats, settings.noise)
     optional = [part for part in (ladder, settings.attack) if part]
-    return [*optional, settings.selection, parts.ledger, settings.noise, parts.rank_share.scheduler]
+    clock = settings.pace.start(
+        Conditions(
+            names=parts.names, costs=parts.costs, method=settings.method, selection=settings.selection,
+            availability=settings.availability, hardware=settings.hardware, ledger=parts.ledger, server=parts.server,
+            old_models=parts.rank_share.old_models, statistics=parts.statistics, aggregation=settings.aggregation,
+            privacy=settings.privacy, has_ladder=ladder is not None, seed=settings.seed,
+        )
+    )  # fmt: skip
+    return [*optional, settings.selection, parts.ledger, settings.noise, clock, parts.rank_share.scheduler]
+
+
+def clock_of(listeners: Sequence[RoundListener]) -> Clock:
+    """Return the clock among the round listeners."""
+    return next(listener for listener in listeners if isinstance(listener, Clock))
 
 
 def round_of(settings: Settings, parts: Parts, listeners: Sequence[RoundListener], trainer: Trainer) -> Round:
@@ -211,7 +225,7 @@ def round_of(settings: Settings, parts: Parts, listeners: Sequence[RoundListener
     strategy = strategy_of(trainer)
     aggregator = _make_aggregator(settings, parts, strategy)
     worker = RankWorker(settings, parts, aggregator, strategy, str(trainer.precision), round_callbacks(trainer))
-    return Round(settings, parts, listeners, worker, aggregator, strategy)
+    return Round(settings, parts, listeners, clock_of(listeners), worker, aggregator, strategy)
 
 
 def evaluator_of(settings: Settings, parts: Parts, data: FederatedDataModule, trainer: Trainer) -> Evaluator:

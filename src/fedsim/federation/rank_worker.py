@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, TrainingError
 from fedsim.federation.aggregation.sums import Aggregator
@@ -19,6 +21,18 @@ from fedsim.strategy.rank_group import RankGroup
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport, Client, Outcome
 from fedsim.training.messages import Upload
+from fedsim.training.timetable import Timetable
+
+
+class Start(NamedTuple):
+    """The beginning of a session."""
+
+    round_: int
+    """to which it contributes"""
+    called: int
+    """round in which the client was called: its random streams and rates are those of that round"""
+    vector: Tensor | None
+    """the model of that round, on the device; None: the current one"""
 
 
 @dataclass(frozen=True)
@@ -38,27 +52,29 @@ class RankWorker:
     callbacks: Sequence[RoundCallback]
     """called at the start of rounds and after batches"""
 
-    def train(
-        self, round_: int, called: Sequence[str], work: Mapping[str, float], table: RoundTable, keep_snapshots: bool
-    ) -> Exception | None:
-        """Train the clients among ``called`` that the scheduler gives to this rank; fill their rows of ``table``.
+    def train(self, round_: int, plan: Timetable, table: RoundTable, keep_snapshots: bool) -> Exception | None:
+        """Train the clients of ``plan`` that the scheduler gives to this rank; fill their rows of ``table``.
 
-        ``work``: client -> share of its local work that it completes. ``keep_snapshots`` keeps local models for an
-        evaluation. Returns the error, if there was one, for the exchange with the other ranks.
+        ``keep_snapshots`` keeps local models for an evaluation. Returns the error, if there was one, for the exchange
+        with the other ranks.
         """
         scheduler, device = self.parts.rank_share.scheduler, self.strategy.root_device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        orders = scheduler.orders(called, work)
+        orders = scheduler.orders(plan.answering, plan.work)
         if keep_snapshots:
             self.parts.rank_share.snapshots.begin(orders.all)
         try:
+            if plan.outlasted:
+                vectors = {arch: self.parts.server.vector(arch) for arch in self.parts.models}
+                self.parts.rank_share.old_models.keep(round_, vectors)
             for callback in self.callbacks:
                 callback.on_round_start(round_, orders.all)
             for name, rank_group in scheduler.turns(orders):
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
                 client = self.parts.clients.to_train(name)
-                session = self._train_client(client, round_, work[name], rank_group, keep_snapshots)
+                start = self._start_of(client, round_, plan)
+                session = self._train_client(client, start, plan.work[name], rank_group, keep_snapshots)
                 table.enter(self.strategy.global_rank, name, session)
         except Exception as error:  # of any type: the other ranks must stop, too
             return error
@@ -69,8 +85,14 @@ class RankWorker:
             table.ask_to_stop(self.strategy.global_rank, self.strategy.stop_signal)
         return None
 
+    def _start_of(self, client: Client, round_: int, plan: Timetable) -> Start:
+        called = plan.versions.get(client.client_name, round_)
+        arch, old_models = client.model.arch, self.parts.rank_share.old_models
+        vector = None if called == round_ else old_models.of(called, arch).to(client.model.device)
+        return Start(round_, called, vector)
+
     def _train_client(
-        self, client: Client, round_: int, work: float, rank_group: RankGroup | None, keep_snapshot: bool
+        self, client: Client, start: Start, work: float, rank_group: RankGroup | None, keep_snapshot: bool
     ) -> SessionReport:
         """Train one client and return the numbers of its session; an update that does not count is left out.
 
@@ -79,11 +101,11 @@ class RankWorker:
         try:
             client.model.flat.check()
             attack = self.settings.attack
-            attacks = attack is not None and attack.acts(client.client_name, round_)
+            attacks = attack is not None and attack.acts(client.client_name, start.round_)
             poison = attack.poison(client) if attack is not None and attacks else None
-            client.begin_round(round_, work, self.precision, self._on_batch, rank_group, poison)
+            client.begin_round(start.called, work, self.precision, self._on_batch, rank_group, poison)
             try:
-                return self._do_round(client, attacks, keep_snapshot)
+                return self._do_round(client, start.vector, attacks, keep_snapshot)
             finally:
                 client.leave()
         except LeftOutError as error:
@@ -92,7 +114,7 @@ class RankWorker:
             return SessionReport(sends=rank_group is None or rank_group.is_first, left_out=error)
         except SystemExit as error:  # of a library, or of the user's method: the run has not come to its end
             raise TrainingError(
-                f"client {client.client_name}, round {round_ + 1}: its code asked the process to exit (code "
+                f"client {client.client_name}, round {start.called + 1}: its code asked the process to exit (code "
                 f"{error.code}); let it raise an error instead"
             ) from error
         except (RuntimeError, MemoryError) as error:
@@ -100,10 +122,14 @@ class RankWorker:
                 raise explained from error
             raise
 
-    def _do_round(self, client: Client, attacks: bool, keep_snapshot: bool) -> SessionReport:
-        """Download, train, measure, upload; ``attacks``: whether the client is an attacker in this round."""
+    def _do_round(self, client: Client, vector: Tensor | None, attacks: bool, keep_snapshot: bool) -> SessionReport:
+        """Download, train, measure, upload.
+
+        ``vector``: the model that it downloads, None for the current one; ``attacks``: whether it attacks in this
+        round.
+        """
         method, server, privacy = self.settings.method, self.parts.server, self.settings.privacy
-        message = message_to(method, server, client.model.arch)
+        message = message_to(method, server, client.model.arch, vector)
         client.received = message if privacy is None else privacy.received(client, server, message)
         method.download(client)
         method.train(client)

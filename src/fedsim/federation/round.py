@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsim.core.seeding import derive_seed
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.sums import Aggregator, aggregation_weights
+from fedsim.federation.components.clock import Clock
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
@@ -22,6 +23,7 @@ from fedsim.methods.base import Method, Weights, has_server_step, tensors_on_ran
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 from fedsim.training.server import Server
+from fedsim.training.timetable import Timetable
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Round:
     """the parts of the federation"""
     listeners: Sequence[RoundListener]
     """components besides the method; they act before a round and observe its outcome"""
+    clock: Clock
+    """one of them: the simulated time"""
     worker: RankWorker
     """trains this rank's clients"""
     aggregator: Aggregator
@@ -60,27 +64,26 @@ class Round:
         """
         started, settings, parts = time.perf_counter(), self.settings, self.parts
         method = settings.method
-        # 1. The server selects clients; some of them do not answer, or are slow.
+        # 1. The server selects clients; some of them do not answer, or are slow, or answer in a later round.
         parts.server.round = round_
         for listener in self.listeners:
             listener.begin(round_)
-        selected = settings.selection.select(round_, parts.names, settings.seed)
-        work = settings.availability.of(selected, round_, settings.seed)
-        called = [name for name in work if work[name] > 0]
+        plan = self.clock.plan(round_)
         # 2. If the weights are known already, uploads are summed as they arrive; otherwise they wait.
         extras = {arch: method.payload(parts.server, arch, round_).up for arch in parts.models}
-        self.aggregator.begin(round_, extras, self._early_weights(called))
+        self.aggregator.begin(round_, extras, self._early_weights(plan))
         # 3. Each rank trains its clients, one after another.
-        table = self._empty_table(called)
-        error = self.worker.train(round_, called, work, table, keep_snapshots)
+        table = self._empty_table(plan.answering)
+        error = self.worker.train(round_, plan, table, keep_snapshots)
         # 4. All ranks exchange reports, clients that are left out, stop signals, and small sums.
         self.strategy.exchange([*table.parts, *self.aggregator.ready()], error)
-        table.warn_of_skipped(round_, called)
-        reports = {name: self._report(table, name) for name in table.returned(called)}
+        table.warn_of_skipped(round_, plan.answering)
+        reports = {name: self._report(table, name) for name in table.returned(plan.answering)}
         # 5. Every rank computes the same weights, normalised before they multiply any upload.
-        weights = aggregation_weights(method, reports, parts.archs)
+        weights = self.clock.aged(aggregation_weights(method, reports, parts.archs), plan)
         # 6. Weighted sums over all clients, one collective per architecture if large; noise, if configured.
-        means = settings.noise.aggregated(parts.server, self.aggregator.means(weights, reports), weights)
+        means = self.clock.brought_forward(self.aggregator.means(weights, reports), weights, plan)
+        means = settings.noise.aggregated(parts.server, means, weights)
         # 7. The server steps towards the means, and does the server step of the method.
         if means:  # without any answer there is no step, not even of the momentum
             parts.server.answers = self.aggregator.answers(reports)
@@ -88,20 +91,22 @@ class Round:
         # 8. The listeners observe the round.
         overall = method.weights(reports).clients if reports and settings.selection.learns else {}
         shown = {name: overall[name] for name in reports if overall}
-        record = RoundRecord(round_, settings.seed, list(work), reports, shown, parts.archs)
+        record = RoundRecord(
+            round_, settings.seed, plan.called, reports, shown, parts.archs, plan.too_old, plan.seconds
+        )
         for listener in self.listeners:
             listener.observe(record)
         shares = {name: weights[parts.archs[name]].clients[name] for name in reports}
         metrics = self._metrics(round_) | table.metrics(shares, reports, time.perf_counter() - started)
         return RoundResult(reports, metrics, table.stop_signal)
 
-    def _early_weights(self, called: list[str]) -> dict[str, Weights] | None:
+    def _early_weights(self, plan: Timetable) -> dict[str, Weights] | None:
         """Return the round's weights if they depend neither on measured signals nor on clients that are left out."""
         method, parts = self.settings.method, self.parts
         if method.measures or self.settings.on_bad_update == "skip_client" or parts.federated.has_unlabelled:
             return None
-        reports = {name: Report(parts.data_of[name].num_images, {}) for name in called}
-        return aggregation_weights(method, reports, parts.archs)
+        reports = {name: Report(parts.data_of[name].num_images, {}) for name in plan.answering}
+        return self.clock.aged(aggregation_weights(method, reports, parts.archs), plan)
 
     def _empty_table(self, called: list[str]) -> RoundTable:
         method, parts = self.settings.method, self.parts

@@ -22,6 +22,7 @@ from fedsim.federation.components.ledger import Accounting
 from fedsim.federation.components.privacy import Privacy
 from fedsim.federation.components.robust import Aggregation
 from fedsim.federation.components.selection import AllClients, Availability, Selection
+from fedsim.federation.components.timing import Synchronous, Timing
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import IdentityHead, Neck
@@ -59,6 +60,9 @@ class Settings:
     """choice of the clients that take part in a round"""
     availability: Availability = Availability()
     """drop-outs and stragglers"""
+    timing: Timing | None = None
+    """Synchronous, Deadline, or Buffered (FedBuff, FedAsync): how long the server waits for answers, in the simulated
+    time of model.hardware; null: as Synchronous, until all have answered"""
     adaptive_backbones: AdaptiveBackbones | None = None
     """clients change their backbones by their rewards; null: they do not"""
     privacy: Privacy | None = None
@@ -113,6 +117,11 @@ class Settings:
     def overrides(self) -> Mapping[str, ClientOverride]:
         """:attr:`clients`; empty if there are none."""
         return self.clients or {}
+
+    @property
+    def pace(self) -> Timing:
+        """:attr:`timing`; without it, an object that waits for all clients."""
+        return self.timing or Synchronous()
 
     @property
     def noise(self) -> Privacy:

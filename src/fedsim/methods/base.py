@@ -316,11 +316,14 @@ class TrainsTensors(ABC):
         """Return names and shapes of the tensors, float32; ``image`` is the shape (3, H, W) of a training image."""
 
 
-def message_to(method: Method, server: Server, arch: str) -> Download:
-    """Return the server's message to the clients of an architecture: the model, and the declared tensors."""
+def message_to(method: Method, server: Server, arch: str, vector: Tensor | None = None) -> Download:
+    """Return the server's message to the clients of an architecture: the model, and the declared tensors.
+
+    ``vector`` [num_shared] is the model of an earlier round; None: the current one.
+    """
     payload = method.payload(server, arch, server.round)
     names = (*payload.down, *payload.known, *([payload.mask] if payload.mask else []))
-    return server.send(arch, names, with_public="public_images" in method.requires)
+    return server.send(arch, names, with_public="public_images" in method.requires, vector=vector)
 
 
 def tensors_on_ranks(method: Method, server: Server, arch: str) -> frozenset[str]:

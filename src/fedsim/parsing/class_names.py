@@ -14,6 +14,7 @@ _BASES = {
     "model.backbone": ("fedsim.models.backbones", "Backbone"),
     "model.module": ("lightning.pytorch", "LightningModule"),
     "model.selection": ("fedsim.federation.components.selection", "Selection"),
+    "model.timing": ("fedsim.federation.components.timing", "Timing"),
     "model.privacy": ("fedsim.federation.components.privacy", "Privacy"),
     "model.attack": ("fedsim.federation.components.attacks", "Attack"),
     "model.aggregation": ("fedsim.federation.components.robust", "Aggregation"),

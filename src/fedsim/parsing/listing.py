@@ -17,6 +17,7 @@ KINDS = {  # kind -> base class, setting
     "backbones": ("Backbone", "model.backbone"),
     "data-sets": ("ReIDSource", "data.source"),
     "selections": ("Selection", "model.selection"),
+    "timings": ("Timing", "model.timing"),
     "privacy": ("Privacy", "model.privacy"),
     "attacks": ("Attack", "model.attack"),
     "aggregations": ("Aggregation", "model.aggregation"),

@@ -1,4 +1,4 @@
-"""Rounds and bytes until a run reaches a score (convergence), and the spread of scores over clients (fairness).
+"""Rounds, bytes and seconds until a run reaches a score (convergence), and how much clients differ (fairness).
 
 Paper 002 names both (Table 9: rank-1, rounds until convergence) and defines neither; the definitions are below.
 """
@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import metric_name
+from fedsim.report.answers import fewest_answers, is_timed
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.rules import Rule
@@ -20,12 +21,14 @@ from fedsim.report.runs import METRICS, Run
 
 
 class Reached(NamedTuple):
-    """The round in which a score was reached for the first time, and the bytes until then."""
+    """The round in which a score was reached for the first time, and the bytes and seconds until then."""
 
     round_: int
     """from 1"""
     num_bytes: float
     """sent to clients and back, in this round and all earlier ones"""
+    seconds: float = 0.0
+    """simulated, of the same rounds; 0 without ``model.hardware``"""
 
 
 class Spread(NamedTuple):
@@ -45,18 +48,22 @@ def first_reaching(log: Mapping[int, Mapping[str, float]], key: str, target: flo
 
     >>> log = {r: {"comm/down_bytes": 10.0, "comm/up_bytes": 5.0, "mAP": 0.1 * r} for r in (1, 2, 3)}
     >>> first_reaching(log, "mAP", 0.2)
-    Reached(round_=2, num_bytes=30.0)
+    Reached(round_=2, num_bytes=30.0, seconds=0.0)
     """
-    num_bytes = 0.0
+    num_bytes = seconds = 0.0
     for round_, row in log.items():
         num_bytes += row["comm/down_bytes"] + row["comm/up_bytes"]
+        seconds += row.get("time/simulated_seconds", 0.0)
         if row.get(key, -np.inf) >= target:
-            return Reached(round_, num_bytes)
+            return Reached(round_, num_bytes, seconds)
     return None
 
 
 def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
     """Return a table of the rounds and bytes until the delivered model reaches a score for the first time.
+
+    With ``model.hardware``, also of the simulated seconds, and of the client with the fewest answers: rounds that do
+    not wait for slow clients reach a score sooner, and these pay for it.
 
     Args:
         groups: the runs.
@@ -67,7 +74,8 @@ def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
         DataError: if logs are incomplete.
     """
     name, metric, percent = _parse(target)
-    rows = []
+    is_simulated = any("time/simulated_seconds" in row for g in groups for run in g.runs for row in run.log.values())
+    rows, waits = [], dict[str, list[float]]()
     for group in groups:
         for run in group.runs:
             key = metric_name("test", run.primary, name, metric)
@@ -79,11 +87,35 @@ def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
             cells = [f"not in {max(run.log)}", "-"]
             if reached is not None:
                 cells = [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}"]
-            rows.append([group.label, str(run.summary["seed"]), run.primary, *cells, f"{100 * max(scores):.1f}"])
+            waits.setdefault(group.label, []).append(np.inf if reached is None else reached.seconds)
+            cells.append(f"{100 * max(scores):.1f}")
+            if is_simulated:
+                cells += ["-" if reached is None else f"{reached.seconds:,.1f}", fewest_answers(run)]
+            rows.append([group.label, str(run.summary["seed"]), run.primary, *cells])
     headers = ["run", "seed", "model", "round", "GB down and up", "highest"]
+    headers += ["simulated seconds", "fewest answers"] if is_simulated else []
     subject = "mean over clients' test sets" if name == "seen" else name
     note = f"first evaluated round with {metric} of at least {percent:g} %, {subject}; 1 GB is 10^9 bytes"
-    return Block(headers, rows, (note,))
+    return Block(headers, rows, (note, _sooner(waits) if is_simulated else ""))
+
+
+def _sooner(waits: Mapping[str, list[float]]) -> str:
+    """Return a line with the mean simulated seconds of each group, and how many times sooner than the slowest it was.
+
+    Groups in which a seed has not reached the score are left out.
+
+    >>> _sooner({"synchronous": [20.0, 28.0], "buffered": [8.0]})
+    'simulated seconds, means over seeds: synchronous 24.0, buffered 8.0 (3.0 times sooner)'
+    """
+    means = {label: float(np.mean(seconds)) for label, seconds in waits.items() if np.all(np.isfinite(seconds))}
+    if len(means) < 2:
+        return ""
+    slowest = max(means.values())
+    texts = (
+        f"{label} {mean:,.1f}" + (f" ({slowest / mean:.1f} times sooner)" if 0 < mean < slowest else "")
+        for label, mean in means.items()
+    )
+    return f"simulated seconds, means over seeds: {', '.join(texts)}"
 
 
 def _parse(target: str) -> tuple[str, str, float]:
@@ -116,15 +148,16 @@ def _complete_log(run: Run) -> dict[int, dict[str, float]]:
 
 def fairness_table(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     """Return a table of the spread of a score over the test sets of clients, per model; seeds are averaged."""
-    rows = []
+    rows, timed = [], any(is_timed(run) for group in groups for run in group.runs)
     for group in groups:
         for kind in group.kinds(rule):
             spreads = [s for run in group.runs if (s := _spread_in(run, kind, metric, rule)) is not None]
             if spreads:
                 numbers = 100 * np.array([spread[:3] for spread in spreads]).T
                 worst = " or ".join(dict.fromkeys(spread.worst_set for spread in spreads))
-                rows.append([group.label, kind, *map(mean_and_spread, numbers), worst])
-    headers = ["run", "model", "mean", "deviation", "worst", "worst set"]
+                answers = [" or ".join(dict.fromkeys(map(fewest_answers, group.runs)))] if timed else []
+                rows.append([group.label, kind, *map(mean_and_spread, numbers), worst, *answers])
+    headers = ["run", "model", "mean", "deviation", "worst", "worst set", *(["fewest answers"] if timed else [])]
     note = (
         f"{metric} in percent over the test sets of clients: mean, standard deviation between test sets, "
         "lowest; clients with the same test set count as one"

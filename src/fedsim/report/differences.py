@@ -48,8 +48,8 @@ _GROUPS = {  # the first section that a setting lies in decides; all others are 
     "network": ("model.backbone", "model.neck", "model.module", "model.private", "model.adaptive_backbones"),
     "loss": ("model.objective", "model.client.cluster", "model.client.bottom_up"),
     "method": ("model.method", "model.bn_stats", "model.attack", "model.aggregation", "model.server_optimizer",
-               "model.selection", "model.availability", "model.privacy", "model.hardware", "model.reduction",
-               "model.on_bad_update"),
+               "model.selection", "model.availability", "model.privacy", "model.hardware", "model.timing",
+               "model.reduction", "model.on_bad_update"),
 }  # fmt: skip
 GROUPS = ("data", "network", "loss", "training", "method", "evaluation")
 _SOURCE = "data.source"

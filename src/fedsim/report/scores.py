@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from fedsim.core.errors import DataError
 from fedsim.core.names import metric_name
+from fedsim.report.answers import answers_line
 from fedsim.report.groups import RunGroup, traffic, work
 from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
@@ -101,6 +102,7 @@ def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequenc
     yield "; ".join(text for kind, text in MEANING.items() if kind in kinds)
     yield "; ".join(f"{group.label}: {describe(group)}" for group in groups)
     yield traffic(groups)
+    yield from answers_line(groups)
     yield from work(groups)
     if rule.name == "best3":
         yield "best3 chooses rounds by scores on test data: optimistic, comparable only with the numbers of paper 003"

@@ -57,10 +57,15 @@ class Server(nn.Module):
         vector: Tensor = self.vectors[arch]
         return vector.detach()
 
-    def send(self, arch: str, names: Iterable[str], with_public: bool = False) -> Download:
-        """Return the message to a client of an architecture, with the kept tensors ``names``."""
+    def send(
+        self, arch: str, names: Iterable[str], with_public: bool = False, vector: Tensor | None = None
+    ) -> Download:
+        """Return the message to a client of an architecture, with the kept tensors ``names``.
+
+        ``vector`` takes the place of the global vector.
+        """
         extras = {name: self.kept[arch][name] for name in names}
-        return Download(self.vector(arch), extras, self.public if with_public else None)
+        return Download(self.vector(arch) if vector is None else vector, extras, self.public if with_public else None)
 
     def keep(self, arch: str, name: str, tensor: Tensor) -> None:
         """Keep a copy of ``tensor`` between rounds and in checkpoints, on the device of the models."""

@@ -115,7 +115,7 @@ class RoundProgress(RoundCallback, ProgressBar):
         metrics = {**federation.scores, **federation.round_metrics}
         names = {"train/loss": "loss", "train/accuracy": "accuracy", "time/round_seconds": "seconds"}
         names |= {"time/images_per_second": "images/s", "memory/peak_gib": "peak GiB"}
-        names["time/simulated_seconds"] = "simulated seconds"
+        names |= {"time/simulated_seconds": "simulated seconds", "time/clock": "of all rounds"}
         monitor, every = federation.settings.evaluation.monitor, trainer.check_val_every_n_epoch or 1
         if (trainer.current_epoch + 1) % every == 0:  # else the score would be that of an earlier round
             names[monitor] = monitor.replace("/", " ")

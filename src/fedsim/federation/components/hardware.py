@@ -21,7 +21,7 @@ class ClientHardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Links and devices of the clients, for simulated seconds; training does not depend on them."""
+    """Links and devices of the clients, for simulated seconds. Training depends on them only with ``model.timing``."""
 
     down_mbit: float
     """bandwidth from the server to a client, megabit (1e6 bits) per second; .inf: downloads take no time"""
@@ -65,5 +65,7 @@ class Hardware:
 
     def _of(self, client: str) -> Hardware:
         """Return the hardware of one client."""
+        if client not in self.clients:
+            return self
         values = asdict(self.clients.get(client, ClientHardware()))
         return replace(self, clients={}, **{name: value for name, value in values.items() if value is not None})

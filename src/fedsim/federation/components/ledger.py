@@ -89,7 +89,7 @@ class Ledger(RoundListener):
         self.pruned = PrunedTraffic(method, server, archs, rules)
         self._model_bytes = {arch: model.shared_bytes for arch, model in server.models.items()}
         self.round: dict[str, Traffic] = {}
-        """client -> its traffic in the last round, for the clients that were selected"""
+        """client -> its traffic in the last round, for the clients that were selected or have answered"""
         self.seconds: float | None = None
         """simulated, of the last round; None without hardware"""
         self.totals = {"down": 0, "up": 0, "extra": 0, "formula": 0}
@@ -118,15 +118,20 @@ class Ledger(RoundListener):
         return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
 
     def observe(self, record: RoundRecord) -> None:
-        """Count a round. Uploads of clients without a report did not arrive."""
-        reports, expected = record.reports, self.expected(record.round_, record.selected)
+        """Count the downloads of a round's calls and the uploads of its answers, whenever those were called.
+
+        Uploads of other clients without a report did not arrive.
+        """
+        reports, called, answered = record.reports, {*record.selected}, {*record.reports, *record.too_old}
         self.round = {}
-        for name, whole in expected.items():
+        for name, whole in self.expected(record.round_, [*dict.fromkeys([*record.selected, *answered])]).items():
             down, up = self.pruned.bytes_of(name, whole.down, whole.up, reports.get(name))
             traffic = whole._replace(down=down, up=up)
-            self.round[name] = traffic if name in reports else traffic._replace(up=0, extra_up=0)
+            traffic = traffic if name in called else traffic._replace(down=0, extra_down=0)
+            self.round[name] = traffic if name in answered else traffic._replace(up=0, extra_up=0)
         self.pruned.observe(reports)
-        self.seconds = self.simulated_seconds(self.round, {name: report.images for name, report in reports.items()})
+        images = {name: report.images for name, report in reports.items()}
+        self.seconds = self.simulated_seconds(self.round, images) if record.seconds is None else record.seconds
         for traffic in self.round.values():
             self.totals["down"] += traffic.down
             self.totals["up"] += traffic.up

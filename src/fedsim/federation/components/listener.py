@@ -18,7 +18,7 @@ class RoundRecord:
     seed: int
     """of the run"""
     selected: Sequence[str]
-    """clients to which the server sent the model"""
+    """clients to which the server sent the model in this round"""
     reports: Mapping[str, Report]
     """client -> its report, of the clients whose updates count"""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -26,6 +26,10 @@ class RoundRecord:
     does not learn"""
     archs: Mapping[str, str] = field(default_factory=dict)
     """client -> its architecture"""
+    too_old: Sequence[str] = ()
+    """clients whose answers arrived, but did not count"""
+    seconds: float | None = None
+    """simulated duration; None: that of the slowest client"""
 
 
 class RoundListener:

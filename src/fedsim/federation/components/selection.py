@@ -51,6 +51,13 @@ class Selection(KeepsArguments, RoundListener, ABC):
         """
         return None
 
+    def places(self, num_clients: int) -> int | None:  # noqa: ARG002 - for subclasses
+        """Return the number of ``num_clients`` clients that every round selects, if each set of so many is as likely.
+
+        None: it varies, or some sets are preferred. Clients can then not be called one by one (``model.timing``).
+        """
+        return None
+
     @property
     def probability(self) -> float | None:
         """The probability of each client to be selected, if independent of other clients and rounds; else None."""
@@ -71,6 +78,10 @@ class AllClients(Selection):
     def expected_share(self, num_clients: int) -> float:  # noqa: ARG002 - needs it not
         """Return 1."""
         return 1.0
+
+    def places(self, num_clients: int) -> int:
+        """Return the number of clients."""
+        return num_clients
 
 
 class RandomFraction(Selection):
@@ -102,6 +113,10 @@ class RandomFraction(Selection):
     def expected_share(self, num_clients: int) -> float:
         """Return ceil(S * N) / N."""
         return self._count(num_clients) / num_clients
+
+    def places(self, num_clients: int) -> int:
+        """Return ceil(S * N)."""
+        return self._count(num_clients)
 
     def _count(self, num_clients: int) -> int:
         # without the margin, 0.28 * 25 = 7.000000000000001 would select 8 of 25 clients

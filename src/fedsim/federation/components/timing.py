@@ -1,0 +1,156 @@
+"""The setting ``model.timing``: how long the server waits for its clients, in simulated time."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsim.core.checks import at_least, within
+from fedsim.core.errors import ConfigError
+from fedsim.federation.components.buffered_clock import BufferedClock, check_buffered
+from fedsim.federation.components.clock import FIELD, NANO, Clock, Conditions, DeadlineClock, SynchronousClock
+from fedsim.federation.components.selection import Selection
+
+
+class Timing(ABC):
+    """How long the server waits for its clients."""
+
+    @abstractmethod
+    def start(self, conditions: Conditions) -> Clock:
+        """Return the clock of a run.
+
+        Raises:
+            ConfigError: if the federation's other settings contradict the timing.
+        """
+
+    def places(self, selection: Selection, num_clients: int) -> int:  # noqa: ARG002 - for subclasses
+        """Return how many clients may be under way when a round ends."""
+        return 0
+
+
+class Synchronous(Timing):
+    """A round ends when all of its clients have answered."""
+
+    def start(self, conditions: Conditions) -> Clock:
+        """Return a clock."""
+        return SynchronousClock(conditions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline(Timing):
+    """A round ends at a time, or with its first answers.
+
+    It does not wait for the others (Bonawitz et al., MLSys 2019). Clients that are late have downloaded the model for
+    nothing: they neither train nor send. So it costs no computing time to call more clients than are needed. A client
+    that drops out is waited for until it should have answered.
+    """
+
+    seconds: float | None = None
+    """simulated seconds after which a round ends; null: there is no such time"""
+    first: int | None = None
+    """number of answers with which a round ends; null: all that come in time"""
+    late: Literal["drop", "partial"] = "drop"
+    """clients that would need more than ``seconds``: they are dropped, or train as many of their batches as fit, at
+    least one (in the manner of TimelyFL, Zhang et al. 2023)"""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.seconds is None and self.first is None:
+            raise ConfigError(f"{FIELD}.seconds: Deadline has no end; set seconds or first")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ConfigError(f"{FIELD}.seconds: {self.seconds} is not a positive number of seconds")
+        at_least(FIELD, 1, first=self.first)
+        if self.late == "partial" and self.seconds is None:
+            raise ConfigError(f"{FIELD}.late: partial work needs a time at which it ends; set seconds")
+
+    def start(self, conditions: Conditions) -> Clock:
+        """Return a clock."""
+        check_hardware(conditions, "Deadline")
+        places = conditions.selection.places(len(conditions.names))
+        if self.first is not None and places is not None and self.first > places:
+            raise ConfigError(
+                f"{FIELD}.first: waits for {self.first} answers, but model.selection picks {places} clients in each "
+                "round; lower it, or pick more"
+            )
+        self._check_fastest(conditions)
+        end = None if self.seconds is None else round(self.seconds * NANO)
+        return DeadlineClock(conditions, end, self.first, self.late == "partial")
+
+    def _check_fastest(self, conditions: Conditions) -> None:
+        """Raise ConfigError if no client can answer in time."""
+        if self.seconds is None:
+            return
+        work, purpose = (0.0, "for its messages alone") if self.late == "partial" else (1.0, "for its session")
+        # of round 1, counted from 0: in the first, downloads may take no time
+        needs = {name: conditions.nanoseconds(name, 1, work) for name in conditions.names}
+        fastest = min(needs, key=needs.__getitem__)
+        if needs[fastest] + (work == 0) > self.seconds * NANO:
+            raise ConfigError(
+                f"{FIELD}.seconds: a round of {self.seconds:g} s ends before the fastest client answers: {fastest} "
+                f"needs {needs[fastest] / NANO:.4g} s {purpose}; raise it"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffered(Timing):
+    """The server steps as soon as a few clients have answered: FedBuff and FedAsync.
+
+    FedBuff is of Nguyen et al. (AISTATS 2022). As many clients as the selection picks for a round are always under way.
+    Who answers makes place for another client, which begins at once with the model of that moment. So answers may be
+    trained on an older model than the one that they change: an answer of staleness s, the number of steps in between,
+    has the factor (1 + s) ** -power. A client that has answered rests until the next step. With ``buffer: 1`` and
+    ``mix`` this is FedAsync (Xie et al. 2019); with a buffer of all clients it is synchronous training.
+
+    Running statistics are averaged over the answers and mixed into the server's with the same factors: as changes of
+    changes, variances could become negative.
+    """
+
+    buffer: int
+    """K, number of answers with which the server steps"""
+    power: float = 0.5
+    """a, exponent of the discount of old answers; 0: there is none"""
+    mix: float | None = None
+    """alpha of FedAsync: the server goes this share of the way to the mean of the answered models. null: it adds the
+    mean of their changes, as FedBuff does"""
+    max_staleness: int | None = None
+    """answers of a larger staleness are thrown away; null: none are"""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        at_least(FIELD, 1, buffer=self.buffer)
+        at_least(FIELD, 0, max_staleness=self.max_staleness)
+        within(FIELD, "(0, 1]", mix=self.mix)
+        if not 0 <= self.power < math.inf:
+            raise ConfigError(f"{FIELD}.power: {self.power} is not a finite number from 0")
+
+    def start(self, conditions: Conditions) -> Clock:
+        """Return a clock."""
+        check_hardware(conditions, "Buffered")
+        check_buffered(conditions)
+        places = conditions.selection.places(len(conditions.names))
+        if places is None:
+            raise ConfigError(
+                f"model.selection: {type(conditions.selection).__name__} chooses for a round as a whole, but with "
+                f"Buffered of {FIELD} clients begin one by one; choose AllClients or RandomFraction"
+            )
+        if self.buffer > places:
+            raise ConfigError(
+                f"{FIELD}.buffer: waits for {self.buffer} answers, but only {places} clients are under way at once "
+                "(model.selection); lower it, or pick more"
+            )
+        return BufferedClock(
+            conditions, places=places, goal=self.buffer, power=self.power, mix=self.mix,
+            max_staleness=self.max_staleness,
+        )  # fmt: skip
+
+    def places(self, selection: Selection, num_clients: int) -> int:
+        """Return how many clients may be under way when a round ends."""
+        return selection.places(num_clients) or 0
+
+
+def check_hardware(conditions: Conditions, name: str) -> None:
+    """Raise ConfigError if clients have no speeds; ``name`` is that of the timing."""
+    if conditions.hardware is None:
+        raise ConfigError(f"model.hardware: {name} of {FIELD} needs the speeds of links and devices; set it")
