@@ -102,7 +102,7 @@ def files_of_a_session() -> Counter[str]:
         finally:
             sys.setprofile(None)
 
-    options = ["--trainer.max_epochs=1", "--trainer.devices=1", "--trainer.check_val_every_n_epoch=2"]
+    options = ["--trainer.max_epochs=2", "--trainer.devices=1"]  # the last round is scored: not that of the session
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(RankWorker, "_train_client", profiled):
         main(["fit", "--config", "quickstart", *options, "--model.client.local_steps=12", f"--run_dir={folder}/run"])
     return calls

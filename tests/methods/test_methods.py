@@ -213,14 +213,6 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
 
 
-MOVES_WHAT_IS_EQUAL = {
-    "FedDIP",  # prunes the server's model
-    "FedPav-kd",  # and all that distils
-    "LotteryFL",
-    "SubFedAvg",
-}
-
-
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("name", others.some(METHODS, FIRST))
