@@ -118,7 +118,7 @@ def started(folder: Path, args: argparse.Namespace) -> Iterator[tuple[subprocess
     options += [f"--trainer.devices={args.ranks}", f"--trainer.max_epochs={args.rounds}"]
     options += (_SPANS if args.spans else []) + (_BUFFERED if args.buffered else [])
     command = [sys.executable, "-m", "fedsim", "fit", *map(str, options)]
-    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process:
         yield process, log
 
 
@@ -127,25 +127,25 @@ def run_and_kill(folder: Path, args: argparse.Namespace, draw: random.Random) ->
     before, second = rounds_in_checkpoint(folder), draw.uniform(args.earliest, args.latest)
     with started(folder, args) as (process, log):
         time.sleep(second)
-        alive = processes_of(folder)
+        alive = processes_of(process)
         if process.poll() is not None or not alive:
             if process.returncode:
                 raise SystemExit(f"the run failed by itself:\n{log.read_text()}")
             return None
         victim = draw.choice(alive)
         os.kill(victim, signal.SIGKILL)
-        orphans = await_end(folder)
+        orphans = await_end(process)
         name = "rank 0" if victim == process.pid else "another rank"
     rounds = [int(number) for number in re.findall(r"^round (\d+)/", log.read_text(), re.MULTILINE)]
     return Kill(round(second, 1), name, before, max(rounds, default=before), rounds_in_checkpoint(folder), orphans)
 
 
-def await_end(folder: Path) -> int:
+def await_end(process: subprocess.Popen[bytes]) -> int:
     """Wait until no process of a run is left; return how many had to be killed."""
     deadline = time.monotonic() + _PATIENCE
-    while processes_of(folder) and time.monotonic() < deadline:
+    while processes_of(process) and time.monotonic() < deadline:
         time.sleep(0.1)
-    orphans = processes_of(folder)
+    orphans = processes_of(process)
     for pid in orphans:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -159,14 +159,13 @@ def finish(folder: Path, args: argparse.Namespace) -> None:
             raise SystemExit(f"the run failed by itself:\n{log.read_text()}")
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Return the ids of the live processes of a run, in ascending order."""
+def processes_of(first: subprocess.Popen[bytes]) -> list[int]:
+    """Return the ids of the live processes of a run, in ascending order: those of the session of its first process."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if str(folder).encode() in words and state not in "ZX":
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == first.pid and state not in "ZX":
                 found.append(int(entry.name))
     return sorted(found)
 

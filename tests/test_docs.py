@@ -160,7 +160,7 @@ def commands_in_images():
                 yield pytest.param(*found.groups(), id=name)
 
 
-@pytest.mark.parametrize(("line", "words"), commands_in_images())
+@pytest.mark.parametrize(("line", "words"), list(commands_in_images()))
 def test_commands_of_images_are_accepted_and_use_the_gpu(tmp_path, monkeypatch, line, words):
     monkeypatch.chdir(tmp_path)
     assert re.search(r"--gpus all|--nv", line)
