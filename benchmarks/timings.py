@@ -63,7 +63,7 @@ def main() -> None:
     rows = []
     for name, of_seeds in runs.items():
         scores = [show(mean_ap(runs, (name, "global"), domain)) for domain in SETS]
-        answers = sum(row.get("comm/town0/up_bytes", 0) > 0 for run in of_seeds for row in run.log().values())
+        answers = sum(row.get("comm/town0/up_bytes", 0) > 0 for run in of_seeds for row in run.log.values())
         rows.append([name, *scores, f"{answers / len(of_seeds):.1f}"])
     print(tabulate(rows, headers=["timing", *(f"{domain}, mAP" for domain in SETS), "answers of town0"]), end="\n\n")
     claims = [(claim, gain(runs, claim.ahead, claim.behind, claim.domains)) for claim in CLAIMS]

@@ -29,11 +29,9 @@ class Batch(NamedTuple):
     """further views of the same images, augmented independently, each like ``images``"""
     targets: Tensor | None = None
     """[B, num_classes] float32, soft labels, each with a sum in (0, 1]; None: the one-hot ``labels``"""
-    rows: Tensor | None = None
-    """[B] int64 on the CPU, positions among the client's real images; None: they are not known"""
     cameras: Tensor | None = None
-    """[B] int64, the camera of each image, or of the image whose place a generated one takes; None: no loss of the
-    objective needs it"""
+    """[B] int64, the camera of each image, or of the image whose place a generated one takes; None: no loss of
+    the client needs it"""
     round: int = 0
     """the current round, from 0, where :attr:`cameras` are there"""
 
@@ -97,7 +95,8 @@ class ClientImages:
         """Yield the images at ``index`` [m] int64, not augmented, ``size`` at a time; no random stream advances."""
         parts = index.split(size)
         for part, images in zip(parts, self.pixels.batches(parts), strict=True):
-            yield Batch(normalise_images(images), send(self.labels[part], self.device), rows=part)
+            labels, cameras = (send(numbers[part], self.device) for numbers in (self.labels, self.cameras))
+            yield Batch(normalise_images(images), labels, cameras=cameras)
 
     def sample(self, count: int, order: torch.Generator, augment: torch.Generator | None) -> Tensor:
         """Return ``count`` random images [B, 3, H, W], or all if there are fewer.

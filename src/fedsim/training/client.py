@@ -124,12 +124,17 @@ class Client(LightningModule):
         self.session = ClientSession(
             self.images, self.training_settings, source_of(self), self.generator, work=work, precision=precision,
             report=partial(self._report, listener), rank_group=rank_group, reseed=self._seed_micro_batch,
-            poison=poison, shown_round=round_ if self.objective.sees_batches else None,
+            poison=poison, shown_round=round_ if self._loss_sees_batches else None,
         )  # fmt: skip
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for random modules of users
         self.optimizer = self._make_ready(self.model)
         self.session.use_prefetch_and_graphs(self.model, f"client {self.client_name}, round {round_ + 1},")
+
+    @property
+    def _loss_sees_batches(self) -> bool:
+        """Whether its loss sees cameras and the round."""
+        return self.objective.sees_batches
 
     def trainable_replica(self, role: str) -> FlatModel:
         """Return a second model, made ready to train in this session, with its own dropout stream.

@@ -245,7 +245,5 @@ class _StatisticsSum:
 def _part(batch: Batch, micro_batch: slice) -> Batch:
     """Return some images of a batch."""
     views = tuple(view[micro_batch] for view in batch.views)
-    of_images = batch.targets, batch.rows, batch.cameras
-    targets, rows, cameras = (None if tensor is None else tensor[micro_batch] for tensor in of_images)
-    images, labels = batch.images[micro_batch], batch.labels[micro_batch]
-    return Batch(images, labels, views, targets, rows, cameras, batch.round)
+    targets, cameras = (None if tensor is None else tensor[micro_batch] for tensor in (batch.targets, batch.cameras))
+    return Batch(batch.images[micro_batch], batch.labels[micro_batch], views, targets, cameras, batch.round)

@@ -186,11 +186,8 @@ class ClientSession:
             soft = [None] * len(sizes) if targets is None else targets.split(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
             cameras = self._cameras_of(row, sizes)
-            for label, target, places, camera, image, *further in zip(
-                batch_labels, soft, row.split(sizes), cameras, *augmented, strict=True
-            ):
-                round_ = self._shown_round or 0
-                batch = Batch(image, label, tuple(further), target, places, camera, round_)
+            for label, target, camera, image, *further in zip(batch_labels, soft, cameras, *augmented, strict=True):
+                batch = Batch(image, label, tuple(further), target, camera, self._shown_round or 0)
                 yield batch if self._poison is None else self._poison(batch)
 
     def _cameras_of(self, rows: Tensor, sizes: list[int]) -> Sequence[Tensor | None]:

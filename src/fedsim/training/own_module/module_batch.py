@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 
 class LabelledImages(tuple[Tensor, Tensor]):
     """A batch as a Lightning module expects it: ``images, labels = batch``, with cameras as an attribute."""
 
-    _cameras: Callable[[], Tensor] | None
+    cameras: Tensor | None
+    """[B] int64, the camera of each image; None where a method trains on images that it has changed"""
 
-    def __new__(cls, images: Tensor, labels: Tensor, cameras: Callable[[], Tensor] | None = None) -> LabelledImages:
-        """Join images [B, 3, H, W] float32, augmented and normalised, and labels [B] int64, 0 .. num_classes - 1.
-
-        ``cameras`` returns those of the images; None: they are not known.
-        """
+    def __new__(cls, images: Tensor, labels: Tensor, cameras: Tensor | None = None) -> LabelledImages:
+        """Join images [B, 3, H, W] float32, augmented and normalised, and labels [B] int64, 0 .. num_classes - 1."""
         batch = super().__new__(cls, (images, labels))
-        batch._cameras = cameras
+        batch.cameras = cameras
         return batch
 
     @property
@@ -30,8 +26,3 @@ class LabelledImages(tuple[Tensor, Tensor]):
     def labels(self) -> Tensor:
         """[B] int64, 0 .. num_classes - 1."""
         return self[1]
-
-    @property
-    def cameras(self) -> Tensor | None:
-        """[B] int64, the camera of each image; None where a method trains on images that it has changed."""
-        return None if self._cameras is None else self._cameras()

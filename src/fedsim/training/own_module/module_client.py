@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +12,6 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedsim.core.transfer import send
 from fedsim.training.batch import Batch, ScoredBatch
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel, Head, Output
@@ -109,6 +107,11 @@ class ModuleClient(Client):
         yield from super().batches(epoch, views)
         self._end_epoch()
 
+    @property
+    def _loss_sees_batches(self) -> bool:
+        """A module's loss sees cameras."""
+        return True
+
     def _end_epoch(self) -> None:
         """Call the hooks after a local epoch, if one is open."""
         if not self._in_epoch:
@@ -127,11 +130,9 @@ class ModuleClient(Client):
     def _score(self, output: Output, batch: Batch, counts: bool) -> ScoredBatch:
         """Return the loss of ``training_step``; a module makes no guesses that fedsim knows."""
         assert isinstance(output, ModuleOutput), "a method cannot change a module's output"
-        module, rows = output.model.network.module, batch.rows
-        cameras = None
-        if rows is not None and len(output.images) == len(rows):
-            cameras = partial(self._cameras, rows)
-        labelled: Any = LabelledImages(output.images, batch.labels, cameras)
+        module, cameras = output.model.network.module, batch.cameras
+        known = cameras is not None and len(output.images) == len(cameras)
+        labelled: Any = LabelledImages(output.images, batch.labels, cameras if known else None)
         self._logged.counts, self._logged.size = counts, len(batch.labels)
         if counts and (micro_batches := self.session.micro_batches) is not None:
             self._logged.number = micro_batches.current.number
@@ -146,10 +147,6 @@ class ModuleClient(Client):
         loss = loss_of(module, returned).float()
         self._last = (returned, labelled, number)
         return ScoredBatch(loss, batch.labels.new_full(batch.labels.shape, -1), batch.labels)
-
-    def _cameras(self, rows: Tensor) -> Tensor:
-        """Return the cameras [B] int64 of images, by their positions [B] among the client's own."""
-        return send(self.images.cameras[rows], self.device)
 
     def step(
         self,

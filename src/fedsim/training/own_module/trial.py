@@ -93,7 +93,7 @@ def try_module(blueprint: Blueprint, trials: TrialImages, device: torch.device) 
         trainer.optimizers, trainer.lr_scheduler_configs = [optimizer], schedules
         images = torch.randn(trials.num_images, 3, *trials.size, device=device)
         labels = (torch.arange(trials.num_images, device=device) // trials.num_instances) % blueprint.num_classes
-        batch = LabelledImages(images, labels, lambda: torch.arange(trials.num_images, device=device) % 2)
+        batch = LabelledImages(images, labels, torch.arange(trials.num_images, device=device) % 2)
         logged.size = trials.num_images
         with _in_one_line(module, "training"):
             _step(module, optimizer, batch)
