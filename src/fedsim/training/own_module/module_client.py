@@ -131,8 +131,9 @@ class ModuleClient(Client):
         """Return the loss of ``training_step``; a module makes no guesses that fedsim knows."""
         assert isinstance(output, ModuleOutput), "a method cannot change a module's output"
         module, cameras = output.model.network.module, batch.cameras
-        known = cameras is not None and len(output.images) == len(cameras)
-        labelled: Any = LabelledImages(output.images, batch.labels, cameras if known else None)
+        if cameras is not None and len(output.images) != len(cameras):  # a method's own images
+            cameras = None
+        labelled: Any = LabelledImages(output.images, batch.labels, cameras)
         self._logged.counts, self._logged.size = counts, len(batch.labels)
         if counts and (micro_batches := self.session.micro_batches) is not None:
             self._logged.number = micro_batches.current.number
