@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning import Callback
+from lightning import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
@@ -101,7 +101,9 @@ class Fit:
         training = self.settings.get("client", small_training())
         arguments = dict(self.settings)
         backbone = arguments.pop("backbone", SmallCNN(width=8))
-        options: dict[str, Any] = {"neck": Neck(dim=8, dropout=0.2), "selection": RandomFraction(0.7)} | arguments
+        is_whole = isinstance(backbone, LightningModule)  # with a classifier and an optimizer of its own
+        parts = {} if is_whole else {"neck": Neck(dim=8, dropout=0.2)}
+        options: dict[str, Any] = {**parts, "selection": RandomFraction(0.7)} | arguments
         if self.is_still:
             backbone = MapsOnly()
             training = _still(training)

@@ -56,6 +56,9 @@ class ModuleClient(Client):
         self._log_names = tuple(log_names)
         self._keeps_optimizers = False  # see ModuleOptimizer
         self._started = self._in_epoch = False
+        self._images = 0
+        self._last: tuple[Any, Any, int] = (None, None, 0)
+        """the last output of training_step, its batch, and the batch's number"""
 
     @property
     def module(self) -> LightningModule:
@@ -212,7 +215,7 @@ class ModuleClient(Client):
         """Free the memory of the session, and the module's copy."""
         super().leave()
         self.model.leave()
-        self.__dict__.pop("_last", None)
+        self._last = (None, None, 0)
 
 
 def holds_metrics(module: LightningModule) -> bool:

@@ -1,0 +1,39 @@
+"""check_module refuses modules that cannot be clients, says why, and accepts sound ones."""
+
+import importlib.util
+
+import pytest
+import torch
+from faulty_modules import MODULES, Sound
+
+from fedsim.testing import PartRefusedError, check_module
+from shared_fixtures import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
+
+
+def test_a_sound_module_is_accepted_and_stays_as_it_is():
+    module = Sound()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    check_module(module)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
+def test_a_faulty_module_is_refused_with_the_reason(kind):
+    with pytest.raises(PartRefusedError) as caught:
+        check_module(kind())
+    assert any(MODULES[kind] in finding for finding in caught.value.findings), str(caught.value)
+    assert all(len(finding.splitlines()) == 1 for finding in caught.value.findings)
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(PartRefusedError, match=r"no lightning\.LightningModule"):
+        check_module(torch.nn.Linear(1, 1))
+
+
+def test_the_module_of_the_documentation_is_sound():
+    place = importlib.util.spec_from_file_location("own_module", ROOT / "docs" / "examples" / "own_module.py")
+    example = importlib.util.module_from_spec(place)
+    place.loader.exec_module(example)
+    check_module(example.TripletNet(num_classes=8))
