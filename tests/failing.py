@@ -50,7 +50,7 @@ from seen_by import measure_for
 
 TESTS = Path(__file__).parent
 PATIENCE = 300.0  # seconds, also on a busy machine: how a run ended is claimed of its exit code, log and checkpoint
-START_LINE = re.compile(r"on \d+ x cpu.*, \d+ ranks?, .*, torch \S+")
+START_LINE = re.compile(r"on \d+ x cpu.*, \d+ ranks?, .*, torch \S+|changed since round \d+: trainer\.devices .*")
 POINTS = ("before training", "mid-client", "after training", "mid-collective", "mid-checkpoint", "after rename")
 CONFIG = """
 seed_everything: 0

@@ -136,7 +136,7 @@ def test_wrong_config_files(capsys, tmp_path):
     assert f"{broken}: is not valid YAML" in refuse(capsys, "fit", "--config", broken)
     assert "model.client.batchsize" in refuse(capsys, "fit", "--config", unknown)
     line = refuse(capsys, "fit")
-    assert "model.method, model.backbone; give a config with these fields, such as --config quickstart" in line
+    assert "model.method; give a config with these fields, such as --config quickstart" in line
     assert f"{tmp_path}: is a folder; give a config file" in refuse(capsys, "fit", "--config", tmp_path)
 
 

@@ -65,12 +65,13 @@ def test_arguments_and_defaults_that_are_read_off_the_source_are_those_of_the_cl
         parameters = inspect.signature(class_called(name)).parameters
         arguments = arguments_of_class(name)
         assert arguments is not None, name
-        assert set(arguments) == set(parameters), name
+        of_any = {"args", "kwargs"} - {*arguments}  # of a class without a constructor of its own
+        assert set(arguments) == set(parameters) - of_any, name
         for argument, default in defaults_of_class(name).items():
             assert parameters[argument].default == default, f"{name}.{argument}"
 
 
-@pytest.mark.parametrize("path", ["torch.optim.SGD", "my.package.SKA", "Nothing", "Schedule"])
+@pytest.mark.parametrize("path", ["torch.optim.SGD", "my.package.SKA", "Nothing", "_Reader"])
 def test_of_other_classes_and_those_whose_name_stands_twice_nothing_is_said(path):
     assert arguments_of_class(path) is None
     assert defaults_of_class(path) == {}

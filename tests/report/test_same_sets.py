@@ -102,7 +102,10 @@ def change(rng, config):
     (section, name, values) = (
         (config["data"], *DATA[kind]) if kind in DATA else (config["model"]["evaluation"], kind, SCORED[kind])
     )
-    section[name] = rng.choice([value for value in values if value != section.get(name)])
+    others = [value for value in values if value != section.get(name)]
+    if not others:  # the row has the only one already
+        return change(rng, config)
+    section[name] = rng.choice(others)
     return kind
 
 

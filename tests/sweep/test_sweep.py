@@ -24,7 +24,7 @@ from sweep_files import read_sweep
 
 ROOT = Path(__file__).parents[2]
 METHODS = sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
-OF_SEVERAL_METHODS = {"base", "pruned", "reference"}
+OF_SEVERAL_METHODS = {"base", "pruned", "reference", "restyling"}
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

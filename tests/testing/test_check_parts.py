@@ -1,6 +1,7 @@
 """check_backbone, check_source and check_loss refuse what is wrong, name it, and accept what is sound."""
 
 import pytest
+import torch
 from faulty_parts import (
     BACKBONES,
     LOSSES,
@@ -17,9 +18,16 @@ from PIL import Image
 from fedsim.data import SyntheticReID
 from fedsim.models import OSNet, ResNet, SmallCNN
 from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source
+from fedsim.testing.fingerprint import hashed
 from fedsim.training.metric_loss import MetricLoss
 
 pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
+
+
+def test_the_hash_of_equal_state_is_equal():
+    """Objects that are made for the hash alone must not lend each other their ids."""
+    parts = [SmallCNN(width=2), [torch.nn.Linear(1, 1) for _ in range(5)], {"a": (1, [2], {3: (4,)})}]
+    assert len({hashed(parts) for _ in range(300)}) == 1
 
 
 def by_name(kind):

@@ -16,8 +16,8 @@ from fedsim.testing import check_backbone, check_loss, check_method, check_sourc
 from small import refuse
 
 DOCS = Path(__file__).parents[2] / "docs"
-EXAMPLES = sorted((DOCS / "examples").glob("own_*.py"))
-NAMES = ["own_backbone", "own_loss", "own_method", "own_source"]
+NAMES = ["own_backbone", "own_loss", "own_method", "own_source"]  # own_module.py has a page of its own
+EXAMPLES = [DOCS / "examples" / f"{name}.py" for name in NAMES]
 
 pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
 
@@ -55,7 +55,6 @@ def test_an_example_is_short_and_is_shown(path):
     assert len(text.splitlines()) <= 40
     shown = re.findall(r"```python\n(.*?)```", (DOCS / "your_own.md").read_text(), re.DOTALL)
     assert text in shown
-    assert [path.stem for path in EXAMPLES] == NAMES
 
 
 def test_the_examples_pass_their_checks(people):

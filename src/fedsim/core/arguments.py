@@ -55,6 +55,8 @@ class KeepsArguments:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Keep the arguments; ``__init__`` checks them."""
+        if (args or kwargs) and cls.__init__ is object.__init__:  # which ignores them beside a __new__
+            raise TypeError(f"{cls.__name__}() takes no arguments")
         made = super().__new__(cls)
         made.__dict__["_made_with"] = (args, kwargs)
         return made

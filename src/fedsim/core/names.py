@@ -93,7 +93,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def one_line(message: str, length: int = 400) -> str:
+def one_line(message: str, length: int = 500) -> str:
     """Join the lines of a message, write out what no terminal shows, and shorten it to ``length`` characters."""
     text = printable(re.sub(r"\s+", " ", message).strip())
     return text if len(text) <= length else text[: length - 3] + "..."

@@ -8,7 +8,7 @@ into the plain torchvision network; with attention (``norm`` is not ``bn``), it 
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Literal
@@ -43,7 +43,7 @@ class Backbone(KeepsArguments, nn.Sequential):
     """C: channels of the output map"""
 
 
-class PartlyFixed(Backbone):
+class PartlyFixed(Backbone, ABC):
     """Base of backbones around another one, ``below``, most of whose tensors stay as they are.
 
     Raises:

@@ -19,7 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
 from fedsim.models.backbones import Backbone, PartlyFixed
 
-Parts = tuple[int, int, int]
+PromptsByPart = tuple[int, int, int]
 """prompts that see the upper, the middle and the lower rows"""
 
 
@@ -54,7 +54,7 @@ class VisualPrompts(PartlyFixed):
         self,
         backbone: Backbone | nn.Module,
         tokens: int = 50,
-        parts: Parts = (5, 5, 5),
+        parts: PromptsByPart = (5, 5, 5),
         *,
         deep: bool = True,
         patches_see_parts: bool = False,
@@ -79,7 +79,7 @@ class VisualPrompts(PartlyFixed):
             parameter.requires_grad_(not self.fixed(name))
 
     def _insert_prompts(
-        self, network: Any, tokens: int, parts: Parts, *, deep: bool, patches_see_parts: bool, dropout: float
+        self, network: Any, tokens: int, parts: PromptsByPart, *, deep: bool, patches_see_parts: bool, dropout: float
     ) -> None:
         """Put the blocks of a transformer into blocks with prompts."""
         num_first, grid = int(network.num_prefix_tokens), tuple(network.patch_embed.grid_size)
@@ -141,7 +141,7 @@ def new_prompts(tokens: int, channels: int, patch_size: tuple[int, int]) -> Tens
 
 
 def prompt_mask(
-    num_first: int, grid: tuple[int, ...], tokens: int, parts: Parts, *, patches_see_parts: bool = False
+    num_first: int, grid: tuple[int, ...], tokens: int, parts: PromptsByPart, *, patches_see_parts: bool = False
 ) -> Tensor:
     """Return who sees whom among [first tokens, prompts, patches]: [N, N] bool, a row for each token that looks.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import ABC
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
@@ -168,7 +169,8 @@ def _names(key: str, only_fedsim: bool = False) -> list[str]:
     packages = ("fedsim.",) if only_fedsim else ("fedsim.", "torch.", "lightning.")
     if only_fedsim and not module.startswith("fedsim."):
         return []
-    public = [cls for cls in _classes_below(module, name) if not cls.__name__.startswith("_")]
+    below = _classes_below(module, name)
+    public = [cls for cls in below if not cls.__name__.startswith("_") and ABC not in cls.__bases__]
     return sorted({cls.__name__ for cls in public if cls.__module__.startswith(packages)} - {name})
 
 

@@ -49,6 +49,8 @@ _LIMITS = {
     "trainer.devices and data.workers",
     errno.ENAMETOOLONG: "a name of a file or folder is too long; give a shorter run_dir, or shorter names",
 }
+_LONGEST = 440
+"""characters of a line, in which the names of all methods have room"""
 _RESTORES = "checkpoint_connector.py"
 """file of Lightning that gives each part of a checkpoint to its owner"""
 
@@ -236,8 +238,8 @@ def explain(message: str, option_names: Iterable[str] = ()) -> str:
             text += f"; {guess.replace('mean ', f'mean {named[1]}')}" if guess else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):
             text = f"{text}; give a config with these fields, such as --config quickstart"
-        return one_line(_BELOW_COMMAND.sub("", text), 340)
-    return one_line(f"{key}: {_field_problem(key, problem)}", 340)
+        return one_line(_BELOW_COMMAND.sub("", text), _LONGEST)
+    return one_line(f"{key}: {_field_problem(key, problem)}", _LONGEST)
 
 
 def _innermost(message: str) -> tuple[str, str]:

@@ -63,13 +63,13 @@ def _is_variable(name: str, value: Any) -> bool:
 
 def hashed(value: Any, module: str | None = None) -> str:
     """Return a hash of a value, of all that it holds; ``module``: of objects, only its own are entered."""
-    digest, seen, waiting, count = hashlib.blake2b(digest_size=12), set[int](), [value], 0
+    digest, seen, waiting, count = hashlib.blake2b(digest_size=12), dict[int, Any](), [value], 0
     while waiting and count < _MOST:
         held, count = waiting.pop(), count + 1
         if isinstance(held, _PLAIN):
             digest.update(repr(held).encode())
         elif id(held) not in seen:
-            seen.add(id(held))
+            seen[id(held)] = held  # held: another object could get its id
             text, inner = _content(held, module)
             digest.update(text)
             waiting += inner

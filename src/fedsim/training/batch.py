@@ -95,7 +95,7 @@ class ClientImages:
         """Yield the images at ``index`` [m] int64, not augmented, ``size`` at a time; no random stream advances."""
         parts = index.split(size)
         for part, images in zip(parts, self.pixels.batches(parts), strict=True):
-            labels, cameras = (send(numbers[part], self.device) for numbers in (self.labels, self.cameras))
+            labels, cameras = send(self.labels[part], self.device), send(self.cameras[part], self.device)
             yield Batch(normalise_images(images), labels, cameras=cameras)
 
     def sample(self, count: int, order: torch.Generator, augment: torch.Generator | None) -> Tensor:
