@@ -185,6 +185,8 @@ class ReIDModel(nn.Module):
 
     def take_separated(self) -> tuple[Separated, ...]:
         """Return what SNR layers have kept of the last training pass, float32, in the order of the network."""
+        if not self._separating:  # each batch asks
+            return ()
         kept = filter(None, (layer.take_separated() for layer in self._separating))
         return tuple(Separated(*(part.float() for part in parts)) for parts in kept)
 
