@@ -59,7 +59,6 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -72,31 +71,25 @@ from fedsim.functional.losses import authenticity, mean_entropy
 from fedsim.functional.style import restyle, style_gap, style_of
 from fedsim.methods.base import (
     BodySharing,
-    HoldsModels,
-    KeepsModels,
-    KeptModels,
     Method,
     Need,
-    Replicas,
-    TrainsTensors,
     WeightingChoice,
 )
 from fedsim.methods.restyling import (
     EXPERT,
-    JUDGE,
+    Restyles,
     StyleModel,
     copied_judge,
     head_of,
     keep_style,
     load_style,
-    style_shapes,
 )
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors, Method):
+class DACS(BodySharing, WeightingChoice, Restyles, Method):
     """Averaging of clients that also train on restyled images, in a style that each of them learns."""
 
     requires: ClassVar[frozenset[Need]] = frozenset({"identities", "plain_steps", "whole_batches", "built_in_model"})
@@ -122,25 +115,6 @@ class DACS(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
     def __post_init__(self) -> None:
         not_negative("model.method", lam_div=self.lam_div, lam_au=self.lam_au, style_lr=self.style_lr)
         at_least("model.method", 0, first_styled_round=self.first_styled_round)
-
-    @property
-    def replicas(self) -> Replicas:
-        """The expert, and the copy of f_G that judges restyled images."""
-        return {EXPERT: "trained", JUDGE: "frozen"} if self.lam_au else {}
-
-    @property
-    def passes(self) -> int:
-        """f_G on x and x', and judge and expert on x'."""
-        return 4 if self.lam_au else 2
-
-    @property
-    def keeps(self) -> KeptModels:
-        """The expert."""
-        return {EXPERT: "model"} if self.lam_au else {}
-
-    def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of m and s."""
-        return style_shapes(image)
 
     def train(self, client: Client) -> None:
         """Step the expert, and then f_G and the style model, on each batch; keep expert and style model."""

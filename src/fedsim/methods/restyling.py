@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedsim.core.seeding import torch_generator
 from fedsim.core.transfer import send
+from fedsim.methods.base import HoldsModels, KeepsModels, KeptModels, Replicas, TrainsTensors
 from fedsim.training.flat_model import Head
 
 if TYPE_CHECKING:
@@ -40,9 +41,30 @@ class StyleModel(nn.Module):
         return self.mean, self.std
 
 
-def style_shapes(image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of m and s, by the names under which they are kept."""
-    return {_MEAN: image, _STD: image}
+class Restyles(HoldsModels, KeepsModels, TrainsTensors):
+    """Base of methods with a style model, and, with an authenticity loss, an expert and a judge."""
+
+    lam_au: float
+    """weight of the authenticity loss; 0: there is no expert"""
+
+    @property
+    def replicas(self) -> Replicas:
+        """The expert, and the copy of f_G that judges restyled images."""
+        return {EXPERT: "trained", JUDGE: "frozen"} if self.lam_au else {}
+
+    @property
+    def passes(self) -> int:
+        """f_G on x and x', and judge and expert on x'."""
+        return 4 if self.lam_au else 2
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The expert."""
+        return {EXPERT: "model"} if self.lam_au else {}
+
+    def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of m and s."""
+        return {_MEAN: image, _STD: image}
 
 
 def load_style(client: Client, shape: torch.Size) -> StyleModel:

@@ -44,7 +44,6 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,24 +59,18 @@ from fedsim.functional.retrieval import leave_one_out
 from fedsim.functional.style import restyle, style_gap, style_of, style_of_places
 from fedsim.methods.base import (
     BodySharing,
-    HoldsModels,
-    KeepsModels,
-    KeptModels,
     Method,
     Need,
-    Replicas,
-    TrainsTensors,
     WeightingChoice,
 )
 from fedsim.methods.restyling import (
     EXPERT,
-    JUDGE,
+    Restyles,
     StyleModel,
     copied_judge,
     head_of,
     keep_style,
     load_style,
-    style_shapes,
 )
 from fedsim.training.client import Batch, Client, Output
 from fedsim.training.features import PLAIN, extract_features
@@ -88,7 +81,7 @@ _MEMORY, _CANDIDATE, _RANK1 = "memory", "candidate", "rank1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SSCU(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors, Method):
+class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     """Averaging of clients that compare images with a memory of people, which follows restyled images."""
 
     lam_div: float = 1.0
@@ -124,25 +117,6 @@ class SSCU(BodySharing, WeightingChoice, HoldsModels, KeepsModels, TrainsTensors
         """A memory of people; a loop of its own; a style model that steps with the whole batch."""
         needs: frozenset[Need] = frozenset({"identities", "plain_steps", "whole_batches", "built_in_model"})
         return needs | {"held_out"} if self.gate == "own" else needs
-
-    @property
-    def replicas(self) -> Replicas:
-        """The expert f_L, and the copy of f_G that judges restyled images."""
-        return {EXPERT: "trained", JUDGE: "frozen"} if self.lam_au else {}
-
-    @property
-    def passes(self) -> int:
-        """f_G on x and x', and judge and expert on x'."""
-        return 4 if self.lam_au else 2
-
-    @property
-    def keeps(self) -> KeptModels:
-        """The expert."""
-        return {EXPERT: "model"} if self.lam_au else {}
-
-    def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of m and s."""
-        return style_shapes(image)
 
     def train(self, client: Client) -> None:
         """Step the expert, and then f_G and the style model, on each batch; keep memory, expert and style model."""
