@@ -10,6 +10,7 @@ from torch import nn
 
 from fedsim.core.arguments import KeepsArguments, arguments_of
 from fedsim.core.written import UnwritableError, written, written_fields
+from fedsim.federation.components.selection import AllClients
 from fedsim.training.server_optimizers import FedAdam
 
 
@@ -91,3 +92,15 @@ def test_an_optimizer_is_what_its_function_makes(make, name, values):
 def test_what_has_no_form_is_refused_with_its_place(value, reason):
     with pytest.raises(UnwritableError, match=f"model.part.*: .*{reason}"):
         written(value, None, "model.part")
+
+
+class Plain(KeepsArguments):
+    """Has no constructor of its own."""
+
+
+@pytest.mark.parametrize("kind", [Plain, AllClients])
+def test_a_class_without_a_constructor_takes_no_arguments(kind):
+    assert arguments_of(kind()) == {}
+    for wrong in (lambda: kind(1), lambda: kind(None), lambda: kind(fraction=0.5)):
+        with pytest.raises(TypeError, match=r"takes no arguments"):
+            wrong()
