@@ -31,10 +31,10 @@ The two codes (the copy: leavlong/FedBPrompt); the default is the authors' own, 
 Deviations and silences:
 
 - **No gate looks at the target**, on which no client trains. ``gate: own`` scores the received model at the start of
-  each visit on the client's held-out people (``data.val``): rank-1 of each of their images among the others. The gate
-  is open if it is not below that of the visit before; the first is open, as in the code.
+  each session on the client's held-out people (``data.val``): rank-1 of each of their images among the others. The gate
+  is open if it is not below that of the session before; the first is open, as in the code.
 - The codes keep all features of a round to repeat their updates on M. The copy had the same updates, so M takes it.
-- M starts at a client's first visit; in the codes that is before the first round.
+- M starts at a client's first session; in the codes that is before the first round.
 - f_G sees x' once per step. The codes run it twice, so their running statistics have x' twice.
 - The expert starts from the received model. Each round begins with new optimizers (``optimizer_state``).
 - With SNR, the default of the authors' script, f_G is not fixed in L_au, and there are losses of SNR's stages with
@@ -93,8 +93,8 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     momentum: float = 0.9
     """of the memory: the share that a vector keeps when an image moves it"""
     gate: Literal["always", "own", "never"] = "always"
-    """when the memory takes the copy of the last visit; ``own``: if the received model is not worse than before on the
-    client's held-out people, which needs ``data.val``"""
+    """when the memory takes the copy of the last session; ``own``: if the received model is not worse than before on
+    the client's held-out people, which needs ``data.val``"""
     statistics: Literal["place", "image"] = "place"
     """means and deviations in Eq. (1): of each place over the batch, or of each image and channel over its pixels"""
     triplet_on_images: bool = False

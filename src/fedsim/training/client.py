@@ -212,7 +212,7 @@ class Client(LightningModule):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters of the model while the client visits it in a session; at other times it has none."""
+        """Yield the parameters of the model during a session of the client; at other times it has none."""
         if "session" in self.__dict__:
             parts = [
                 ("network", self.model.network),
