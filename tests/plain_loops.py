@@ -12,6 +12,7 @@ from fedsim.core.seeding import torch_generator
 from fedsim.data.batches import shuffled_batches
 from fedsim.functional.normalise import normalise_images
 from fedsim.models import Neck, ReIDModel
+from fedsim.models.style import SNR
 from fedsim.training.settings import LocalTraining
 from small import fit, make_data, make_model, named, receive
 
@@ -48,6 +49,62 @@ class Layers(nn.Module):
 
     def forward(self, images):
         return torch.tanh(self.second(torch.tanh(self.norm(self.first(images)))))
+
+
+class Separating(nn.Module):
+    """Two convolutions, and an SNR layer behind each."""
+
+    out_channels = 6
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.first_snr = nn.Conv2d(3, 4, 3, stride=2), SNR(4, reduction=2)
+        self.second, self.second_snr = nn.Conv2d(4, 6, 3, stride=2), SNR(6, reduction=2)
+
+    def forward(self, images):
+        maps = self.first_snr(torch.tanh(self.first(images)))
+        return self.second_snr(torch.tanh(self.second(maps)))
+
+
+def separated(backbone, x):
+    """F~, F+ and F- of both layers of ``Separating``, pooled, by their equations."""
+    parts = []
+    for conv, snr in ((backbone.first, backbone.first_snr), (backbone.second, backbone.second_snr)):
+        f = torch.tanh(conv(x))
+        mu, var = f.mean((2, 3), keepdim=True), f.var((2, 3), unbiased=False, keepdim=True)
+        plain = (f - mu) / (var + 1e-5).sqrt() * snr.norm.weight[:, None, None] + snr.norm.bias[:, None, None]
+        hidden = ((f - plain).mean((2, 3)) @ snr.reduce.weight.T + snr.reduce.bias).clamp_min(0)
+        a = 1 / (1 + (-(hidden @ snr.expand.weight.T + snr.expand.bias)).exp())[:, :, None, None]
+        plus, minus = plain + a * (f - plain), plain + (1 - a) * (f - plain)
+        parts.append([part.mean((2, 3)) for part in (plain, plus, minus)])
+        x = plus
+    return parts
+
+
+def entropy_causality_loop(parts, heads, labels, weights, cross_entropy=(0.0, 0.0)):
+    """SNR's loss with entropies, layer by layer; ``heads``: weight and bias of each."""
+    total = 0.0
+    for layer, (weight, bias), w, c in zip(parts, heads, weights, cross_entropy, strict=True):
+        h = []
+        for part in layer:
+            p = (part @ weight.T + bias).softmax(1)
+            h.append(-(p * p.log()).sum(1).mean())
+        plain, plus, minus = h
+        total = total + w * ((1 + (plus - plain).exp()).log() + (1 + (plain - minus).exp()).log())
+        total = total + c * F.cross_entropy(layer[1] @ weight.T + bias, labels)
+    return total
+
+
+def stage_heads_of(model, arch="separating"):
+    """The classifiers of SNR layers with which every client starts, weight and bias of each, in float64."""
+    resident = model.parts.models[arch]
+    entries = {e.name: e for e in resident.flat.entries if e.name.startswith("stage_heads.")}
+    values = {}
+    for name, entry in entries.items():
+        begin = entry.span.start - resident.flat.num_shared
+        values[name] = resident.initial_private[begin : begin + entry.numel].view(entry.shape).double()
+    return [[values[f"stage_heads.{i}.{part}"] for part in ("weight", "bias")] for i in range(2)]
 
 
 class Participant:

@@ -1,4 +1,4 @@
-"""Drawn towns whose pixels have a style of their own: contrast and light of each colour, the same in a whole town."""
+"""Drawn towns whose pixels have a style of their own, and towns whose unseen pictures have the style of ImageNet's."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import torch
 from fedsim.core.seeding import numpy_generator
 from fedsim.data import ReIDSource, SyntheticReID
 from fedsim.data.images import Images
+from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 
 STRENGTH = 0.5
 
@@ -47,3 +48,40 @@ class StyledTowns(ReIDSource):
         numbers = (stream.random(8) - 0.5) * widths
         log_gain, shift = (torch.from_numpy(n[0] + n[1:]).view(3, 1, 1) for n in (numbers[:4], numbers[4:]))
         return town.map_splits(lambda split: replace(split, images=StyledImages(split.images, log_gain.exp(), shift)))
+
+
+class StandardisedImages(Images):
+    """Images whose channels all have mean and deviation of ImageNet's, clipped to bytes."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def take(self, index):
+        return StandardisedImages(self.images.take(index))
+
+    def decode(self, size):
+        x = self.images.decode(size).double()
+        mean, std = x.mean((2, 3), keepdim=True), x.std((2, 3), correction=0, keepdim=True)
+        wanted_mean, wanted_std = (torch.tensor(v).view(3, 1, 1) * 255 for v in (IMAGENET_MEAN, IMAGENET_STD))
+        return ((x - mean) / std.clamp_min(1e-8) * wanted_std + wanted_mean).round().clamp(0, 255).to(torch.uint8)
+
+
+class StandardisedTargets(ReIDSource):
+    """The towns of SyntheticReID, as they are drawn; pictures of the unseen ones are standardised.
+
+    Normalised, these have channels of mean 0 and deviation 1: the style into which DACS turns all images at its start.
+    """
+
+    def __init__(self, clients=3, unseen=2, scale=1.0, seed=0):
+        self.towns = SyntheticReID(clients, unseen, scale, seed)
+
+    def domains(self):
+        return [
+            town.map_splits(lambda split: replace(split, images=StandardisedImages(split.images)))
+            if town.name.startswith("new")
+            else town
+            for town in self.towns.domains()
+        ]

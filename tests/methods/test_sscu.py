@@ -19,9 +19,19 @@ from fedsim.functional.normalise import normalise_images
 from fedsim.functional.style import restyle, style_of_places
 from fedsim.methods import SSCU
 from fedsim.methods import sscu as module
-from fedsim.training.objective import Objective
+from fedsim.training.objective import Causality, Objective
 from fedsim.training.settings import LocalTraining
-from plain_loops import NECK, Federation, Smooth, shares, slow_retrieval
+from plain_loops import (
+    NECK,
+    Federation,
+    Separating,
+    Smooth,
+    entropy_causality_loop,
+    separated,
+    shares,
+    slow_retrieval,
+    stage_heads_of,
+)
 from small import fit, make_data, make_model, vector
 
 VECTORS = json.loads((Path(__file__).parent / "sscu_vectors.json").read_text())
@@ -37,6 +47,7 @@ TAU = 0.5
 """of whole rounds: 0.05 makes the rounding of float32 grow twenty-fold faster"""
 TRIPLET = 0.01
 """weight of the triplet loss there, which has kinks"""
+SNR_WEIGHTS = (0.1, 0.5)
 
 
 def tensor(values):
@@ -103,8 +114,14 @@ def test_images_are_restyled_by_the_statistics_of_places():
 class Loops:
     """The algorithm with three models and a memory for each client, in float64."""
 
-    def __init__(self, data, bprompt=False, gate="always", first_styled=1):
-        self.federation, self.bprompt, self.gate, self.first = Federation(data), bprompt, gate, first_styled
+    def __init__(self, data, bprompt=False, gate="always", first_styled=1, stages=None, judge="copy"):
+        self.federation = Federation(data, Smooth if stages is None else Separating)
+        self.bprompt, self.gate, self.first, self.judge = bprompt, gate, first_styled, judge
+        self.heads = {
+            client.name: [[t[: client.head.out_features].clone().requires_grad_() for t in head] for head in stages]
+            for client in (self.federation.clients if stages else ())
+        }
+        """the classifiers of SNR's layers"""
         self.lam_au = 5.0 if bprompt else 1.0
         self.experts, self.styles, self.memories, self.copies = {}, {}, {}, {}
         for client in self.federation.clients:
@@ -134,6 +151,12 @@ class Loops:
         loss = F.cross_entropy(z / z.norm(dim=1, keepdim=True) @ memory.T / TAU, y)
         return loss + TRIPLET * self.triplet(z, y) if self.bprompt else loss
 
+    def causality(self, net, x, y, client, moves=True):
+        if not self.heads:
+            return 0.0
+        heads = [[t if moves else t.detach() for t in head] for head in self.heads[client.name]]
+        return entropy_causality_loop(separated(net.backbone, x), heads, y, SNR_WEIGHTS)
+
     @staticmethod
     def triplet(z, y):
         terms = []
@@ -154,11 +177,12 @@ class Loops:
         f_l, head = self.experts[client.name].train(), client.head
         s, m = self.styles[client.name]
         memory, velocity = self.memories[client.name].clone(), {}
-        of_g = [*f_g.parameters(), *head.parameters()]
+        of_g = [*f_g.parameters(), *head.parameters(), *(t for pair in self.heads.get(client.name, ()) for t in pair)]
         for x, y in client.batches(t):
-            loss = self.memory_loss(memory, f_l(x).neck, y)
+            loss = self.memory_loss(memory, f_l(x).neck, y) + self.causality(f_l, x, y, client, moves=False)
             self.step([*f_l.parameters()], loss, velocity)
-            loss = self.memory_loss(memory, f_g(x).neck, y)
+            plain = f_g(x).neck
+            loss = self.memory_loss(memory, plain, y) + self.causality(f_g, x, y, client)
             dims = (2, 3) if self.bprompt else (0,)
             mu, var = x.mean(dims, keepdim=True), x.var(dims, unbiased=True, keepdim=True)
             styled = s * (x - mu) / (var.sqrt() + 1e-8) + m
@@ -170,9 +194,11 @@ class Loops:
                 self.step(of_g, loss, velocity)
                 continue
             loss = loss + F.cross_entropy(head(z), y) + (TRIPLET * self.triplet(z, y) if self.bprompt else 0)
+            loss = loss + self.causality(f_g, styled, y, client)
             loss = loss - ((mu - m) ** 2).mean() - ((var - s**2) ** 2).mean()
-            judge, local = copy.deepcopy(f_g).eval(), f_l
-            h = [self.entropy(head(net(images).neck)) for net, images in ((judge, x), (judge, styled), (local, styled))]
+            judge = copy.deepcopy(f_g).eval()
+            by_f_g = (plain, z) if self.judge == "itself" else (judge(x).neck, judge(styled).neck)
+            h = [self.entropy(head(features)) for features in (*by_f_g, f_l(styled).neck)]
             loss = loss + self.lam_au * ((1 + (h[0] - h[1]).exp()).log() + (1 + (h[1] - h[2]).exp()).log())
             self.step([*of_g, s, m], loss, velocity)
         self.copies[client.name] = memory
@@ -193,12 +219,12 @@ def two_clients(**options):
     return make_data(SyntheticReID(clients=2, unseen=1, scale=0.2), **options)
 
 
-def play(method, rounds=3, data=None, triplet=0.0):
+def play(method, rounds=3, data=None, triplet=0.0, causality=None):
     optimizer = partial(torch.optim.SGD, lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     training = LocalTraining(batch_size=8, optimizer=optimizer)
-    model = make_model(
-        method, backbone=Smooth(), neck=NECK, client=training, objective=Objective(triplet=triplet, margin=0.3)
-    )
+    objective = Objective(triplet=triplet, margin=0.3, causality=causality)
+    backbone = Smooth() if causality is None else Separating()
+    model = make_model(method, backbone=backbone, neck=NECK, client=training, objective=objective)
     return fit(model, data or two_clients(), rounds=rounds)
 
 
@@ -235,6 +261,34 @@ def test_s4_rounds(options, of_loops):
                 loops.experts[plain.name].state_dict()[entry.name],
             )
         client.unload()
+
+
+@pytest.mark.parametrize("judge", ["copy", "itself"])
+def test_rounds_with_snr(judge):
+    """As the authors' script: losses of SNR's layers in both models and for both kinds of images."""
+    model = play(SSCU(temperature=TAU, judge=judge), causality=Causality(form="entropy", weights=SNR_WEIGHTS))
+    loops = Loops(two_clients(), stages=stage_heads_of(model), judge=judge)
+    for t in range(3):
+        loops.round(t)
+    resident, expected = model.parts.models["separating"], loops.federation.model.state_dict()
+    for entry in resident.flat.shared_entries:
+        near(vector(model, "separating")[entry.span].view(entry.shape).double(), expected[entry.name])
+    for plain in loops.federation.clients:
+        client = model.parts.clients[plain.name]
+        client.load()
+        exact(resident.head.weight.detach().double(), plain.head.weight.detach())
+        exact(client.kept["style_std"].double(), loops.styles[plain.name][0].detach())
+        for head, wanted in zip(resident.network.stage_heads, loops.heads[plain.name], strict=True):
+            exact(head.weight[: len(wanted[0])].detach().double(), wanted[0].detach())
+            exact(head.bias[: len(wanted[1])].detach().double(), wanted[1].detach())
+        expert = {entry.name: entry for entry in resident.flat.entries}
+        for name, value in loops.experts[plain.name].state_dict().items():
+            if name in expert:
+                entry = expert[name]
+                near(client.kept["expert"][entry.span].view(entry.shape).double(), value)
+        client.unload()
+    assert ("judge" in resident._replicas) == (judge == "copy")
+    assert model.settings.method.replicas.keys() == resident._replicas.keys()
 
 
 def test_without_styles_and_gate_it_is_cross_entropy_with_fixed_vectors():

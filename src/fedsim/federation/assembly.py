@@ -168,8 +168,8 @@ def _build_models(
             network = ReIDModel(
                 copy.deepcopy(backbone), settings.neck, shared_head, settings.objective.head_std, settings.head
             )
-        if settings.objective.causality is not None:
-            network.keep_separated(len(settings.objective.causality.weights))
+            if (causality := settings.objective.causality) is not None:
+                network.keep_separated(len(causality.weights), max_classes if causality.has_heads else None)
         network = network.to(device)
         group_of = group_names(network)
         shared = shared_names(group_of, settings.method.shared_groups, settings.bn_stats)

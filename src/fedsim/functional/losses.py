@@ -69,6 +69,21 @@ def authenticity(plain: Tensor, styled: Tensor, styled_local: Tensor) -> Tensor:
     return F.softplus(plain - styled) + F.softplus(styled - styled_local)
 
 
+def entropy_causality(normalised: Tensor, relevant: Tensor, irrelevant: Tensor) -> Tensor:
+    """Dual causality loss of an SNR layer with entropies (Jin et al., arXiv:2101.00588): a scalar.
+
+    ``sp(H(F+) - H(F~)) + sp(H(F~) - H(F-))``, where ``sp(t)`` is ``ln(1 + e^t)``, and H is the mean entropy of a batch.
+    Minimised, a classifier is more certain of the relevant part than without style, and less of the other part.
+
+    Arguments are logits [B, Z] float of the layer's classifier for the pooled maps F~, F+ and F-.
+
+    >>> z = torch.tensor([[1.0, 2.0]])
+    >>> round(entropy_causality(z, z, z).item(), 5)  # 2 ln 2
+    1.38629
+    """
+    return authenticity(mean_entropy(relevant), mean_entropy(normalised), mean_entropy(irrelevant))
+
+
 def causality_loss(normalised: Tensor, relevant: Tensor, irrelevant: Tensor, labels: Tensor) -> Tensor:
     """Dual causality loss of an SNR layer (Jin et al., CVPR 2020), a mean over the anchors of a batch: a scalar.
 

@@ -53,7 +53,7 @@ Deviations and silences:
 - With ``lam_au: 0`` nothing reads the expert, so there is none. With ``style_lr: 0`` the style model stays as it was
   drawn, which is one reading of the row RS of Table 2.
 - With SNR the code is another method (statistics of each place over the batch, no L_div, f_G moves in L_au); it is not
-  built.
+  built. SNR's losses are (``model.objective.causality``): of x and x', in f_G and in the expert.
 - A batch costs five passes instead of one, about four times FedPav's time. The log counts f_G on x.
 """
 
@@ -80,8 +80,10 @@ from fedsim.methods.restyling import (
     Restyles,
     StyleModel,
     copied_judge,
+    fix_heads,
     head_of,
     keep_style,
+    lend_heads,
     load_style,
 )
 from fedsim.training.client import Batch, Client
@@ -141,8 +143,7 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
         replica = client.model.replica(EXPERT)
         replica.whole.copy_(client.kept.get(EXPERT, client.model.whole))
         if self.expert_head == "shared":
-            for parameter in replica.head.parameters():
-                parameter.requires_grad_(False)  # before its optimizer is made
+            fix_heads(replica)
         return client.trainable_replica(EXPERT)
 
     def _joint_loss(self, client: Client, expert: FlatModel | None, style: StyleModel, batch: Batch) -> Tensor:
@@ -174,9 +175,7 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
 def _step_expert(client: Client, expert: FlatModel, batch: Batch) -> None:
     """Step the expert by Eq. (7)."""
     if not expert.head.weight.requires_grad:  # the client's own, which its joint steps move
-        with torch.no_grad():
-            expert.head.weight.copy_(client.model.head.weight)
-            expert.head.bias.copy_(client.model.head.bias)
+        lend_heads(client, expert)
     output = expert.forward(batch.images, client.session.precision)
     loss = client.supervised_loss(output, batch, counts=False)
     client.step(loss, optimizer=expert.optimizer(client.training_settings))

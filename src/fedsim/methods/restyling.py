@@ -48,14 +48,20 @@ class Restyles(HoldsModels, KeepsModels, TrainsTensors):
     """weight of the authenticity loss; 0: there is no expert"""
 
     @property
+    def has_judge(self) -> bool:
+        """Whether a copy of f_G judges restyled images."""
+        return self.lam_au > 0
+
+    @property
     def replicas(self) -> Replicas:
         """The expert, and the copy of f_G that judges restyled images."""
-        return {EXPERT: "trained", JUDGE: "frozen"} if self.lam_au else {}
+        expert: Replicas = {EXPERT: "trained"} if self.lam_au else {}
+        return {**expert, JUDGE: "frozen"} if self.has_judge else expert
 
     @property
     def passes(self) -> int:
         """f_G on x and x', and judge and expert on x'."""
-        return 4 if self.lam_au else 2
+        return 2 + (self.lam_au > 0) + self.has_judge
 
     @property
     def keeps(self) -> KeptModels:
@@ -86,6 +92,19 @@ def head_of(model: FlatModel, moves: bool) -> Head:
     """Return weight and bias of a model's head; a loss of them has a gradient if the head ``moves``."""
     weight, bias = model.head.weight, model.head.bias
     return Head(weight, bias) if moves else Head(weight.detach(), bias.detach())
+
+
+def fix_heads(model: FlatModel) -> None:
+    """Let no loss move the heads of an expert that has none of its own; before its optimizer is made."""
+    for parameter in model.head_parameters:
+        parameter.requires_grad_(False)
+
+
+def lend_heads(client: Client, expert: FlatModel) -> None:
+    """Give an expert the client's heads as they are now."""
+    with torch.no_grad():
+        for own, lent in zip(expert.head_parameters, client.model.head_parameters, strict=True):
+            own.copy_(lent)
 
 
 def copied_judge(client: Client) -> FlatModel:

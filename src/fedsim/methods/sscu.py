@@ -27,6 +27,7 @@ The two codes (the copy: leavlong/FedBPrompt); the default is the authors' own, 
 | L_mem                 | alone                           | with the triplet loss of x       | ``triplet_on_images`` |
 | entropies in L_au     | means over the batch            | of the first image, divided by Z | ``entropies``         |
 | lambda_au             | 1                               | 5                                | ``lam_au``            |
+| f_G in L_au           | a fixed copy; with SNR itself   | a fixed copy                     | ``judge``             |
 
 Deviations and silences:
 
@@ -37,8 +38,10 @@ Deviations and silences:
 - M starts at a client's first session; in the codes that is before the first round.
 - f_G sees x' once per step. The codes run it twice, so their running statistics have x' twice.
 - The expert starts from the received model. Each round begins with new optimizers (``optimizer_state``).
-- With SNR, the default of the authors' script, f_G is not fixed in L_au, and there are losses of SNR's stages with
-  heads of their own. Neither is built.
+- With SNR, the default of the authors' script, the losses of x have SNR's loss, too, in Client-L and in Client-G, and
+  L_loc has it of x': ``model.objective.causality``, which is ``{form: entropy, weights: [0.01, 0.01, 0.01]}`` there.
+  Client-L has no heads for it of its own: they are Client-G's, and Client-L does not move them. L_au then moves f_G:
+  ``judge: itself``, in training mode, with the passes that the other losses have.
 - The log counts L_mem(x; f_G): its guess is the person of the most similar vector of M.
 """
 
@@ -68,8 +71,10 @@ from fedsim.methods.restyling import (
     Restyles,
     StyleModel,
     copied_judge,
+    fix_heads,
     head_of,
     keep_style,
+    lend_heads,
     load_style,
 )
 from fedsim.training.client import Batch, Client, Output
@@ -101,6 +106,9 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     """whether the losses of x have the objective's triplet loss, too (FedBPrompt's code)"""
     entropies: Literal["batch", "first_image"] = "batch"
     """H in L_au: means over the batch, or that of its first image divided by Z (FedBPrompt's code)"""
+    judge: Literal["copy", "itself"] = "copy"
+    """f_G in L_au: a copy in evaluation mode, which L_au does not move; or f_G itself, which L_au trains (the authors'
+    code with SNR)"""
     first_styled_round: int = 1
     """the first round, from 0, in which restyled images train; the memory follows them from the start"""
     style_lr: float | None = None
@@ -117,6 +125,11 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         """A memory of people; a loop of its own; a style model that steps with the whole batch."""
         needs: frozenset[Need] = frozenset({"identities", "plain_steps", "whole_batches", "built_in_model"})
         return needs | {"held_out"} if self.gate == "own" else needs
+
+    @property
+    def has_judge(self) -> bool:
+        """Whether a copy of f_G judges restyled images."""
+        return self.lam_au > 0 and self.judge == "copy"
 
     def train(self, client: Client) -> None:
         """Step the expert, and then f_G and the style model, on each batch; keep memory, expert and style model."""
@@ -161,6 +174,8 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
 
     def _step_expert(self, client: Client, expert: FlatModel, memory: Tensor, batch: Batch) -> None:
         """Step Client-L by (S2)."""
+        if client.objective.causality is not None:
+            lend_heads(client, expert)
         output = expert.forward(batch.images, client.session.precision)
         loss = self._memory_loss(client, output, memory, batch)
         client.step(loss, optimizer=expert.optimizer(client.training_settings))
@@ -168,11 +183,13 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     def _memory_loss(
         self, client: Client, output: Output, memory: Tensor, batch: Batch, *, counts: bool = False
     ) -> Tensor:
-        """Return L_mem of a batch's output, a scalar; if it ``counts``, log it."""
+        """Return L_mem of a batch's output, a scalar, with SNR's loss if there is one; if it ``counts``, log L_mem."""
         logits = memory_logits(memory, output.features.neck, self.temperature)
         loss = cross_entropy(logits, batch.labels)  # (S2)
         if counts:
             client.session.metrics.add(loss.detach(), logits.argmax(1), batch.labels)
+        if client.objective.causality is not None:
+            loss = loss + client.objective.causality(output.separated, batch.labels)
         if not self.triplet_on_images:
             return loss
         return loss + client.objective.triplet * triplet_loss(client.objective, output.features, batch.labels)
@@ -182,7 +199,8 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of Client-G, a scalar, and the memory [Z, D] after the batch."""
         expert, style = models
-        loss = self._memory_loss(client, client.forward(batch.images), memory, batch, counts=True)
+        plain = client.forward(batch.images)
+        loss = self._memory_loss(client, plain, memory, batch, counts=True)
         of_images = style_of_places(batch.images) if self.statistics == "place" else style_of(batch.images, 0.0)
         styled = restyle(batch.images, of_images, style.style)  # DACS, Eqs. (1), (2)
         with torch.set_grad_enabled(self._is_styled(client)):
@@ -194,15 +212,19 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         if self.lam_div:
             loss = loss - self.lam_div * style_gap(of_images, style.style, variances=True)
         if expert is not None:
-            loss = loss + self.lam_au * self._authenticity(client, expert, (batch.images, styled))
+            by_f_g = (plain.features.neck, output.features.neck)
+            if self.has_judge:
+                by_f_g = _judge(client, (batch.images, styled))
+            loss = loss + self.lam_au * self._authenticity(client, expert, by_f_g, styled)
         return loss, memory
 
-    def _authenticity(self, client: Client, expert: FlatModel, images: tuple[Tensor, Tensor]) -> Tensor:
-        """Return DACS's L_au of images x and x', both [B, 3, H, W]: a scalar."""
-        judge, precision = copied_judge(client), client.session.precision
-        with judge.frozen(), expert.frozen():  # not no_grad: gradients pass through them to x'
-            f_x, f_styled = (judge.forward(x, precision).features.neck for x in images)
-            f_local = expert.forward(images[1], precision).features.neck
+    def _authenticity(
+        self, client: Client, expert: FlatModel, by_f_g: tuple[Tensor, Tensor], styled: Tensor
+    ) -> Tensor:
+        """Return DACS's L_au of images x and x', a scalar; ``by_f_g`` are their features [B, D], x' is ``styled``."""
+        f_x, f_styled = by_f_g
+        with expert.frozen():  # not no_grad: gradients pass through it to x'
+            f_local = expert.forward(styled, client.session.precision).features.neck
         head = head_of(client.model, moves=True)
         return authenticity(*(self._entropy(linear(features, *head)) for features in (f_x, f_styled, f_local)))
 
@@ -215,9 +237,16 @@ def _load_expert(client: Client) -> FlatModel:
     """Return f_L, ready to train but for its head; at first it is the received model."""
     replica = client.model.replica(EXPERT)
     replica.whole.copy_(client.kept.get(EXPERT, client.model.whole))
-    for parameter in replica.head.parameters():
-        parameter.requires_grad_(False)  # before its optimizer is made
+    fix_heads(replica)
     return client.trainable_replica(EXPERT)
+
+
+def _judge(client: Client, images: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the features [B, D] of images x and x', both [B, 3, H, W], by a copy of f_G that is fixed."""
+    judge = copied_judge(client)
+    with judge.frozen():  # not no_grad: gradients pass through it to x'
+        f_x, f_styled = (judge.forward(x, client.session.precision).features.neck for x in images)
+    return f_x, f_styled
 
 
 def _held_out_rank1(client: Client) -> float:

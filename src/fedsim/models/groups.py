@@ -38,7 +38,7 @@ class Group(StrEnum):
     NECKSTAT = "neckstat"
     """running statistics of the neck"""
     HEAD = "head"
-    """the identity classifier"""
+    """the identity classifier, and those of SNR layers"""
     FIXED = "fixed"
     """the backbone below low-rank adapters or prompts: the same on all clients, never trained, sent or stored"""
     COUNTER = "counter"
@@ -69,7 +69,7 @@ def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
 def group_names(model: nn.Module) -> dict[str, Group]:
     """Return the group of each parameter and buffer by its name, in the order of the model.
 
-    The model has children ``backbone``, ``neck`` and ``head``, and maybe ``pooling``, such as a
+    The model has children ``backbone``, ``neck`` and ``head``, and maybe ``pooling`` and ``stage_heads``, such as a
     :class:`~fedsim.models.ReIDModel`.
     """
     groups: dict[str, Group] = {}
@@ -101,7 +101,7 @@ def _group(part: str, kind: Group, tensor: Tensor) -> Group:
     if not tensor.is_floating_point():
         return Group.COUNTER
     is_parameter = isinstance(tensor, nn.Parameter)
-    if part == "head":
+    if part in ("head", "stage_heads"):
         return Group.HEAD
     if part == "neck":
         norm = Group.NECKNORM if kind is Group.NORM else Group.NECK

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils import skip_init
 
 from fedsim.core.checks import within
@@ -132,6 +133,10 @@ class IdentityHead:
     1 / sqrt(D), torch's own for linear layers"""
 
 
+STAGE_HEAD = IdentityHead(init="torch")
+"""of SNR layers: a head whose guesses are all as likely has entropies without a gradient"""
+
+
 class ReIDModel(nn.Module):
     """Backbone, pooling, neck and, where it is shared, the head.
 
@@ -172,6 +177,8 @@ class ReIDModel(nn.Module):
         self._compiled: Collection[int] | None = None
         self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
         self._separating: list[SNR] = []
+        self.stage_heads: nn.ModuleList | None = None
+        """classifiers C -> Z of what SNR layers separate, one for each layer, for their loss; None: it has no heads"""
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features; a backbone that returns vectors has pooled already."""
@@ -183,15 +190,28 @@ class ReIDModel(nn.Module):
         pool = self._pool(maps) if maps.dim() == 4 else maps
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
 
-    def take_separated(self) -> tuple[Separated, ...]:
-        """Return what SNR layers have kept of the last training pass, float32, in the order of the network."""
+    def take_separated(self, num_classes: int) -> tuple[Separated, ...]:
+        """Return what SNR layers have kept of the last training pass, float32, in the order of the network.
+
+        With ``stage_heads`` these are logits of the first ``num_classes`` people: [B, Z].
+        """
         if not self._separating:  # each batch asks
             return ()
-        kept = filter(None, (layer.take_separated() for layer in self._separating))
-        return tuple(Separated(*(part.float() for part in parts)) for parts in kept)
+        kept = [*filter(None, (layer.take_separated() for layer in self._separating))]
+        separated = [Separated(*(part.float() for part in parts)) for parts in kept]
+        if self.stage_heads is not None and separated:
+            heads = [(head.weight[:num_classes], head.bias[:num_classes]) for head in self.stage_heads]
+            separated = [
+                Separated(*(linear(part, *head) for part in parts))
+                for parts, head in zip(separated, heads, strict=True)
+            ]
+        return tuple(separated)
 
-    def keep_separated(self, number: int) -> None:
-        """Let the model's SNR layers keep what they separate in training; raise ConfigError if not ``number`` many."""
+    def keep_separated(self, number: int, num_classes: int | None = None) -> None:
+        """Let the model's SNR layers keep what they separate in training; raise ConfigError if not ``number`` many.
+
+        With ``num_classes`` each layer gets a head for so many people, whose start is torch's own.
+        """
         self._separating = [module for module in self.backbone.modules() if isinstance(module, SNR)]
         if len(self._separating) != number:
             raise ConfigError(
@@ -200,6 +220,9 @@ class ReIDModel(nn.Module):
             )
         for layer in self._separating:
             layer.keeps = True
+        if num_classes is not None:
+            heads = (make_head(layer.channels, num_classes, kind=STAGE_HEAD) for layer in self._separating)
+            self.stage_heads = nn.ModuleList(heads)
 
     def _pool(self, maps: Tensor) -> Tensor:
         return maps.mean(dim=(2, 3)) if self.pooling is None else self.pooling(maps)

@@ -141,7 +141,7 @@ class CrossStyle(nn.Module):
 
 
 class Separated(NamedTuple):
-    """What an SNR layer makes of a batch, pooled: each [B, C]."""
+    """What an SNR layer makes of a batch, pooled: each [B, C]. Through a head of the layer: logits, each [B, Z]."""
 
     normalised: Tensor
     """of F~, without style: the bias of the normalisation, for each image"""
@@ -166,6 +166,7 @@ class SNR(nn.Module):
 
     def __init__(self, channels: int, reduction: int = 16, place: str = "input") -> None:
         super().__init__()
+        self.channels = channels
         hidden = max(1, channels // reduction)
         self.norm = nn.InstanceNorm2d(channels, affine=True)
         self.reduce = nn.Linear(channels, hidden)

@@ -165,12 +165,15 @@ class FlatModel:
             images = images.contiguous(memory_format=torch.channels_last)
         if precision == "32-true":
             features = self.network(images)
-            return Output(features, self.head(features.neck), self.head.weight, self.network.take_separated())
+            return Output(features, self.head(features.neck), self.head.weight, self._take_separated())
         with autocast(self.device, precision):
             features = self.network(images)
             logits = self.head(features.neck)
         features = Features(features.pool.float(), features.neck.float())
-        return Output(features, logits.float(), self.head.weight, self.network.take_separated())
+        return Output(features, logits.float(), self.head.weight, self._take_separated())
+
+    def _take_separated(self) -> tuple[Separated, ...]:
+        return self.network.take_separated(self.head.out_features)
 
     def prepare(self, settings: Iterable[LocalTraining]) -> None:
         """Prepare training by the clients' settings: the memory format, and a backbone compiled for their batches.
@@ -246,10 +249,7 @@ class FlatModel:
     def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
         """Return the optimizer of clients with these settings; it is made once and reset for each of them."""
         if id(settings) not in self._optimizers:
-            neck_and_head = [
-                *self.network.neck.named_parameters(prefix="neck"),
-                *self.head.named_parameters(prefix="head"),
-            ]
+            neck_and_head = [*self.network.neck.named_parameters(prefix="neck"), *self._named_heads]
             backbone = list(self.network.backbone.named_parameters(prefix="backbone"))
             if self.network.pooling is not None:
                 backbone += self.network.pooling.named_parameters(prefix="pooling")
@@ -257,6 +257,16 @@ class FlatModel:
             # with the settings themselves: while they live, nothing else gets their id
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
+
+    @property
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the identity head, and of the heads of SNR layers."""
+        return [parameter for _, parameter in self._named_heads]
+
+    @property
+    def _named_heads(self) -> list[tuple[str, nn.Parameter]]:
+        stages, head = self.network.stage_heads, [*self.head.named_parameters(prefix="head")]
+        return head if stages is None else [*head, *stages.named_parameters(prefix="stage_heads")]
 
     @property
     def generators(self) -> list[torch.Generator]:

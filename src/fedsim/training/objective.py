@@ -13,7 +13,13 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedsim.core.checks import not_negative, positive, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.losses import batch_hard_triplet, causality_loss, center_loss, soft_cross_entropy
+from fedsim.functional.losses import (
+    batch_hard_triplet,
+    causality_loss,
+    center_loss,
+    entropy_causality,
+    soft_cross_entropy,
+)
 from fedsim.models.reid import HEAD_STD, Features
 from fedsim.models.style import Separated
 from fedsim.training.batch import Batch, ScoredBatch
@@ -180,22 +186,55 @@ class CenterLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class Causality:
-    """The dual causality loss of SNR (Jin et al., CVPR 2020), with distances: see :func:`causality_loss`.
+    """The dual causality loss of SNR: of distances (Jin et al., CVPR 2020), or of entropies (arXiv:2101.00588).
 
-    It acts on the layers of ``style: {kind: snr}``. Equation and weights are from memory: the paper was not at hand.
-    The mean of an instance-normalised map is its bias, the same for all images, so distances of F~ are 0 here.
-    Its journal version has entropies of a further head for each layer instead, which is not built.
+    It acts on the layers of ``style: {kind: snr}``: see :func:`causality_loss` and :func:`entropy_causality`. Equation
+    and weights of the distances are from memory: the paper was not at hand. The mean of an instance-normalised map is
+    its bias, the same for all images, so distances of F~ are 0 here, and its entropy is that of one image.
     """
 
     weights: tuple[float, ...] = (0.1, 0.1, 0.5)
-    """a weight for each layer, in the order of the network; the paper's four are 0.1, 0.1, 0.5, 0.5"""
+    """a weight for each layer, in the order of the network; the paper's four of the distances are 0.1, 0.1, 0.5, 0.5.
+    Of the entropies: 0.01 each in the authors' code, and in DACS's and SSCU's beside their losses; 1 in DACS's row of
+    SNR"""
+    form: Literal["distance", "entropy"] = "distance"
+    """what is compared in a layer: distances of the batch's people, or entropies of a classifier of the layer, which
+    stays with its client, as the identity head does (it is shared where that is)"""
+    cross_entropy: tuple[float, ...] = ()
+    """of ``entropy``: a weight for each layer of the cross-entropy of F+; empty: none, and the classifiers learn from
+    the entropies alone, as in DACS's code. The authors' code has 0, 0, 0.01"""
 
     def __post_init__(self) -> None:
+        section = "model.objective.causality"
         for weight in self.weights:
-            not_negative("model.objective.causality", weights=weight)
+            not_negative(section, weights=weight)
+        for weight in self.cross_entropy:
+            not_negative(section, cross_entropy=weight)
+        if self.cross_entropy and self.form == "distance":
+            raise ConfigError(f"{section}.cross_entropy: only form entropy has classifiers; leave it empty")
+        if self.cross_entropy and len(self.cross_entropy) != len(self.weights):
+            raise ConfigError(
+                f"{section}.cross_entropy: there are {len(self.cross_entropy)} numbers, and {len(self.weights)} weights; "
+                "give one for each layer"
+            )
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether each layer has a classifier."""
+        return self.form == "entropy"
 
     def __call__(self, separated: Sequence[Separated], labels: Tensor) -> Tensor:
-        """Return the weighted sum over the layers, a scalar, for ``labels`` [B] int64."""
+        """Return the weighted sum over the layers, a scalar, for ``labels`` [B] int64.
+
+        ``separated`` are pooled maps, or logits of the layers' classifiers.
+        """
         assert len(separated) == len(self.weights), "the loss needs a training pass of the model"
-        terms = [causality_loss(*parts, labels) for parts in separated]
-        return torch.stack([weight * term for weight, term in zip(self.weights, terms, strict=True)]).sum()
+        if self.form == "distance":
+            terms = [causality_loss(*parts, labels) for parts in separated]
+        else:
+            terms = [entropy_causality(*parts) for parts in separated]
+        weighted_terms = [weight * term for weight, term in zip(self.weights, terms, strict=True)]
+        for weight, parts in zip(self.cross_entropy, separated, strict=False):
+            if weight > 0:
+                weighted_terms.append(weight * cross_entropy(parts.relevant, labels))
+        return torch.stack(weighted_terms).sum()
