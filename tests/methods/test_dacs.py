@@ -85,6 +85,20 @@ def test_eq2_the_restyled_images(unbiased):
         close(styled, stylised_loop(x.tolist(), s.tolist(), m.tolist(), int(unbiased)), atol=1e-10)
 
 
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_restyled_images_have_one_style_in_any_light(unbiased):
+    """What the style model does: contrast and light of an image are gone, and its own come in their place."""
+    rng = torch.Generator().manual_seed(0)
+    x, normal = torch.randn(6, 3, 16, 8, generator=rng).double(), torch.randn(2, 3, 16, 8, generator=rng).double()
+    gain, shift = torch.rand(6, 3, 1, 1, generator=rng) + 0.5, 3 * torch.randn(6, 3, 1, 1, generator=rng)
+    s, m = 1 + 0.1 * normal[0], 0.1 * normal[1]
+    plain, lit = (restyle(y, style_of(y, 0.0, unbiased=unbiased), (m, s)) for y in (x, gain * x + shift))
+    close(lit, plain, atol=1e-6)
+    mean, std = style_of(plain, 0.0)
+    assert mean.abs().max() < 0.05, "near 0, with the noise of s and m"
+    assert (std - 1).abs().max() < 0.1
+
+
 def test_a_box_counts_as_its_pixels():
     x, box = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)), torch.zeros(4, 5, dtype=torch.bool)
     box[1:3, 2:] = True

@@ -218,9 +218,7 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
             loss = loss + self.lam_au * self._authenticity(client, expert, by_f_g, styled)
         return loss, memory
 
-    def _authenticity(
-        self, client: Client, expert: FlatModel, by_f_g: tuple[Tensor, Tensor], styled: Tensor
-    ) -> Tensor:
+    def _authenticity(self, client: Client, expert: FlatModel, by_f_g: tuple[Tensor, Tensor], styled: Tensor) -> Tensor:
         """Return DACS's L_au of images x and x', a scalar; ``by_f_g`` are their features [B, D], x' is ``styled``."""
         f_x, f_styled = by_f_g
         with expert.frozen():  # not no_grad: gradients pass through it to x'

@@ -214,8 +214,8 @@ class Causality:
             raise ConfigError(f"{section}.cross_entropy: only form entropy has classifiers; leave it empty")
         if self.cross_entropy and len(self.cross_entropy) != len(self.weights):
             raise ConfigError(
-                f"{section}.cross_entropy: there are {len(self.cross_entropy)} numbers, and {len(self.weights)} weights; "
-                "give one for each layer"
+                f"{section}.cross_entropy: there are {len(self.cross_entropy)} numbers, and {len(self.weights)} "
+                "weights; give one for each layer"
             )
 
     @property
