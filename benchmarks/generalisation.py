@@ -90,13 +90,13 @@ STARTS = {
     "nothing": Start(SMALL, 20, 5, "[layer1, layer2]"),
     "ImageNet": Start(MOBILE, 6, 1, "[layer1, layer2, layer3]"),
 }
-"""Trials with seed 9. SmallCNN from nothing, 20 rounds, mAP on unseen towns: rate 0.03 FedPav 14.0, joint 16.0; rate 0.1
-13.0 and 14.3. ImageNet, 4 rounds, rate 0.03: FedPav 26.1, joint 56.1; clipped gradients changed nothing (norm 5), or
-cost (norm 1). All other rows had two or three rounds with a finite loss, but for colour jitter, MixStyle, CrossStyle,
-single and momentum 0 from ImageNet, which were not tried. MobileNetV2 from nothing learns little in 16 rounds (FedPav
-14.1), and its "joint" ended with values beyond 4,096 in exact sums with some rates and seeds. The heads of MobileNetV2
-have a rate of their own: with that of the backbone, the loss of "joint" grows (0.01 and 0.03), as 1,280 features of
-deviation 1 make steps of a head large"""
+"""Trials with seed 9. SmallCNN from nothing, 20 rounds, mAP on unseen towns: rate 0.03 FedPav 14.0, joint 16.0; rate
+0.1 13.0 and 14.3. ImageNet, 4 rounds, rate 0.03: FedPav 26.1, joint 56.1; clipped gradients changed nothing (norm 5),
+or cost (norm 1). All other rows had two or three rounds with a finite loss, but for colour jitter, MixStyle,
+CrossStyle, single and momentum 0 from ImageNet, which were not tried. MobileNetV2 from nothing learns little in 16
+rounds (FedPav 14.1), and its "joint" ended with values beyond 4,096 in exact sums with some rates and seeds. The heads
+of MobileNetV2 have a rate of their own: with that of the backbone, the loss of "joint" grows (0.01 and 0.03), as 1,280
+features of deviation 1 make steps of a head large"""
 FEDPAV: Options = ("--model.method", "FedPav")
 METHODS: dict[str, Options] = {
     "FedPav": FEDPAV,

@@ -103,8 +103,8 @@ def fix_heads(model: FlatModel) -> None:
 def lend_heads(client: Client, expert: FlatModel) -> None:
     """Give an expert the client's heads as they are now."""
     with torch.no_grad():
-        for own, lent in zip(expert.head_parameters, client.model.head_parameters, strict=True):
-            own.copy_(lent)
+        for of_expert, of_client in zip(expert.head_parameters, client.model.head_parameters, strict=True):
+            of_expert.copy_(of_client)
 
 
 def copied_judge(client: Client) -> FlatModel:

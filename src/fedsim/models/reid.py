@@ -200,10 +200,13 @@ class ReIDModel(nn.Module):
         kept = [*filter(None, (layer.take_separated() for layer in self._separating))]
         separated = [Separated(*(part.float() for part in parts)) for parts in kept]
         if self.stage_heads is not None and separated:
-            heads = [(head.weight[:num_classes], head.bias[:num_classes]) for head in self.stage_heads]
+            heads = [
+                (head.get_parameter("weight")[:num_classes], head.get_parameter("bias")[:num_classes])
+                for head in self.stage_heads
+            ]
             separated = [
-                Separated(*(linear(part, *head) for part in parts))
-                for parts, head in zip(separated, heads, strict=True)
+                Separated(*(linear(part, weight, bias) for part in parts))
+                for parts, (weight, bias) in zip(separated, heads, strict=True)
             ]
         return tuple(separated)
 
