@@ -547,7 +547,7 @@ def scores_of(seed, timing, rounds):
     return scores
 
 
-@pytest.mark.slow
+@pytest.mark.others
 def test_a_slow_client_costs_less_time():
     """By half of what theory gives: answers per second grow by 4 * 9.25 / 10 = 3.7.
 
