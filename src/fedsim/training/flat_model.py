@@ -49,6 +49,18 @@ class Output(NamedTuple):
     """features of the batch's further views, if a loss compares views"""
 
 
+def arch_name(kind: str) -> str:
+    """Return the name of an architecture whose network is of the class ``kind``.
+
+    Those of the attributes of a ParameterDict, which has the global vectors, are none.
+
+    >>> arch_name("SmallCNN"), arch_name("Forward"), arch_name("Keys")
+    ('smallcnn', 'forward_', 'keys_')
+    """
+    name = kind.lower()
+    return f"{name}_" if hasattr(nn.ParameterDict(), name) else name
+
+
 class FlatModel:
     """A rank's model, its flat buffer with room for a client's identity head, and the clients' optimizers.
 
