@@ -158,6 +158,24 @@ def test_the_table_shows_the_last_evaluation_beside_the_oracle(tmp_path, capsys)
     assert "this choice needs the test labels" in table
 
 
+def test_personalised_models_that_score_as_the_global_one_have_no_column(tmp_path):
+    """As those of FedPav, which keeps heads private, and no part of what gives features."""
+    both = scores_of({"a": 0.5, "b": 0.25}) | scores_of({"a": 0.5, "b": 0.25}, "personalised")
+    other = scores_of({"a": 0.5, "b": 0.25}) | scores_of({"a": 0.5, "b": 0.3}, "personalised")
+    same, differs = (write_run(tmp_path / name, {1: scores}) for name, scores in (("same", both), ("other", other)))
+    line = "FedPav: personalised models have the scores of the global one, and no column"
+    text = report([str(same)], fairness=True)
+    assert line in text.splitlines()
+    header, below = text.partition("---")[0], text.partition("mean, standard deviation")[0]
+    assert ("global" in header, "personalised" in header) == (True, False)
+    assert below.count("personalised") == line.count("personalised"), "nor a row of the table on fairness"
+    text = report([str(differs)])
+    assert "personalised" in text.partition("---")[0]
+    assert line not in text
+    numbers = report([str(same)], format="csv").splitlines()
+    assert sum("personalised" in row for row in numbers) == 4, "as data, all numbers stay"
+
+
 def test_wrong_options_are_one_line(tmp_path, capsys):
     run = write_run(tmp_path / "run", draw_evaluations(0, (10, 20)))
     assert "its logs hold 2; lower trainer.check_val_every_n_epoch" in refuse(capsys, "report", run, "--rule", "best3")
