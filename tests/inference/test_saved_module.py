@@ -18,7 +18,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.functional.normalise import normalise_images
-from fedsim.inference.networks import Given, saved_network
+from fedsim.inference.networks import OfScript, saved_network
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.methods import FedAvg, FedPav
 from fedsim.parsing.config_files import read_config
@@ -280,7 +280,7 @@ def test_no_edited_config_slips_through_with_another_error(run, tmp_path, monkey
         edited = spoilt(content, draw)
         monkeypatch.setattr("fedsim.inference.networks.read_config", lambda _, edited=edited: edited)
         try:
-            saved_network(path, checkpoint, tensors, None, Given())
+            saved_network(path, checkpoint, tensors, None, OfScript())
         except ConfigError as error:
             slipped += [] if "\n" not in str(error) else [error]
         except Exception as error:

@@ -534,7 +534,8 @@ def test_runs_on_this_machine_do_without_wandb_where_it_is_not_installed(monkeyp
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert not any("wandb" in line for line in lines)
-    assert "configs/loggers/wandb.yaml" in sweep_text(capsys, "--method", "fedprox"), "W&B's server needs it"
+    printed = sweep_text(capsys, "--method", "fedprox")
+    assert "--config=configs/loggers/wandb.yaml" in printed["command"], "W&B's server needs it"
 
 
 def test_a_sweep_of_a_method_is_made_in_any_folder(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from fedsim.cli.run_directory import describe_checkpoint
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.sparse_file import write_sparse
-from fedsim.inference.networks import Given, Network, holds_module, saved_network
+from fedsim.inference.networks import Network, OfScript, holds_module, saved_network
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.attention import holds_attention
 from fedsim.models.onnx_file import PREPROCESSING, PixelsToFeatures, check_onnx, write_onnx
@@ -101,7 +101,7 @@ def export(
 def _network(source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, Tensor], client: str | None) -> Network:
     """Return the network of a checkpoint, without which there is no ONNX file."""
     try:
-        return saved_network(source, checkpoint, tensors, client, Given())
+        return saved_network(source, checkpoint, tensors, client, OfScript())
     except ConfigError as error:
         raise ConfigError(f"--output: {error}") from error
 

@@ -50,9 +50,9 @@ def written(value: Any, declared: Any = None, place: str = "") -> Any:
         return fields if type(value) in _parts(declared) else _of_class(type(value), fields, place)
     if isinstance(value, KeepsArguments):
         return _of_class(type(value), written_arguments(value, place), place)
-    kind, given = (value.func, value.keywords) if isinstance(value, partial) and not value.args else (value, {})
+    kind, arguments = (value.func, value.keywords) if isinstance(value, partial) and not value.args else (value, {})
     if isinstance(kind, type) and issubclass(kind, nn.Module):  # a module that is built for each client
-        return _of_class(kind, written(given, None, place), place)
+        return _of_class(kind, written(arguments, None, place), place)
     if callable(value) and not isinstance(value, nn.Module):
         return _optimizer(value, place)
     if type(value).__init__ is object.__init__:

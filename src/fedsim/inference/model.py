@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
-from fedsim.inference.networks import Given, Size, saved_network
+from fedsim.inference.networks import OfScript, Size, saved_network
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.onnx_file import Layer, PixelsToFeatures
 from fedsim.models.reid import ReIDModel
@@ -118,7 +118,7 @@ def load_model(
         tensors, _ = chosen_tensors(content, path, arch, client, mean=False)
     except ConfigError as error:  # its options are arguments here
         raise ConfigError(str(error).removeprefix("--")) from error
-    network, layer, size = saved_network(path, content, tensors, client, Given(module, size))
+    network, layer, size = saved_network(path, content, tensors, client, OfScript(module, size))
     progress = content["loops"]["fit_loop"]["epoch_progress"]["current"]
     about = {"method": content[CONTENT_KEY]["method"], "model": f"client {client}" if client else "global"}
     return SavedModel(network, layer, size, {**about, "round": progress["started"]}).to(place)

@@ -36,7 +36,7 @@ class Network(NamedTuple):
     """of its images"""
 
 
-class Given(NamedTuple):
+class OfScript(NamedTuple):
     """What a script gives that a run's config may lack."""
 
     module: MakesModule | LightningModule | None = None
@@ -53,7 +53,7 @@ def holds_module(checkpoint: Mapping[str, Any]) -> bool:
 
 
 def saved_network(
-    source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, Tensor], client: str | None, given: Given
+    source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, Tensor], client: str | None, of_script: OfScript
 ) -> Network:
     """Build the network of a run with the weights ``tensors`` of its global model, or of a ``client``.
 
@@ -62,7 +62,7 @@ def saved_network(
         checkpoint: its content.
         tensors: by the names of :func:`fedsim.inference.tensors.chosen_tensors`.
         client: whose number of classes a user's module is built for; None: the largest one of the run.
-        given: what the config may lack.
+        of_script: what the config may lack.
 
     Raises:
         ConfigError: if there is no such network.
@@ -70,18 +70,18 @@ def saved_network(
     config = find_version(source) / "config.yaml"
     content = read_config(str(config)) if config.is_file() else {}
     if not holds_module(checkpoint):
-        if given != Given():
+        if of_script != OfScript():
             raise ConfigError("module, size: are for runs of a module of your own, and this is none; leave them out")
         if not content:
             raise ConfigError(f"{config}: is missing, so the network is unknown; give a run of fedsim fit")
         return Network(*network_of(content, config, tensors))
-    if not content and None in given:
+    if not content and None in of_script:
         raise ConfigError(
             f"{config}: is missing, so the run's own module is unknown; in Python, "
             "fedsim.load_model(RUN, module=MyModule, size=(HEIGHT, WIDTH)) takes it"
         )
-    size = given.size or size_in(content, config)
-    make = _module_in(content, config) if given.module is None else given.module
+    size = of_script.size or size_in(content, config)
+    make = _module_in(content, config) if of_script.module is None else of_script.module
     classes: Mapping[str, int] = checkpoint[CONTENT_KEY]["clients"]
     module = _built(make, _seed_in(content), max(classes.values()), classes[client] if client else None)
     return Network(_with_weights(module, tensors, size), "module", size)
@@ -133,20 +133,20 @@ def _with_weights(module: LightningModule, tensors: Mapping[str, Tensor], size: 
 
     What the checkpoint lacks, such as the classifiers of the clients, has no values: NaN. Features must not need it.
     """
-    kind, own = type(module).__name__, tensors_of(module)
+    kind, expected = type(module).__name__, tensors_of(module)
     for name, tensor in tensors.items():
-        if name not in own or own[name].shape != tensor.shape:
-            has = f"has the shape {list(own[name].shape)}" if name in own else "is missing"
+        if name not in expected or expected[name].shape != tensor.shape:
+            has = f"has the shape {list(expected[name].shape)}" if name in expected else "is missing"
             raise ConfigError(
                 f"model.module: {name} {has} in {kind}, and is {list(tensor.shape)} in the checkpoint; give the class "
                 "and the arguments of the run"
             )
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for name, tensor in own.items():
+        for name, tensor in expected.items():
             tensor.copy_(tensors.get(name, torch.tensor(math.nan)))
         features = features_of(module.eval(), torch.randn(2, 3, *size))
     if not features.isfinite().all():
-        lacking = next((name for name in own if name not in tensors), "nothing")
+        lacking = next((name for name in expected if name not in tensors), "nothing")
         raise ConfigError(
             f"model.module: the features of {kind} need tensors that this model of the checkpoint lacks, such as "
             f"{lacking}; give a client's model, or define embed(images) without them"

@@ -26,11 +26,11 @@ def refuse_used_folder(words: Sequence[str]) -> None:
     Raises:
         ConfigError: naming the folder and the ways on.
     """
-    given = dict(_given(words))
-    if given.keys() != {"run_dir"} or given["run_dir"] in ("null", "None") or rank_of_this_process() > 0:
+    options = dict(_deciding_options(words))
+    if options.keys() != {"run_dir"} or options["run_dir"] in ("null", "None") or rank_of_this_process() > 0:
         return
     try:
-        folder = Path(expanded(given["run_dir"], "run_dir"))
+        folder = Path(expanded(options["run_dir"], "run_dir"))
         is_used = (folder / "summary.json").is_file()
     except (FedSimError, OSError, ValueError):  # the fit names the mistake
         return
@@ -39,18 +39,18 @@ def refuse_used_folder(words: Sequence[str]) -> None:
         raise ConfigError(f"run_dir: {folder} holds a run already; {WAYS}")
 
 
-def _given(words: Sequence[str]) -> list[tuple[str, str]]:
+def _deciding_options(words: Sequence[str]) -> list[tuple[str, str]]:
     """Return the deciding options of a command line and of its config files, with their values."""
-    found = []
+    options = []
     arguments = with_shipped(words)
     for word, next_word in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         name, sign, value = word.partition("=")
         if word.startswith("--") and name[2:] in _DECIDING:
-            found.append((name[2:], value if sign else next_word))
+            options.append((name[2:], value if sign else next_word))
         elif path := config_at(word, next_word):
             try:
                 content = read_config(path)
             except FedSimError:  # the parser names the mistake
                 return []
-            found += [(key, str(content[key])) for key in _DECIDING if content.get(key) not in (None, False)]
-    return found
+            options += [(key, str(content[key])) for key in _DECIDING if content.get(key) not in (None, False)]
+    return options
