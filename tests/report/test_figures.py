@@ -209,9 +209,11 @@ def test_cmc_curves_are_those_of_the_last_evaluation(tmp_path, drawn, capsys):
     picture = pictures_of(drawn[0])["a"]
     [shown] = picture.lines
     assert shown.get_ydata().tolist() == [25, 50, 100]
-    _, top = picture.transData.transform((3, 100)) / picture.figure.dpi * 72  # points
+    points = 72 / picture.figure.dpi
+    (_, low), (_, high) = points * picture.transData.transform([(1, 0), (3, 100)])
     half = shown.get_markersize() / 2 + shown.get_markeredgewidth() / 2
-    assert top + half <= picture.bbox.ymax / picture.figure.dpi * 72, "a marker at 100 % is whole"
+    assert points * picture.bbox.ymin + half <= low, "a marker at 0 % is whole"
+    assert high + half <= points * picture.bbox.ymax, "a marker at 100 % is whole"
     write_queries(folder, [0.25, 0.5, 1.0], round_=7)
     assert cmc(group_runs([folder]), "a")[0].x.tolist() == [1, 5, 10], "of another round"
     (folder / "queries.npz").write_bytes(b"PK")

@@ -163,7 +163,7 @@ def test_personalised_models_that_score_as_the_global_one_have_no_column(tmp_pat
     both = scores_of({"a": 0.5, "b": 0.25}) | scores_of({"a": 0.5, "b": 0.25}, "personalised")
     other = scores_of({"a": 0.5, "b": 0.25}) | scores_of({"a": 0.5, "b": 0.3}, "personalised")
     same, differs = (write_run(tmp_path / name, {1: scores}) for name, scores in (("same", both), ("other", other)))
-    line = "FedPav: personalised models have the scores of the global one, and no column"
+    line = "FedPav: personalised models score as the global one, and have no column"
     text = report([str(same)], fairness=True)
     assert line in text.splitlines()
     header, below = text.partition("---")[0], text.partition("mean, standard deviation")[0]

@@ -102,7 +102,7 @@ def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequenc
     yield "; ".join(text for kind, text in MEANING.items() if kind in kinds)
     alike = [group.label for group in groups if "personalised" in {*group.kinds(rule)} - {*group.distinct_kinds(rule)}]
     if alike:
-        yield f"{', '.join(alike)}: personalised models have the scores of the global one, and no column"
+        yield f"{', '.join(alike)}: personalised models score as the global one, and have no column"
     yield "; ".join(f"{group.label}: {describe(group)}" for group in groups)
     yield traffic(groups)
     yield from answers_line(groups)
