@@ -49,11 +49,11 @@ def adapted():
 BACKBONES = {
     "SmallCNN": lambda: SmallCNN(width=8),
     "SmallCNN attentive": lambda: SmallCNN(width=8, norm="attentive"),
-    "SmallCNN mixstyle": lambda: SmallCNN(width=8, style=StyleLayers("mix", after=("input",))),
+    "SmallCNN mixstyle": lambda: SmallCNN(width=8, style=StyleLayers(kind="mix", after=("input",))),
     "ResNet": lambda: ResNet(18),
     "ResNet ibn": lambda: ResNet(18, ibn=True, last_stride=1),
     "ResNet aff": lambda: ResNet(18, fam="aff_residual"),
-    "ResNet snr": lambda: ResNet(18, style=StyleLayers("snr", after=("layer1",))),
+    "ResNet snr": lambda: ResNet(18, style=StyleLayers(kind="snr", after=("layer1",))),
     "CifarResNet": CifarResNet,
     "OSNet": OSNet,
     "MobileNetV2": MobileNetV2,
@@ -62,12 +62,13 @@ BACKBONES = {
     "LoRA": adapted,
     "VisualPrompts": lambda: VisualPrompts(transformer()),
 }
-OF_ONE_SIZE = ("TimmBackbone", "LoRA", "VisualPrompts")
+SIZES = {"TimmBackbone": [SIZE], "LoRA": [SIZE], "VisualPrompts": [SIZE], "ConvNeXt": [(64, 32), (96, 48)]}
+"""of images, where a network does not take the usual ones"""
 
 
 @pytest.mark.parametrize("name", others.some(BACKBONES, ["SmallCNN attentive", "CifarResNet"]))
 def test_every_backbone_passes_its_check(name):
-    check_backbone(BACKBONES[name](), [SIZE] if name in OF_ONE_SIZE else (SIZE, (48, 24)), fits=False)
+    check_backbone(BACKBONES[name](), SIZES.get(name, [SIZE, (48, 24)]), fits=False)
 
 
 @pytest.mark.others
@@ -171,8 +172,8 @@ class Triplet(nn.Module):
 
 
 LOSSES = {
-    "batch_hard_triplet": lambda: Triplet(),
-    "CircleLoss": lambda: MetricLoss(name="CircleLoss", options={"m": 0.25, "gamma": 64}),
+    "batch_hard_triplet": Triplet,
+    "CircleLoss": lambda: MetricLoss(name="CircleLoss", weight=0.01, options={"m": 0.25, "gamma": 64}),
     "SupConLoss": lambda: MetricLoss(name="SupConLoss", options={"temperature": 0.1}),
     "ArcFaceLoss": lambda: MetricLoss(name="ArcFaceLoss", options={"margin": 28.6, "scale": 64}),
     "CosFaceLoss": lambda: MetricLoss(name="CosFaceLoss", options={"margin": 0.35, "scale": 64}),
