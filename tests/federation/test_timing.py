@@ -484,7 +484,9 @@ def test_a_deadline_before_the_messages_is_refused_also_for_partial_work():
         (lambda: Deadline(first=0), "model.timing.first: 0 is less than 1"),
         (lambda: Deadline(first=2, late="partial"), "model.timing.late: partial work needs a time"),
         (lambda: Buffered(buffer=0), "model.timing.buffer: 0 is less than 1"),
-        (lambda: Buffered(buffer=1, power=math.nan), "model.timing.power: nan is not a finite number from 0"),
+        (lambda: Buffered(buffer=1, power=math.nan), "model.timing.power: nan is not in [0, 10]"),
+        # factors of old answers would be 0, and so their sum
+        (lambda: Buffered(buffer=1, power=2000.0), "model.timing.power: 2000.0 is not in [0, 10]"),
         (lambda: Buffered(buffer=1, mix=0.0), "model.timing.mix: 0.0 is not in (0, 1]"),
         (lambda: Buffered(buffer=1, max_staleness=-1), "model.timing.max_staleness: -1 is less than 0"),
     ],
