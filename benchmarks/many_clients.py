@@ -22,6 +22,7 @@ import argparse
 import functools
 import json
 import logging
+import math
 import statistics
 import subprocess
 import sys
@@ -115,8 +116,9 @@ def measure(clients: int, rounds: int, store: StorePlace, is_shared: bool) -> di
     clock = RoundClock()
     data = FederatedDataModule(Pool(case), val="none", size=case.size, augmentation=Augmentation(pad=0, flip=0.0))
     run_federation(model, data, rounds, [Ticks(clock)])
-    [resident] = model.parts.models.values()
-    return clock.result(clients) | {"parameters": resident.flat.num_shared_parameters}
+    [treatment] = model.parts.statistics.values()
+    sizes = [math.prod(entry.shape) for entry in treatment.parameters]
+    return clock.result(clients) | {"parameters": sum(sizes)}
 
 
 # -- all runs ----------------------------------------------------------------------------------------------------------

@@ -114,6 +114,7 @@ def measure(clients: int, rounds: int, is_held: bool) -> dict[str, float]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - pfl draws from this stream
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)  # the first one imports PyTorch's compiler
     clock = RoundClock()
     users, network = make_users(clients, is_held), Network()
     backend = SimulatedBackend(users, val_data=users, postprocessors=[WeightByDatapoints()])

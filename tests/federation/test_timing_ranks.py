@@ -153,7 +153,7 @@ def test_fedasync_has_the_same_bits_on_any_number_of_ranks_also_after_a_pause(on
 
 # -- killed ------------------------------------------------------------------------------------------------------------
 
-LATE = "{images_per_second: 100, clients: {town1: {latency_ms: 9000}}}"
+LATE = "{down_mbit: 8, up_mbit: 4, images_per_second: 100, clients: {town1: {latency_ms: 9000}}}"
 UNDER_WAY = ["--model.timing=Buffered", "--model.timing.buffer=2", f"--model.hardware={LATE}"]
 
 

@@ -21,6 +21,8 @@ _ORDER = (
 )  # fmt: skip
 """Sections in the order in which names rather have their settings; ``model`` are the others of the model. What a reader
 expects comes first, and the number of rounds last: it differs where runs have the same length in simulated time."""
+Columns = Mapping[str, Sequence[str]]
+"""dotted name of a setting -> its value in each run"""
 _MISSING = "-"
 _CENTRALISED = "Centralised"
 """The name of runs with one client; their method hardly matters, so it is not part of the name."""
@@ -98,7 +100,7 @@ def _names(method: str, runs: Sequence[Run]) -> list[str]:
     return [_name(method, [*shared, folder]) for folder in folders]
 
 
-def choose_settings(differing: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+def choose_settings(differing: Columns) -> Columns:
     """Return the fewest of some differing settings that tell all runs apart; nothing if it would take more than three.
 
     Of equally many, the first in the order of ``_ORDER`` are chosen. With an argument of a class comes the class, if
@@ -112,12 +114,14 @@ def choose_settings(differing: Mapping[str, Sequence[str]]) -> dict[str, Sequenc
     first = {_partition(list(settings.values())): name for name, settings in reversed(columns.items())}
     candidates = [name for name in ordered if name in first.values()][:_CANDIDATES]
     for count in range(1, _MOST + 1):
-        for names in combinations(candidates, count):
-            settings = {one: values for name in names for one, values in columns[name].items()}
-            partition = _partition(list(settings.values()))
-            if len(set(partition)) == len(partition):
-                return settings
+        sets = [names for names in combinations(candidates, count) if _tells_apart(_joined(columns, names))]
+        if sets:
+            return _joined(columns, min(sets, key=lambda names: [_place(name) for name in names]))
     return {}
+
+
+def _joined(columns: Mapping[str, Columns], names: Sequence[str]) -> Columns:
+    return {one: values for name in names for one, values in columns[name].items()}
 
 
 def _place(name: str) -> int:
@@ -126,11 +130,17 @@ def _place(name: str) -> int:
     return _ORDER.index(max(begins, key=len)) if begins else len(_ORDER)
 
 
-def _with_its_class(name: str, differing: Mapping[str, Sequence[str]]) -> list[str]:
+def _with_its_class(name: str, differing: Columns) -> list[str]:
     """Return the classes that a setting is an argument of, if they differ between runs, and the setting."""
     places = [place for place in range(len(name)) if name.startswith(".init_args.", place)]
     classes = [f"{name[:place]}.class_path" for place in places]
     return [*(path for path in classes if path in differing), name]
+
+
+def _tells_apart(settings: Columns) -> bool:
+    """Return whether no two runs have the same values of all settings."""
+    rows = list(zip(*settings.values(), strict=True))
+    return len(set(rows)) == len(rows)
 
 
 def _partition(columns: Sequence[Sequence[str]]) -> tuple[int, ...]:
@@ -191,7 +201,7 @@ def _name(method: str, settings: Sequence[str]) -> str:
     return f"{method} {', '.join(settings)}".rstrip()
 
 
-def _with(method: str, shared: Sequence[str], settings: Mapping[str, Sequence[str]]) -> list[str]:
+def _with(method: str, shared: Sequence[str], settings: Columns) -> list[str]:
     short, names = _short(list(settings)), []
     for values in zip(*settings.values(), strict=True):
         texts = [f"{name} {value}" for name, value in zip(short, values, strict=True) if value != _MISSING]
