@@ -155,7 +155,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_new(mutant: Mutant) -> bool:
-    return ast.dump(ast.parse(mutant.before, mode="eval")) != ast.dump(ast.parse(mutant.after, mode="eval"))
+    # in brackets: an expression of several lines may have stood in some
+    before, after = (ast.dump(ast.parse(f"({text})", mode="eval")) for text in (mutant.before, mutant.after))
+    return before != after
 
 
 def files_that_run(mutant: Mutant, coverage: CoverageData) -> list[str]:

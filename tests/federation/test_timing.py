@@ -348,6 +348,21 @@ def test_answers_that_are_too_old_are_sent_but_not_trained():
     assert model.round_metrics["timing/old_models"] <= 1
 
 
+def test_the_largest_staleness_still_counts():
+    """Of the windows of a long run, by the rounds of the calls; sessions take 1, 1.9, 2.7 and 4.2 seconds."""
+    data = make_data(SyntheticReID(clients=4, unseen=1, scale=0.2))
+    images = [client.num_images for client in data.federated.clients]
+    hardware = hardware_of(*(n / needs for n, needs in zip(images, (1.0, 1.9, 2.7, 4.2), strict=True)))
+    clock = train(timing=Buffered(buffer=1, max_staleness=2), rounds=1, data=data, hardware=hardware).round.clock
+    called, staleness = {}, {"counts": set(), "too old": set()}
+    for round_, table in enumerate(clock.timetables(60)):
+        called |= dict.fromkeys(table.called, round_)  # who answers in a round is not called in it again
+        staleness["counts"] |= {round_ - called[name] for name in table.work}
+        staleness["too old"] |= {round_ - called[name] for name in table.too_old}
+    assert staleness["counts"] == {0, 1, 2}
+    assert min(staleness["too old"]) == 3
+
+
 # -- beforehand, and after a pause -------------------------------------------------------------------------------------
 
 
