@@ -634,3 +634,11 @@ def test_a_forecast_is_counted_by_hand():
     assert forecast.old_models == 1  # that of the first round, during all three
     busy, spans = (4 + 1) + 4 + (6 + 2), 4 + 4 + 6  # of a round, the longer rank
     assert forecast.idle == pytest.approx(1 - busy / (2 * spans))
+
+
+def test_old_models_of_which_one_follows_the_other_are_kept_one_at_a_time():
+    """a begins in rounds 0 and 2, and answers in rounds 1 and 3."""
+    versions = [{}, {"a": 0}, {}, {"a": 2}]
+    tables = [Timetable(["a"] if not v else [], dict.fromkeys(v, 1.0), v, seconds=1.0) for v in versions]
+    costs = {"a": 1.0}
+    assert replay(tables, costs, {"a": 1}, place(costs, 1, 1)).old_models == 1
