@@ -235,9 +235,7 @@ class ReIDModel(nn.Module):
         return [generator for generator in by_id.values() if generator is not None]
 
 
-def draw_head(
-    weight: Tensor, bias: Tensor, generator: torch.Generator | None, std: float, kind: IdentityHead
-) -> None:
+def draw_head(weight: Tensor, bias: Tensor, generator: torch.Generator | None, std: float, kind: IdentityHead) -> None:
     """Draw the start of a head into its tensors, [Z, D] and [Z]; arguments are those of :func:`make_head`."""
     nn.init.zeros_(bias)
     if kind.init == "normal":

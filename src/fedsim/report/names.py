@@ -101,7 +101,7 @@ def _names(method: str, runs: Sequence[Run]) -> list[str]:
 
 
 def choose_settings(differing: Columns) -> Columns:
-    """Return the fewest of some differing settings that tell all runs apart; nothing if it would take more than three.
+    """Return the fewest of some differing settings that distinguish all runs; nothing if it would take more than three.
 
     Of equally many, the first in the order of ``_ORDER`` are chosen. With an argument of a class comes the class, if
     runs differ in it.
@@ -110,18 +110,18 @@ def choose_settings(differing: Columns) -> Columns:
         differing: dotted name -> value of each run.
     """
     ordered = sorted(differing, key=_place)  # settings of one section stay in the order of the config
-    columns = {name: {one: differing[one] for one in _with_its_class(name, differing)} for name in ordered}
+    columns = {name: {part: differing[part] for part in _with_its_class(name, differing)} for name in ordered}
     first = {_partition(list(settings.values())): name for name, settings in reversed(columns.items())}
     candidates = [name for name in ordered if name in first.values()][:_CANDIDATES]
     for count in range(1, _MOST + 1):
-        sets = [names for names in combinations(candidates, count) if _tells_apart(_joined(columns, names))]
+        sets = [names for names in combinations(candidates, count) if _distinguish(_joined(columns, names))]
         if sets:
             return _joined(columns, min(sets, key=lambda names: [_place(name) for name in names]))
     return {}
 
 
 def _joined(columns: Mapping[str, Columns], names: Sequence[str]) -> Columns:
-    return {one: values for name in names for one, values in columns[name].items()}
+    return {part: values for name in names for part, values in columns[name].items()}
 
 
 def _place(name: str) -> int:
@@ -137,14 +137,14 @@ def _with_its_class(name: str, differing: Columns) -> list[str]:
     return [*(path for path in classes if path in differing), name]
 
 
-def _tells_apart(settings: Columns) -> bool:
+def _distinguish(settings: Columns) -> bool:
     """Return whether no two runs have the same values of all settings."""
     rows = list(zip(*settings.values(), strict=True))
     return len(set(rows)) == len(rows)
 
 
 def _partition(columns: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """Return for each run the first one with the same values: settings with equal partitions tell as much."""
+    """Return for each run the first one with the same values; of settings with equal partitions one is enough."""
     rows = list(zip(*columns, strict=True))
     return tuple(rows.index(row) for row in rows)
 
@@ -216,8 +216,9 @@ def _short(names: Sequence[str]) -> list[str]:
     def end(words: list[str]) -> str:
         """Return the shortest end of a name that no other name has."""
         ends = (".".join(words[-count:]) for count in range(1, len(words)))
-        suffixes = {word: sum(f".{'.'.join(other)}".endswith(f".{word}") for other in parts) for word in ends}
-        return next((word for word, number in suffixes.items() if number == 1), ".".join(words))
+        dotted = [f".{'.'.join(of_name)}" for of_name in parts]
+        counts = {ending: sum(name.endswith(f".{ending}") for name in dotted) for ending in ends}
+        return next((ending for ending, number in counts.items() if number == 1), ".".join(words))
 
     return [end(words) for words in parts]
 
