@@ -108,8 +108,9 @@ def test_a_buffer_of_all_clients_is_the_synchronous_round(method, options):
     assert buffered.round_metrics["time/simulated_seconds"] == pytest.approx(seconds, abs=1e-8)
 
 
-def test_a_deadline_that_everybody_meets_is_the_synchronous_round():
-    assert_equal(state_of(train()), state_of(train(timing=Deadline(seconds=60.0, first=3))))
+@pytest.mark.parametrize("timing", [Synchronous(), Deadline(seconds=60.0, first=3)], ids=["Synchronous", "Deadline"])
+def test_to_wait_for_all_is_the_round_without_a_timing(timing):
+    assert_equal(state_of(train()), state_of(train(timing=timing)))
 
 
 # -- the sums of old and new answers -----------------------------------------------------------------------------------
