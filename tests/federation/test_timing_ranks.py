@@ -157,6 +157,7 @@ LATE = "{down_mbit: 8, up_mbit: 4, images_per_second: 100, clients: {town1: {lat
 UNDER_WAY = ["--model.timing=Buffered", "--model.timing.buffer=2", f"--model.hardware={LATE}"]
 
 
+@pytest.mark.others
 def test_a_run_that_is_killed_with_a_client_under_way_has_the_same_bits(tmp_path):
     """Twice, on two ranks; then one rank goes on."""
     pieces, folder = results(tmp_path / "pieces", *UNDER_WAY), tmp_path / "run"
