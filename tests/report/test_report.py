@@ -73,9 +73,9 @@ def test_variants_of_a_method_have_names_of_their_own(tmp_path):
     assert [group.label for group in group_runs(folders[:1])] == ["FedPav"]
     assert [group.label for group in group_runs(folders[:2])] == ["FedPav weighting size", "FedPav weighting cdw"]
     assert [group.label for group in group_runs(folders)] == [
-        "FedPav lr 1, weighting size",
-        "FedPav lr 1, weighting cdw",
-        "FedPav lr 2, weighting cdw",
+        "FedPav weighting size, lr 1",
+        "FedPav weighting cdw, lr 1",
+        "FedPav weighting cdw, lr 2",
     ]
 
 
