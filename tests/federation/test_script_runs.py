@@ -13,6 +13,7 @@ import torch
 import yaml
 
 import fedsim
+from environment import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation
@@ -21,7 +22,6 @@ from fedsim.federation.callbacks.script_config import describe_script
 from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
-from environment import is_of_a_launcher
 from small import make_data, make_model
 
 CPU = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False}
