@@ -1,13 +1,19 @@
 """A million virtual clients on one machine: assembly, rounds and memory, against a federation of one hundred.
 
 Every client has a head and batch-norm statistics of its own; a hundred train in each round. A client has labels of its
-own, and the images of one of a hundred arrays, so that memory is that of fedsim. CPU-seconds of the assembly are those
-before the first round. Memory is the process's resident set, its slope a least-squares line over all rounds after the
-first fifth.
+own, and the images of one of a hundred arrays, so that memory is that of fedsim. The assembly is what happens before
+the first round, without imports. KB per client are the resident memory that it adds. A round is the median over all
+rounds after the first fifth; the memory's slope is a least-squares line over these.
 
     python benchmarks/many_clients.py                                      # 100 to 1,000,000 clients, host memory
     python benchmarks/many_clients.py --store disk --clients 100 100000
     python benchmarks/many_clients.py --clients 100 10000 --rounds 200     # memory over many rounds
+    python benchmarks/many_clients.py --rounds 12 --repeats 3 --python pfl=PATH   # beside pfl-research
+
+With a Python that has pfl-research (``benchmarks/peers`` makes one), the same network, images and steps run there, too
+(``many_clients_pfl.py``), in turns with fedsim. pfl's federated averaging keeps nothing of a user, so fedsim also runs
+with everything averaged (``fedsim, shared``). pfl's users are made by a function of their number (``pfl``), or their
+labels are held from the start, as those of fedsim's clients (``pfl, held``).
 """
 
 from __future__ import annotations
@@ -16,11 +22,14 @@ import argparse
 import functools
 import json
 import logging
-import os
+import math
+import statistics
 import subprocess
 import sys
-import time
 import warnings
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -35,12 +44,23 @@ from fedsim.data.images import Domain, ReIDSource, Split
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.federation import Federation
-from fedsim.methods import FedPav
+from fedsim.methods import FedAvg, FedPav
 from fedsim.models import Neck, SmallCNN
 from fedsim.training.settings import LocalTraining
 from overhead import CLASSES, Case, Pixels, run_federation
+from round_clock import RoundClock
 
+HERE = Path(__file__).parent
 PER_ROUND = 100
+FEDSIM = ("fedsim", "fedsim, shared")
+PFL = {"pfl": "function", "pfl, held": "held"}
+"""engine -> how its users have their labels"""
+RATIOS = {"assembly, CPU": "assembly", "assembly": "assembly_seconds", "round, CPU": "cpu", "round": "seconds",
+          "peak memory": "peak"}  # fmt: skip
+"""column -> figure"""
+Result = dict[str, float]
+Results = dict[tuple[str, int], list[Result]]
+"""(engine, clients) -> one result per repeat"""
 
 
 class Pool(ReIDSource):
@@ -65,35 +85,22 @@ class Pool(ReIDSource):
         return [*clients, Domain("unseen0", None, tested, tested)]
 
 
-class Memory(Callback):
-    """Notes seconds, CPU-seconds and resident megabytes, at the start and after each round."""
+class Ticks(Callback):
+    """Tells a clock when rounds begin and end."""
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []
-        self.megabytes: list[float] = []
+    def __init__(self, clock: RoundClock) -> None:
+        self.clock = clock
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clocks."""
-        self.start_megabytes, self.start_cpu = resident_megabytes(), time.process_time()
-        self.mark, self.cpu_mark = time.perf_counter(), self.start_cpu
+        """The assembly is over."""
+        self.clock.begin_rounds()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read clocks and memory."""
-        now, cpu = time.perf_counter(), time.process_time()
-        self.seconds.append(now - self.mark)
-        self.cpu_seconds.append(cpu - self.cpu_mark)
-        self.megabytes.append(resident_megabytes())
-        self.mark, self.cpu_mark = now, cpu
+        """A round is over."""
+        self.clock.end_round()
 
 
-def resident_megabytes() -> float:
-    """Memory of this process that is in RAM."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def measure(clients: int, rounds: int, store: StorePlace) -> dict[str, float]:
+def measure(clients: int, rounds: int, store: StorePlace, is_shared: bool) -> dict[str, float]:
     """Train, and return the medians."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -102,24 +109,79 @@ def measure(clients: int, rounds: int, store: StorePlace) -> dict[str, float]:
     case = Case("", (), (16, 8), 10, clients=clients, batches=2)
     training = LocalTraining(batch_size=10, optimizer=functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9))
     model = Federation(
-        FedPav(), SmallCNN(width=4), Neck(kind="bnneck", dropout=0.0), client=training, bn_stats="local",
-        selection=RandomFraction(PER_ROUND / clients), client_store=store,
+        FedAvg() if is_shared else FedPav(), SmallCNN(width=4), Neck(kind="bnneck", dropout=0.0), client=training,
+        bn_stats="mean" if is_shared else "local", selection=RandomFraction(PER_ROUND / clients), client_store=store,
         evaluation=Evaluation(test_during_fit=False),
     )  # fmt: skip
-    before, begun = resident_megabytes(), time.process_time()
+    clock = RoundClock()
     data = FederatedDataModule(Pool(case), val="none", size=case.size, augmentation=Augmentation(pad=0, flip=0.0))
-    memory = Memory()
-    run_federation(model, data, rounds, [memory])
-    skip = rounds // 5
-    slope = float(np.polyfit(np.arange(skip, rounds), memory.megabytes[skip:], 1)[0])
-    return {
-        "assembly": memory.start_cpu - begun,
-        "kb": 1024 * (memory.start_megabytes - before) / clients,
-        "cpu": float(np.median(memory.cpu_seconds[skip:])),
-        "seconds": float(np.median(memory.seconds[skip:])),
-        "megabytes": memory.megabytes[-1],
-        "slope": slope,
-    }
+    run_federation(model, data, rounds, [Ticks(clock)])
+    [treatment] = model.parts.statistics.values()
+    sizes = [math.prod(entry.shape) for entry in treatment.parameters]
+    return clock.result(clients) | {"parameters": sum(sizes)}
+
+
+# -- all runs ----------------------------------------------------------------------------------------------------------
+
+
+def command(engine: str, clients: int, args: argparse.Namespace) -> list[str]:
+    """Return the command of one run."""
+    size = ["--clients", str(clients), "--rounds", str(args.rounds)]
+    if engine in PFL:
+        return [args.python["pfl"], str(HERE / "many_clients_pfl.py"), *size, "--users", PFL[engine]]
+    return [sys.executable, __file__, "--child", engine, *size, "--store", args.store]
+
+
+def run(engine: str, clients: int, args: argparse.Namespace) -> Result:
+    """Run one federation in a process of its own."""
+    done = subprocess.run(command(engine, clients, args), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{engine}, {clients} clients: exit {done.returncode}\n{done.stderr}")
+    result: Result = json.loads(done.stdout.splitlines()[-1])
+    print(f"{engine}, {clients}: {result['assembly']:.1f} CPU-s, {1e3 * result['cpu']:.0f} ms", file=sys.stderr)
+    return result
+
+
+def cell(repeats: Sequence[Result], key: str, scale: float = 1.0, form: str = ".0f") -> str:
+    """Return the median, and with several repeats the smallest and the largest."""
+    return spread([scale * result[key] for result in repeats], form)
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return median, smallest and largest."""
+    middle = format(statistics.median(values), form)
+    return middle if len(values) == 1 else f"{middle} [{min(values):{form}}, {max(values):{form}}]"
+
+
+def ratio(above: Sequence[Result], below: Sequence[Result], key: str) -> str:
+    """Return the ratio of two runs of the same repeat; what takes less than a hundredth of a second has none."""
+    pairs = list(zip(above, below, strict=True))
+    if min(b[key] for _, b in pairs) < 0.01:
+        return "-"
+    return spread([a[key] / b[key] for a, b in pairs], ".2f")
+
+
+def table(results: Results, engines: Sequence[str], numbers: Sequence[int]) -> str:
+    """Return a row per engine and number of clients."""
+    rows = [
+        [engine, f"{n:,}", cell(of, "assembly", form=".1f"), cell(of, "assembly_seconds", form=".1f"),
+         cell(of, "kb", form=".1f"), cell(of, "cpu", 1e3), ratio(of, results[engine, numbers[0]], "cpu"),
+         cell(of, "seconds", 1e3), cell(of, "peak"), cell(of, "slope", form="+.3f")]
+        for engine, n in product(engines, numbers) for of in [results[engine, n]]
+    ]  # fmt: skip
+    headers = ["engine", "clients", "assembly CPU-s", "assembly s", "KB / client", "CPU-ms / round", "ratio",
+               "ms / round", "peak MB", "MB / round"]  # fmt: skip
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def comparison(results: Results, numbers: Sequence[int]) -> str:
+    """Return fedsim's figures over pfl's, of the same repeat."""
+    rows = [
+        [f"{above} / {below}", f"{n:,}", *(ratio(results[above, n], results[below, n], key) for key in RATIOS.values())]
+        for above, below in (("fedsim", "pfl"), ("fedsim, shared", "pfl"), ("fedsim, shared", "pfl, held"))
+        for n in numbers
+    ]
+    return tabulate(rows, headers=["engines", "clients", *RATIOS], tablefmt="github", disable_numparse=True)
 
 
 def main() -> None:
@@ -127,27 +189,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--store", choices=get_args(StorePlace), default="host")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--python", type=named, metavar="pfl=PATH", help="a Python that has pfl-research 0.6")
+    parser.add_argument("--child", choices=FEDSIM, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(measure(args.clients[0], args.rounds, args.store)))
+        print(json.dumps(measure(args.clients[0], args.rounds, args.store, args.child != FEDSIM[0])))
         return
-    results = []
-    for clients in args.clients:
-        command = [sys.executable, __file__, "--child", "--clients", str(clients), "--rounds", str(args.rounds),
-                   "--store", args.store]  # fmt: skip
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        results.append(json.loads(output.splitlines()[-1]))
-    rows = [
-        [f"{n:,}", f"{r['assembly']:.1f}", f"{r['kb']:.1f}", f"{1e3 * r['cpu']:.0f}",
-         f"{r['cpu'] / results[0]['cpu']:.2f}", f"{1e3 * r['seconds']:.0f}", f"{r['megabytes']:.0f}",
-         f"{r['slope']:+.3f}"]
-        for n, r in zip(args.clients, results, strict=True)
-    ]  # fmt: skip
-    headers = ["clients", "assembly CPU-s", "KB / client", "CPU-ms / round", "ratio", "ms / round", "MB at the end",
-               "MB / round"]  # fmt: skip
-    print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
+    engines = [*FEDSIM, *PFL] if args.python else FEDSIM[:1]
+    results: Results = {}
+    for _, clients, engine in product(range(args.repeats), args.clients, engines):
+        results.setdefault((engine, clients), []).append(run(engine, clients, args))
+    print(table(results, engines, args.clients))
+    if args.python:
+        print(f"\n{comparison(results, args.clients)}")
+        sizes = {of[0]["parameters"] for (engine, _), of in results.items() if engine != FEDSIM[0]}
+        if len(sizes) > 1:
+            sys.exit(f"the engines averaged networks of different sizes: {sorted(sizes)} parameters")
+
+
+def named(text: str) -> dict[str, str]:
+    """Read ``pfl=PATH``."""
+    engine, _, path = text.partition("=")
+    if engine != "pfl" or not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not pfl=PATH, with the path of a Python")
+    return {engine: path}
 
 
 if __name__ == "__main__":

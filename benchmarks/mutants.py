@@ -2,10 +2,11 @@
 
 A mutant is fedsim with one change: a comparison turned, a term dropped, a sign or an operator changed, two arguments
 swapped, a number too large by one. They are drawn from the parts where a silent fault costs most: the round, the sums,
-the ledger, the losses, the ranking, the methods and the local training, ten from each of six. A mutant is killed if a
-test fails. First the fast tests run, then all others.
+the ledger, the losses, the ranking, the methods and the local training, and the simulated time, ten from each of seven.
+A mutant is killed if a test fails. First the fast tests run, then all others.
 
-    python benchmarks/mutants.py --list                      # the sixty
+    python benchmarks/mutants.py --list                      # the seventy
+    python benchmarks/mutants.py --areas time                # those of the simulated time only
     python benchmarks/mutants.py --out mutants.jsonl         # try them; goes on where it was interrupted
     python benchmarks/mutants.py --out mutants.jsonl --table
     python benchmarks/mutants.py --coverage .coverage        # after make coverage: only test files that run the line
@@ -50,6 +51,15 @@ AREAS = {
     ],
     "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/trials.py", "evaluation/reranking.py"],
     "training": ["training/client.py", "training/optimizer.py", "training/session.py", "training/server.py", "methods"],
+    "time": [
+        "federation/components/window.py",
+        "federation/components/clock.py",
+        "federation/components/buffered_clock.py",
+        "federation/components/timing.py",
+        "federation/scheduling/replay.py",
+        "functional/staleness.py",
+        "training/old_models.py",
+    ],
 }
 PER_AREA = 10
 LIMIT = 2400  # seconds for all tests of one mutant: one that hangs is killed, too
@@ -145,7 +155,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_new(mutant: Mutant) -> bool:
-    return ast.dump(ast.parse(mutant.before, mode="eval")) != ast.dump(ast.parse(mutant.after, mode="eval"))
+    # in brackets: an expression of several lines may have stood in some
+    before, after = (ast.dump(ast.parse(f"({text})", mode="eval")) for text in (mutant.before, mutant.after))
+    return before != after
 
 
 def files_that_run(mutant: Mutant, coverage: CoverageData) -> list[str]:
@@ -216,6 +228,7 @@ def main() -> None:
     """List the mutants, try them, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--areas", nargs="+", choices=AREAS, default=list(AREAS))
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
@@ -232,7 +245,7 @@ def main() -> None:
         coverage = CoverageData(str(args.coverage))
         coverage.read()
     known = {(r["file"], r["start"], r["after"]) for r in done}
-    for mutant in draw(args.seed):
+    for mutant in (mutant for mutant in draw(args.seed) if mutant.area in args.areas):
         if args.list:
             print(f"{mutant.area:9} {mutant.name}")
         elif (mutant.file, mutant.start, mutant.after) not in known:

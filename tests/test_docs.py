@@ -169,6 +169,24 @@ def test_commands_of_images_are_accepted_and_use_the_gpu(tmp_path, monkeypatch, 
     assert main(["describe", *shlex.split(words)]) == 0
 
 
+@pytest.mark.parametrize("name", ["pytorchjob", "ray_job"])
+def test_pods_that_train_have_shared_memory(name):
+    """Ranks of a machine exchange states in /dev/shm, of which a pod has 64 MB by default."""
+    [job] = yaml.safe_load_all((ROOT / "docs" / "examples" / f"{name}.yaml").read_text())
+
+    def pods(value):
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from pods(inner)
+        if isinstance(value, dict) and "containers" in value:
+            yield value
+
+    training = [pod for pod in pods(job) if "nvidia.com/gpu" in str(pod)]
+    assert training
+    for pod in training:
+        [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+        assert {"name": mount["name"], "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+
+
 def test_the_glossary_has_all_three_ranks():
     words = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
     assert {"rank", "rank-1, rank-5, rank-10", "`fedsim rank`"} <= set(words)

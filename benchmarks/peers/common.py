@@ -31,6 +31,8 @@ BATCH = 10
 LR = {"cnn": 0.05, "linear": 0.05, "cifar": 0.1}
 ROUNDS = {"cnn": 13, "linear": 61, "cifar": 30}
 """communication rounds of a run; the first is a warm-up"""
+COLOURS_LAST = ("cifar",)
+"""models whose images have the colours last in memory, as pfl-research's script has them"""
 CHECKED = 3
 """rounds after which the losses of all engines are compared"""
 COMPARED = 5000
@@ -43,20 +45,26 @@ WIDTH = {"cnn": 128, "linear": 3072, "cifar": 128}
 
 
 class Normalise(nn.Module):
-    """ImageNet's mean and standard deviation, with the arithmetic of ``fedsim.data.augmentation``."""
+    """ImageNet's mean and standard deviation, with the arithmetic of ``fedsim.data.augmentation``.
+
+    Args:
+        channels_last: the order of the result in memory.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, channels_last: bool = False) -> None:
         super().__init__()
+        self.order = torch.channels_last if channels_last else torch.contiguous_format
         mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
         self.register_buffer("mean", mean.view(1, 3, 1, 1), persistent=False)  # so that no engine sends it
         self.register_buffer("std", std.view(1, 3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map uint8 [B, 3, H, W] to float32."""
-        return (images.to(torch.float32) / 255.0 - self.mean) / self.std
+        normalised: Tensor = (images.to(torch.float32) / 255.0 - self.mean) / self.std
+        return normalised.contiguous(memory_format=self.order)
 
 
 def body(model: str) -> nn.Sequential:
@@ -78,7 +86,7 @@ def body(model: str) -> nn.Sequential:
 def network(model: str) -> nn.Sequential:
     """Return a whole network: ``cnn`` with 545,098 parameters, ``linear`` with 30,730, ``cifar`` with 1,626,442."""
     last = nn.Linear(WIDTH[model], CLASSES)
-    return nn.Sequential(OrderedDict(normalise=Normalise(), backbone=body(model), head=last))
+    return nn.Sequential(OrderedDict(normalise=Normalise(model in COLOURS_LAST), backbone=body(model), head=last))
 
 
 @lru_cache

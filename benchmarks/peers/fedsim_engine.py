@@ -10,7 +10,7 @@ import fedsim  # noqa: F401 # before Lightning, which then starts faster
 # isort: split
 import numpy as np
 import torch
-from common import BATCH, CLIENTS, IMAGES, LR, SELECTED, WIDTH, Clock, Work, body, load_work, parse_job
+from common import BATCH, CLIENTS, COLOURS_LAST, IMAGES, LR, SELECTED, WIDTH, Clock, Work, body, load_work, parse_job
 from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -110,7 +110,7 @@ def make_model(layers: nn.Sequential, model: str) -> Federation:
         FedAvg(share_head=True),
         backbone=Trunk(layers, WIDTH[model]),
         neck=Neck(kind="none", dropout=0.0),
-        client=LocalTraining(batch_size=BATCH, optimizer=sgd),
+        client=LocalTraining(batch_size=BATCH, optimizer=sgd, channels_last=model in COLOURS_LAST),
         selection=RandomFraction(SELECTED[model] / CLIENTS[model]),
         evaluation=Evaluation(test_during_fit=False),
         seed=SEED,

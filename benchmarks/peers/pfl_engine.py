@@ -10,7 +10,7 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
-from common import BATCH, CHECKED, LR, Clock, Normalise, Work, load_work, parse_job
+from common import BATCH, LR, Clock, Normalise, Work, load_work, parse_job
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints, WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
@@ -38,18 +38,11 @@ class Module(nn.Sequential):
 
 
 class ToChannelsFirst(nn.Module):
-    """The first layer of the network of pfl's benchmark, whose images have the colours last.
-
-    Its images stay so in memory, where dropout then draws its numbers in another order. So they are copied until the
-    losses are compared.
-    """
-
-    copies = True
+    """The first layer of the network of pfl's benchmark, whose images have the colours last."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map [B, H, W, 3] to [B, 3, H, W]."""
-        permuted = images.permute(0, 3, 1, 2)
-        return permuted.contiguous() if self.copies else permuted
+        """Map [B, H, W, 3] to [B, 3, H, W], which stays as it is in memory."""
+        return images.permute(0, 3, 1, 2)
 
 
 class Script(Module):
@@ -85,7 +78,6 @@ class Stopwatch(TrainingProcessCallback[PyTorchModel]):
     ) -> tuple[bool, Metrics]:
         """Tick, and go on."""
         self.clock.tick(model.variable_map)
-        ToChannelsFirst.copies = len(self.clock.ends) < CHECKED
         return False, Metrics()
 
 

@@ -116,6 +116,7 @@ def test_a_file_says_what_it_is_and_others_may_read_it(dip, tmp_path, capsys):
     with safe_open(output, "pt") as file:
         about = file.metadata()
     assert (about["method"], about["model"], about["round"], about["format"]) == ("FedDIP", "global", "2", "pt")
+    assert (about["resize"], about["features_normalised"]) == ("bicubic, antialiased (Pillow)", "no")
 
 
 @pytest.mark.parametrize(

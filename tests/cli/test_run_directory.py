@@ -94,7 +94,13 @@ def test_a_fit_says_that_there_is_nothing_to_train(copy, caplog, capsys):
         assert rounds_done(read_checkpoint(last)) == rounds
 
 
-def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog):
+@pytest.fixture
+def looks_late(monkeypatch):
+    """A fit that finds a run in its folder after all other checks."""
+    monkeypatch.setattr("fedsim.cli.app.refuse_used_folder", lambda words: None)
+
+
+def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog, looks_late):
     warning = "trainer.devices: 5 ranks, but only 4 clients: the other ranks have nothing to train; 4 are enough"
     args = ("fit", "--config", run.parent / "config.yaml", "--run_dir", run, "--trainer.devices")
     for devices, expected in ((4, []), (5, [warning])):
@@ -104,7 +110,7 @@ def test_ranks_that_have_nothing_to_train_are_counted(run, capsys, caplog):
 
 
 @pytest.mark.parametrize(("precision", "has_bf16"), [("32-true", False), ("bf16-mixed", True), ("bf16-mixed", False)])
-def test_a_slow_precision_is_said_at_the_start(run, capsys, caplog, monkeypatch, precision, has_bf16):
+def test_a_slow_precision_is_said_at_the_start(run, capsys, caplog, monkeypatch, looks_late, precision, has_bf16):
     monkeypatch.setattr("fedsim.federation.checks.compatibility.cpu_computes_bf16", lambda: has_bf16)
     options = ("--trainer.accelerator=cpu", f"--trainer.precision={precision}")
     refuse(capsys, "fit", "--config", run.parent / "config.yaml", "--run_dir", run, *options)  # there is a run already

@@ -75,6 +75,12 @@ def test_an_optimizer_is_what_its_function_makes(make, name, values):
     assert values.items() <= found["init_args"].items()
 
 
+def test_a_class_of_modules_and_a_partial_of_one_are_its_path():
+    assert written(nn.Flatten) == {"class_path": "torch.nn.modules.flatten.Flatten"}
+    given = {"in_features": 3, "bias": False}
+    assert written(partial(nn.Linear, **given)) == {"class_path": "torch.nn.modules.linear.Linear", "init_args": given}
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

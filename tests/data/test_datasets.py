@@ -1,6 +1,7 @@
 """Each data set is read from a small tree in its own layout."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -493,3 +494,16 @@ def test_an_own_folder_with_the_name_of_a_part_is_no_data_set_of_a_paper(market_
         (tmp_path / name).symlink_to(market_tree / "north")
     assert [finding.name for finding in findings_in(tmp_path)] == ["campus", "other"]
     assert all(finding.is_usable for finding in findings_in(tmp_path))
+
+
+def test_an_own_folder_in_market_1501s_layout_is_not_called_market_1501(market_tree, tmp_path, monkeypatch):
+    """Also if it is the folder that is looked at; under one of its usual names it is that set, and not complete."""
+    folder = shutil.copytree(market_tree / "north", tmp_path / "mine")
+    monkeypatch.chdir(folder)
+    for root in (folder, Path()):
+        [finding] = findings_in(root)
+        assert (finding.name, finding.official, finding.is_usable) == ("mine", None, True)
+        assert finding.problem == "your own; can be used"
+    folder = folder.rename(tmp_path / "Market-1501")
+    [finding] = findings_in(folder)
+    assert (finding.name, finding.problem) == ("market1501", "not complete: compare the numbers")

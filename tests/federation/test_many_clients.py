@@ -105,9 +105,9 @@ def many():
     return make_data(SyntheticReID(150, unseen=1, scale=0.2, identities=2), size=(16, 8))
 
 
-def train(folder, rounds, ranks=1, ckpt_path=None):
+def train(folder, rounds, ranks=1, ckpt_path=None, store="device"):
     """Train on many clients, and save a checkpoint."""
-    model = make_model(FedPav(), selection=RandomFraction(0.02), bn_stats="local")
+    model = make_model(FedPav(), selection=RandomFraction(0.02), bn_stats="local", client_store=store)
     fit(model, many(), rounds, ranks, ckpt_path)
     model.trainer.save_checkpoint(folder / "part.ckpt")
     return model
@@ -122,13 +122,14 @@ def whole(tmp_path_factory):
     return state_of(train(tmp_path_factory.mktemp("whole"), 4))
 
 
-def test_a_checkpoint_has_the_states_of_those_that_trained_and_continues(tmp_path, whole):
-    train(tmp_path, 2)
+@pytest.mark.parametrize("store", ["device", "disk"])
+def test_a_checkpoint_has_the_states_of_those_that_trained_and_continues(tmp_path, whole, store):
+    train(tmp_path, 2, store=store)
     content = read_checkpoint(tmp_path / "part.ckpt")["fedsim"]
     assert len(content["clients"]) == len(content["hosts"]) == 150
     states = read_states(tmp_path / "part.ckpt", content, list(content["clients"]))
     assert 3 <= len(states) == sum(content["states"]) <= 6
-    assert_equal(state_of(train(tmp_path, 4, ckpt_path=tmp_path / "part.ckpt")), whole)
+    assert_equal(state_of(train(tmp_path, 4, ckpt_path=tmp_path / "part.ckpt", store=store)), whole)
 
 
 @pytest.mark.dist

@@ -108,8 +108,9 @@ def test_a_buffer_of_all_clients_is_the_synchronous_round(method, options):
     assert buffered.round_metrics["time/simulated_seconds"] == pytest.approx(seconds, abs=1e-8)
 
 
-def test_a_deadline_that_everybody_meets_is_the_synchronous_round():
-    assert_equal(state_of(train()), state_of(train(timing=Deadline(seconds=60.0, first=3))))
+@pytest.mark.parametrize("timing", [Synchronous(), Deadline(seconds=60.0, first=3)], ids=["Synchronous", "Deadline"])
+def test_to_wait_for_all_is_the_round_without_a_timing(timing):
+    assert_equal(state_of(train()), state_of(train(timing=timing)))
 
 
 # -- the sums of old and new answers -----------------------------------------------------------------------------------
@@ -348,6 +349,21 @@ def test_answers_that_are_too_old_are_sent_but_not_trained():
     assert model.round_metrics["timing/old_models"] <= 1
 
 
+def test_the_largest_staleness_still_counts():
+    """Of the windows of a long run, by the rounds of the calls; sessions take 1, 1.9, 2.7 and 4.2 seconds."""
+    data = make_data(SyntheticReID(clients=4, unseen=1, scale=0.2))
+    images = [client.num_images for client in data.federated.clients]
+    hardware = hardware_of(*(n / needs for n, needs in zip(images, (1.0, 1.9, 2.7, 4.2), strict=True)))
+    clock = train(timing=Buffered(buffer=1, max_staleness=2), rounds=1, data=data, hardware=hardware).round.clock
+    called, staleness = {}, {"counts": set(), "too old": set()}
+    for round_, table in enumerate(clock.timetables(60)):
+        called |= dict.fromkeys(table.called, round_)  # who answers in a round is not called in it again
+        staleness["counts"] |= {round_ - called[name] for name in table.work}
+        staleness["too old"] |= {round_ - called[name] for name in table.too_old}
+    assert staleness["counts"] == {0, 1, 2}
+    assert min(staleness["too old"]) == 3
+
+
 # -- beforehand, and after a pause -------------------------------------------------------------------------------------
 
 
@@ -484,7 +500,9 @@ def test_a_deadline_before_the_messages_is_refused_also_for_partial_work():
         (lambda: Deadline(first=0), "model.timing.first: 0 is less than 1"),
         (lambda: Deadline(first=2, late="partial"), "model.timing.late: partial work needs a time"),
         (lambda: Buffered(buffer=0), "model.timing.buffer: 0 is less than 1"),
-        (lambda: Buffered(buffer=1, power=math.nan), "model.timing.power: nan is not a finite number from 0"),
+        (lambda: Buffered(buffer=1, power=math.nan), "model.timing.power: nan is not in [0, 10]"),
+        # factors of old answers would be 0, and so their sum
+        (lambda: Buffered(buffer=1, power=2000.0), "model.timing.power: 2000.0 is not in [0, 10]"),
         (lambda: Buffered(buffer=1, mix=0.0), "model.timing.mix: 0.0 is not in (0, 1]"),
         (lambda: Buffered(buffer=1, max_staleness=-1), "model.timing.max_staleness: -1 is less than 0"),
     ],
@@ -547,7 +565,7 @@ def scores_of(seed, timing, rounds):
     return scores
 
 
-@pytest.mark.slow
+@pytest.mark.others
 def test_a_slow_client_costs_less_time():
     """By half of what theory gives: answers per second grow by 4 * 9.25 / 10 = 3.7.
 
@@ -617,3 +635,11 @@ def test_a_forecast_is_counted_by_hand():
     assert forecast.old_models == 1  # that of the first round, during all three
     busy, spans = (4 + 1) + 4 + (6 + 2), 4 + 4 + 6  # of a round, the longer rank
     assert forecast.idle == pytest.approx(1 - busy / (2 * spans))
+
+
+def test_old_models_of_which_one_follows_the_other_are_kept_one_at_a_time():
+    """a begins in rounds 0 and 2, and answers in rounds 1 and 3."""
+    versions = [{}, {"a": 0}, {}, {"a": 2}]
+    tables = [Timetable(["a"] if not v else [], dict.fromkeys(v, 1.0), v, seconds=1.0) for v in versions]
+    costs = {"a": 1.0}
+    assert replay(tables, costs, {"a": 1}, place(costs, 1, 1)).old_models == 1

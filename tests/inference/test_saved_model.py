@@ -54,6 +54,18 @@ def test_it_embeds_what_a_prediction_writes(run, pictures):
         torch.testing.assert_close(embedded, torch.from_numpy(features[name]), rtol=1e-5, atol=1e-6)
 
 
+def test_it_embeds_in_the_size_in_which_the_run_scores(tmp_path, pictures):
+    """Papers 000 and 001 test on larger images than they train on."""
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    args = ["--config", tmp_path / "tiny.yaml", "--run_dir", tmp_path / "run", "--trainer.max_epochs=1"]
+    assert main(["fit", *map(str, args), "--data.test_size=[40, 24]"]) == 0
+    assert main(["predict", "--ckpt_path", str(tmp_path / "run")]) == 0
+    features, model = np.load(tmp_path / "run" / "features" / "new0.npz"), load_model(tmp_path / "run")
+    assert model.size == (40, 24)
+    embedded = model.embed(pictures[0].images.decode((40, 24)))
+    torch.testing.assert_close(embedded, torch.from_numpy(features["query"]), rtol=1e-5, atol=1e-6)
+
+
 def test_files_pictures_and_pixels_have_the_same_features_in_any_size(run, pictures, tmp_path):
     model = load_model(run)
     for size in (SIZE, (64, 40)):

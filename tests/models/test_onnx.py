@@ -128,7 +128,7 @@ def test_a_network_that_nobody_knows_is_one_line(run, tmp_path, capsys, monkeypa
     fit(make_model(FedPav())).trainer.save_checkpoint(path)  # from Python: no config
     capsys.readouterr()
     assert export(path, tmp_path / "model.onnx") == 2
-    assert "ONNX needs a run of fedsim fit" in capsys.readouterr().err
+    assert "is missing, so the network is unknown; give a run of fedsim fit" in capsys.readouterr().err
     with pytest.raises(onnx_file.ConfigError, match=r"no backbone of .* has the weights of this model"):
         network_of(read_config(str(run / "config.yaml")), run / "config.yaml", {"conv.weight": torch.zeros(3)})
 

@@ -206,8 +206,14 @@ def test_cmc_curves_are_those_of_the_last_evaluation(tmp_path, drawn, capsys):
     [line] = cmc(group_runs([folder]), "a")
     assert (line.x.tolist(), line.mean.tolist()) == ([1, 2, 3], [25, 50, 100])
     report([str(folder)], cmc=str(tmp_path / "cmc.svg"))
-    [shown] = pictures_of(drawn[0])["a"].lines
+    picture = pictures_of(drawn[0])["a"]
+    [shown] = picture.lines
     assert shown.get_ydata().tolist() == [25, 50, 100]
+    points = 72 / picture.figure.dpi
+    (_, low), (_, high) = points * picture.transData.transform([(1, 0), (3, 100)])
+    half = shown.get_markersize() / 2 + shown.get_markeredgewidth() / 2
+    assert points * picture.bbox.ymin + half <= low, "a marker at 0 % is whole"
+    assert high + half <= points * picture.bbox.ymax, "a marker at 100 % is whole"
     write_queries(folder, [0.25, 0.5, 1.0], round_=7)
     assert cmc(group_runs([folder]), "a")[0].x.tolist() == [1, 5, 10], "of another round"
     (folder / "queries.npz").write_bytes(b"PK")

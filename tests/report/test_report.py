@@ -73,9 +73,9 @@ def test_variants_of_a_method_have_names_of_their_own(tmp_path):
     assert [group.label for group in group_runs(folders[:1])] == ["FedPav"]
     assert [group.label for group in group_runs(folders[:2])] == ["FedPav weighting size", "FedPav weighting cdw"]
     assert [group.label for group in group_runs(folders)] == [
-        "FedPav lr 1, weighting size",
-        "FedPav lr 1, weighting cdw",
-        "FedPav lr 2, weighting cdw",
+        "FedPav weighting size, lr 1",
+        "FedPav weighting cdw, lr 1",
+        "FedPav weighting cdw, lr 2",
     ]
 
 
@@ -156,6 +156,24 @@ def test_the_table_shows_the_last_evaluation_beside_the_oracle(tmp_path, capsys)
     row = next(line for line in table.splitlines() if line.startswith("market1501"))
     assert row.split() == ["market1501", "40.0", "90.0"]
     assert "this choice needs the test labels" in table
+
+
+def test_personalised_models_that_score_as_the_global_one_have_no_column(tmp_path):
+    """As those of FedPav, which keeps heads private, and no part of what gives features."""
+    both = scores_of({"a": 0.5, "b": 0.25}) | scores_of({"a": 0.5, "b": 0.25}, "personalised")
+    other = scores_of({"a": 0.5, "b": 0.25}) | scores_of({"a": 0.5, "b": 0.3}, "personalised")
+    same, differs = (write_run(tmp_path / name, {1: scores}) for name, scores in (("same", both), ("other", other)))
+    line = "FedPav: personalised models score as the global one, and have no column"
+    text = report([str(same)], fairness=True)
+    assert line in text.splitlines()
+    header, below = text.partition("---")[0], text.partition("mean, standard deviation")[0]
+    assert ("global" in header, "personalised" in header) == (True, False)
+    assert below.count("personalised") == line.count("personalised"), "nor a row of the table on fairness"
+    text = report([str(differs)])
+    assert "personalised" in text.partition("---")[0]
+    assert line not in text
+    numbers = report([str(same)], format="csv").splitlines()
+    assert sum("personalised" in row for row in numbers) == 4, "as data, all numbers stay"
 
 
 def test_wrong_options_are_one_line(tmp_path, capsys):

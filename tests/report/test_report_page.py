@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import shutil
+import subprocess
 from html import unescape
 from html.parser import HTMLParser
 
@@ -244,6 +245,23 @@ def test_what_is_wrong_is_one_line(runs, tmp_path, capsys):
     assert "viper.png: cannot read this picture" in refuse(capsys, "report", bad, "--html", tmp_path / "out.html")
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the page's function")
+def test_names_are_broken_into_lines_and_lose_no_letter(page):
+    """Drawn names: no line is too long, entities stay whole, and only spaces at the ends of lines are lost."""
+    [function] = re.findall(r"^function broken\(.*?^}", page.read_text(), re.MULTILINE | re.DOTALL)
+    draw, cases = random.Random(0), []
+    for _ in range(200):
+        words = ["".join(draw.choices(["a", "W", "&lt;", "&amp;", "é", "\N{SNAKE}"], k=draw.randint(1, 30)))
+                 for _ in range(draw.randint(1, 8))]  # fmt: skip
+        cases.append([" ".join(words), draw.randint(12, 40)])
+    program = f"{function}\nconsole.log(JSON.stringify({json.dumps(cases)}.map(([name, most]) => broken(name, most))))"
+    lines = json.loads(subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True).stdout)
+    for (name, most), text in zip(cases, lines, strict=True):
+        assert text.replace("<br>", "").replace(" ", "") == name.replace(" ", "")
+        assert all(len(re.findall(r"&\w+;|.", line)) <= most for line in text.split("<br>")), text
+        assert not any(line.strip() != line for line in text.split("<br>"))
+
+
 # -- in a browser ------------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +331,29 @@ def test_many_names_fit_below(browser, tmp_path):
         shown.goto((tmp_path / "many.html").as_uri())
         shown.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
         check_boxes(shown, width)
+        shown.close()
+
+
+LETTERS = """() => [...document.querySelectorAll('.plot .legendtext')].map(text => {
+  const box = text.getBoundingClientRect();
+  return [text.textContent, box.left, box.right];
+})"""
+
+
+def test_long_names_are_whole_in_a_narrow_window(browser, tmp_path):
+    """They are broken over lines: a legend is not cut off where its names would differ."""
+    scores = {r: scores_of({"a": 0.5, "b": 0.1 * r}) for r in (1, 2)}
+    names = [f"FedPav lr 0.005, size [64, 32], max_epochs {n}, personalised <b> & {'x' * 60}" for n in (8, 9)]
+    runs = [write_run(tmp_path / f"m{n}", scores, method=name) for n, name in enumerate(names)]
+    assert main(["report", *map(str, runs), "--html", str(tmp_path / "long.html")]) == 0
+    for width in (1280, 390):
+        shown = browser.new_page(viewport={"width": width, "height": 900})
+        shown.goto((tmp_path / "long.html").as_uri())
+        shown.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
+        check_boxes(shown, width)
+        for text, left, right in shown.evaluate(LETTERS):
+            assert (left >= 0, right <= width) == (True, True), text
+            assert text.replace(" ", "") in {name.replace(" ", "") for name in names}
         shown.close()
 
 

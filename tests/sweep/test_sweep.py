@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -525,6 +526,16 @@ def test_numbers_beyond_a_float_are_one_line(write_sweep, capsys, fields):
     path = write_sweep(method="random", parameters={"a": fields})
     assert main(["sweep", str(path), "--dry-run", "--count", "2"]) == 2
     assert "parameters.a." in capsys.readouterr().err
+
+
+def test_runs_on_this_machine_do_without_wandb_where_it_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main(["sweep", "--method", "fedprox", "--dry-run", "--count", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert not any("wandb" in line for line in lines)
+    printed = sweep_text(capsys, "--method", "fedprox")
+    assert "--config=configs/loggers/wandb.yaml" in printed["command"], "W&B's server needs it"
 
 
 def test_a_sweep_of_a_method_is_made_in_any_folder(tmp_path, monkeypatch, capsys):

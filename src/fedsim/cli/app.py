@@ -29,6 +29,7 @@ from fedsim.parsing.options import (
 from fedsim.parsing.output import end_output, print_error, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 from fedsim.parsing.typed_names import with_quotes, words_with_quotes
+from fedsim.parsing.used_folder import refuse_used_folder
 
 _load_yaml = get_loader("yaml")  # the parser's own
 
@@ -109,6 +110,8 @@ def _run(command: str, words: list[str]) -> None:
         print_text(call(predict_images, words, command))
     elif command in WITH_TRAINER:
         check_options(words, command)
+        if command == "fit" and not helps:
+            refuse_used_folder(words)
         if command != "describe" and not helps:
             start_ranks(words)
         with imports_without_collection():

@@ -17,13 +17,12 @@ from fedsim.cli.run_directory import describe_checkpoint
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.sparse_file import write_sparse
+from fedsim.inference.networks import Network, OfScript, holds_module, saved_network
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.attention import holds_attention
-from fedsim.models.onnx_file import PREPROCESSING, Layer, PixelsToFeatures, check_onnx, network_of, write_onnx
-from fedsim.models.reid import ReIDModel
+from fedsim.models.onnx_file import PREPROCESSING, PixelsToFeatures, check_onnx, write_onnx
 from fedsim.models.style import holds_style
-from fedsim.parsing.config_files import read_config
-from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version, read_checkpoint
+from fedsim.strategy.checkpoint_files import CONTENT_KEY, read_checkpoint
 from fedsim.strategy.run_checkpoints import checkpoint_at
 
 log = logging.getLogger(__name__)
@@ -45,8 +44,9 @@ def export(
     classifier ``fc`` is missing. The tensors of a ``TimmBackbone`` carry timm's names; the file of ``LoRA`` holds the
     adapters alone, that of ``VisualPrompts`` the prompts. A method with private necks gives the backbone alone. Where a
     backbone whose ``norm`` is not ``bn`` has attention, its tensors have other names. Torchvision's network lacks them;
-    fedsim's network with the same ``norm`` has them. An ONNX file takes RGB pixels [B, 3, H, W] uint8, of the run's
-    size, as ``images``, and returns ``features`` [B, D] float32 (``pip install 'fedsim[onnx]'``).
+    fedsim's network with the same ``norm`` has them. The file of a LightningModule of your own has the tensors by its
+    own names, without those whose size depends on ``num_classes``. An ONNX file takes RGB pixels [B, 3, H, W] uint8, of
+    the run's size, as ``images``, and returns ``features`` [B, D] float32 (``pip install 'fedsim[onnx]'``).
 
     Args:
         ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a
@@ -80,8 +80,9 @@ def export(
         checkpoint, "mean of all clients" if mean else f"client {client}" if client else "global"
     )
     if is_onnx:
-        network, layer, size = _network(find_version(source) / "config.yaml", tensors)
-        _write(path, lambda partial: write_onnx(partial, PixelsToFeatures(network, layer), size, about))
+        network = _network(source, checkpoint, tensors, client)
+        model = PixelsToFeatures(network.model, network.layer)
+        _write(path, lambda partial: write_onnx(partial, model, network.size, about))
     else:
         _write(path, lambda partial: save_file(tensors, partial, about))
     lines = [
@@ -92,20 +93,29 @@ def export(
         _write(sparse_path, lambda partial: write_sparse(tensors, masks.keys(), partial))
         lines.append(_sizes(path, sparse_path, tensors, masks))
     log.info(describe_checkpoint(source, checkpoint))
-    if holds_attention(tensors) and not is_onnx:
-        lack = "holds attention, which torchvision's networks lack"
-        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
-    if holds_style(tensors) and not is_onnx:
-        lack = "holds style layers (snr), which torchvision's networks lack"
-        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same style")
+    if not is_onnx and not holds_module(checkpoint):
+        lines += _what_torchvision_lacks(path, tensors)
     return "\n".join(lines)
 
 
-def _network(config: Path, tensors: dict[str, Tensor]) -> tuple[ReIDModel, Layer, tuple[int, int]]:
-    """Return the network of a checkpoint with a ``config``; see :func:`network_of`."""
-    if not config.is_file():
-        raise ConfigError(f"--output: {config} is missing, so the network is unknown; ONNX needs a run of fedsim fit")
-    return network_of(read_config(str(config)), config, tensors)
+def _network(source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, Tensor], client: str | None) -> Network:
+    """Return the network of a checkpoint, without which there is no ONNX file."""
+    try:
+        return saved_network(source, checkpoint, tensors, client, OfScript())
+    except ConfigError as error:
+        raise ConfigError(f"--output: {error}") from error
+
+
+def _what_torchvision_lacks(path: Path, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return a line for each kind of layer that torchvision's networks lack."""
+    lines = []
+    if holds_attention(tensors):
+        lack = "holds attention, which torchvision's networks lack"
+        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
+    if holds_style(tensors):
+        lack = "holds style layers (snr), which torchvision's networks lack"
+        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same style")
+    return lines
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:

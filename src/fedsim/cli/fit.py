@@ -218,6 +218,8 @@ class FedSimCLI(LightningCLI):
             self.scored = settle_checkpoint(checkpoint, self.run_dir, self.subcommand == "fit", rounds)
             config["ckpt_path"] = None if self.scored.path is None else str(self.scored.path)
             self.restarts = self.scored.path is None
+        if self.subcommand == "fit" and self.given_dir is None and rank_of_this_process() == 0:
+            self._start(config).check_free()  # before data are listed
         if "verbose" in config:
             config["verbose"] = False  # Lightning's own table; fedsim prints another
 

@@ -6,6 +6,7 @@ import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def run(args: list[str]) -> str:
     sweep_args, common = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
     config = parsed(_sweep_parser(), sweep_args)
     _check(config)
-    name, content = _chosen_sweep(config.file, config.method, config.paper, config.config)
+    name, content = _chosen_sweep(config)
     sweep = sweep_of(content, name)
     for word in common:
         if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
@@ -115,13 +116,17 @@ def _check_names(command: Sequence[str]) -> None:
             check_deep_names(command[place + 2 :])
 
 
-def _chosen_sweep(file: str | None, method: str | None, paper: str | None, configs: list[str]) -> tuple[str, Any]:
-    """Return name and content of the chosen sweep."""
-    if sum(choice is not None for choice in (file, method, paper)) != 1:
+def _chosen_sweep(config: Namespace) -> tuple[str, Any]:
+    """Return name and content of the chosen sweep; runs on this machine do without W&B where it is not installed."""
+    file, configs = config.file, config.config
+    if sum(choice is not None for choice in (file, config.method, config.paper)) != 1:
         raise ConfigError("fedsim sweep: give one of FILE, --method NAME and --paper PAPER/SWEEP")
     if file is not None and configs:
         raise ConfigError("--config: is for --method and --paper; write it into the command of the file")
     if file is not None:
         return file, read_content(Path(file))
-    content = sweep_of_method(method, configs) if method is not None else sweep_of_paper(str(paper), configs)
+    if config.method is not None:
+        content = sweep_of_method(config.method, configs, bool(config.print) or find_spec("wandb") is not None)
+    else:
+        content = sweep_of_paper(str(config.paper), configs)
     return content["name"], content

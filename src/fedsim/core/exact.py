@@ -34,5 +34,6 @@ def accumulate(total: Tensor, weight: float, x: Tensor, grid: float = GRID) -> N
     tensor([1., 2.], dtype=torch.float64)
     """
     size = _CPU_BLOCK if total.is_cpu else _GPU_BLOCK
-    for part, block in zip(total.split(size), x.split(size), strict=True):
+    blocks = [(total, x)] if len(total) <= size else zip(total.split(size), x.split(size), strict=True)
+    for part, block in blocks:
         part.add_(block.to(torch.float64, copy=True).mul_(weight * grid).round_())

@@ -24,6 +24,8 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder, missing_folders, remove_empty
 
 LOCK_FILE = "fit.lock"
+WAYS = "give another --run_dir, --overwrite true to replace it, or --ckpt_path last to continue it"
+"""the remedy of the command line for a folder that holds a run"""
 HEARTBEAT = 20.0
 """seconds between two signs of life of an owner"""
 SILENCE = 240.0

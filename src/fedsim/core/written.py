@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -24,8 +25,8 @@ def written(value: Any, declared: Any = None, place: str = "") -> Any:
     """Return a value as a config has it: plain values, and objects by ``class_path`` and ``init_args``.
 
     Args:
-        value: a setting: plain values, a dataclass, an object that keeps its arguments, a function that makes an
-            optimizer.
+        value: a setting: plain values, a dataclass, an object that keeps its arguments, a class of modules or a
+            partial of one, a function that makes an optimizer.
         declared: the annotation of the setting: a section of one dataclass has its fields alone.
         place: the setting's name, for messages.
 
@@ -49,6 +50,9 @@ def written(value: Any, declared: Any = None, place: str = "") -> Any:
         return fields if type(value) in _parts(declared) else _of_class(type(value), fields, place)
     if isinstance(value, KeepsArguments):
         return _of_class(type(value), written_arguments(value, place), place)
+    kind, arguments = (value.func, value.keywords) if isinstance(value, partial) and not value.args else (value, {})
+    if isinstance(kind, type) and issubclass(kind, nn.Module):  # a module that is built for each client
+        return _of_class(kind, written(arguments, None, place), place)
     if callable(value) and not isinstance(value, nn.Module):
         return _optimizer(value, place)
     if type(value).__init__ is object.__init__:

@@ -104,7 +104,7 @@ def find_data(root: Path) -> list[Finding]:
 
 def find_market_folders(root: Path, recognised: Collection[str]) -> list[Finding]:
     """Return a finding for ``root`` and each folder in it in Market-1501 layout, without the ``recognised`` names."""
-    folders = [*([root] if is_market_folder(root) else []), *market_folders(root)]
+    folders = [*([root.resolve()] if is_market_folder(root) else []), *market_folders(root)]
     return [_look_at(folder) for folder in folders if folder.name not in recognised]
 
 
@@ -158,7 +158,10 @@ def _look(data_set: DataSet) -> Finding:
     counts, files = _count(domains), dict.fromkeys(path for domain in domains for path in files_of(domain))
     unread = [item for items in data_set.left_out(domains).values() for item in items if item.reason != BY_PROTOCOL]
     obstacle = _gap(list(files)) or next(filter(None, map(obstacle_of, domains)), "")
-    if not all(expected in (None, n) for expected, n in zip(official or counts, counts, strict=True)):
+    is_complete = all(expected in (None, n) for expected, n in zip(official or counts, counts, strict=True))
+    if not is_complete and folder.resolve().name not in data_set.folders and is_market_folder(folder):
+        return Finding(name, None, official, f"{_ABSENT}; {data_set.ask}")  # it is the user's, in the same layout
+    if not is_complete:
         problem = "not complete: compare the numbers"
         obstacle = obstacle or _unreadable(list(files))  # it may be a data set of the user in the same layout
     if isinstance(data_set, SmallDataSet):  # the other protocol may need another file

@@ -20,7 +20,8 @@ from fedsim.core.arguments import KeepsArguments
 from fedsim.core.errors import DataError
 from fedsim.core.names import problem_of_name
 from fedsim.data.leftovers import LeftOut
-from fedsim.data.reading import read_rgb, upright_size
+from fedsim.data.one_image import read_into, resize_into
+from fedsim.data.reading import upright_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,7 @@ class Images(ABC):
 
 
 class ImageFiles(Images):
-    """Image files, decoded by :func:`read_rgb` and resized with antialiasing (bicubic)."""
+    """Image files, decoded by :func:`read_into` and resized with antialiasing (bicubic)."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
@@ -98,8 +99,8 @@ class ImageFiles(Images):
     def decode(self, size: Size) -> Tensor:
         """Read all files; see :meth:`Images.decode`."""
         out = np.empty((len(self), 3, *size), dtype=np.uint8)
-        for row, path in enumerate(self.paths):
-            out[row] = _resize(read_rgb(path), size)
+        for pixels, path in zip(out, self.paths, strict=True):
+            read_into(pixels, path)
         return _as_tensor(out)
 
 
@@ -124,14 +125,9 @@ class ImageArray(Images):
     def decode(self, size: Size) -> Tensor:
         """Resize all images; see :meth:`Images.decode`."""
         out = np.empty((len(self), 3, *size), dtype=np.uint8)
-        for row, pixels in enumerate(self.pixels):
-            out[row] = _resize(Image.fromarray(pixels), size)
+        for resized, pixels in zip(out, self.pixels, strict=True):
+            resize_into(resized, Image.fromarray(pixels))
         return _as_tensor(out)
-
-
-def _resize(image: Image.Image, size: Size) -> NDArray[np.uint8]:
-    """Return uint8 [3, H, W] of an RGB image."""
-    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
 
 
 def _as_tensor(pixels: NDArray[np.uint8]) -> Tensor:

@@ -32,7 +32,7 @@ from fedsim.models.reid import ReIDModel
 from fedsim.strategy.machine import Machine
 from fedsim.training.batch import ClientImages
 from fedsim.training.client import Client
-from fedsim.training.flat_model import FlatModel
+from fedsim.training.flat_model import FlatModel, arch_name
 from fedsim.training.lazy_clients import LazyClients
 from fedsim.training.own_module.assembly import OwnModule, own_module
 from fedsim.training.own_module.blueprint import MakesModule
@@ -158,7 +158,7 @@ def _build_models(
     models: dict[str, FlatModel] = {}
     archs: dict[str, str] = {}
     for layout, (backbone, group) in groups.items():
-        name = layout[0].lower()
+        name = arch_name(layout[0])
         if name in models:
             name = next(new for i in itertools.count(2) if (new := f"{name}{i}") not in models)
         max_classes = max(c.num_classes for c in (clients if ladder else group))

@@ -86,6 +86,17 @@ class Federation(LightningModule):
             f"datamodule=data, ckpt_path={str(checkpoint_path)!r}) loads its tensors"
         )
 
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Refuse: a federation has the models of a server and of clients, and features are those of one of them.
+
+        Raises:
+            ConfigError: with the two lines that embed images.
+        """
+        raise ConfigError(
+            "federation(images): a federation has several models; of a run, model = fedsim.load_model(RUN) is the "
+            "global one, or with client=NAME a client's, and then model.embed(images) gives features"
+        )
+
     def training_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """Run one communication round."""
         optimizer, round_ = self.optimizers(), self.current_epoch

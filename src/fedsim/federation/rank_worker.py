@@ -59,6 +59,7 @@ class RankWorker:
         with the other ranks.
         """
         scheduler, device = self.parts.rank_share.scheduler, self.strategy.root_device
+        rank = self.strategy.global_rank
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         orders = scheduler.orders(plan.answering, plan.work)
@@ -75,14 +76,14 @@ class RankWorker:
                 client = self.parts.clients.to_train(name)
                 start = self._start_of(client, round_, plan)
                 session = self._train_client(client, start, plan.work[name], rank_group, keep_snapshots)
-                table.enter(self.strategy.global_rank, name, session)
+                table.enter(rank, name, session)
         except Exception as error:  # of any type: the other ranks must stop, too
             return error
         if device.type == "cuda":
-            table.enter_peak(self.strategy.global_rank, torch.cuda.max_memory_allocated(device))
+            table.enter_peak(rank, torch.cuda.max_memory_allocated(device))
         self.strategy.describe_activity(f"round {round_ + 1}, after its clients")
         if self.strategy.stop_signal is not None:
-            table.ask_to_stop(self.strategy.global_rank, self.strategy.stop_signal)
+            table.ask_to_stop(rank, self.strategy.stop_signal)
         return None
 
     def _start_of(self, client: Client, round_: int, plan: Timetable) -> Start:

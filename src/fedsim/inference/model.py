@@ -9,18 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning import LightningModule
 from PIL import Image
 from torch import Tensor, nn
 
 from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
+from fedsim.inference.networks import OfScript, Size, saved_network
 from fedsim.inference.tensors import chosen_tensors
-from fedsim.models.onnx_file import Layer, PixelsToFeatures, network_of
+from fedsim.models.onnx_file import Layer, PixelsToFeatures
 from fedsim.models.reid import ReIDModel
-from fedsim.parsing.config_files import read_config
-from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version, read_checkpoint
+from fedsim.strategy.checkpoint_files import CONTENT_KEY, read_checkpoint
 from fedsim.strategy.run_checkpoints import checkpoint_at
+from fedsim.training.own_module.blueprint import MakesModule
 
 Picture = str | os.PathLike[str] | Image.Image
 """a path, or a picture of Pillow"""
@@ -30,13 +32,13 @@ class SavedModel(nn.Module):
     """A model of a run, which embeds images. It is in evaluation mode, and its weights need no gradient.
 
     Args:
-        network: backbone and neck.
+        network: backbone and neck, or a user's module.
         layer: the layer whose output the run compares.
         size: height and width of its images.
         about: method, model and round.
     """
 
-    def __init__(self, network: ReIDModel, layer: Layer, size: tuple[int, int], about: dict[str, Any]) -> None:
+    def __init__(self, network: ReIDModel, layer: Layer, size: Size, about: dict[str, Any]) -> None:
         super().__init__()
         self.features = PixelsToFeatures(network, layer)
         self.requires_grad_(False).eval()
@@ -89,7 +91,7 @@ def _one(image: Picture) -> Images:
 
 def load_model(
     run: str | os.PathLike[str], client: str | None = None, checkpoint: str = "best", arch: str | None = None,
-    device: str = "cpu",
+    device: str = "cpu", *, module: MakesModule | LightningModule | None = None, size: Size | None = None,
 ) -> SavedModel:  # fmt: skip
     """Load a model of a run.
 
@@ -102,10 +104,13 @@ def load_model(
         checkpoint: ``best``, or the last if none is best; ``last``.
         arch: the architecture, if the federation has several.
         device: cpu, cuda, cuda:1 ...
+        module: the run's own LightningModule, its class or a partial of it, if the run has no ``config.yaml`` that
+            names it, as a class of a script has no name there. Its weights are replaced.
+        size: height and width of the images of such a run.
 
     Raises:
         DataError: if there is no checkpoint, or it cannot be read.
-        ConfigError: if it has no such model, or no config.yaml: a run of Python code has none.
+        ConfigError: if it has no such model, or its network is unknown.
     """
     place, path = device_named(device), _checkpoint(Path(run).expanduser(), checkpoint)
     content = read_checkpoint(path)
@@ -113,13 +118,7 @@ def load_model(
         tensors, _ = chosen_tensors(content, path, arch, client, mean=False)
     except ConfigError as error:  # its options are arguments here
         raise ConfigError(str(error).removeprefix("--")) from error
-    config = find_version(path) / "config.yaml"
-    if not config.is_file():
-        raise ConfigError(f"{config}: is missing, so the network is unknown; give a run of fedsim fit")
-    try:
-        network, layer, size = network_of(read_config(str(config)), config, tensors)
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("--output: ")) from error
+    network, layer, size = saved_network(path, content, tensors, client, OfScript(module, size))
     progress = content["loops"]["fit_loop"]["epoch_progress"]["current"]
     about = {"method": content[CONTENT_KEY]["method"], "model": f"client {client}" if client else "global"}
     return SavedModel(network, layer, size, {**about, "round": progress["started"]}).to(place)

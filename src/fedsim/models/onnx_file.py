@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import warnings
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +15,7 @@ from typing import Any, Literal
 import torch
 from jsonargparse import ArgumentParser
 from torch import Tensor, nn
+from torch.onnx import OnnxExporterError
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
@@ -21,7 +25,8 @@ from fedsim.models.reid import Features, ReIDModel
 
 _NEEDS = ("onnx", "onnxscript")
 
-Layer = Literal["neck", "pool"]
+Layer = Literal["neck", "pool", "module"]
+"""of a network; ``module``: a user's module, whose features are all that it has"""
 
 PREPROCESSING = {"resize": "bicubic, antialiased (Pillow)", "features_normalised": "no"}
 """metadata of exported models: what a program does before and after them to get the features of ``fedsim predict``"""
@@ -37,7 +42,7 @@ class PixelsToFeatures(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map RGB images [B, 3, H, W] uint8 to features [B, D] float32, not normalised."""
         features: Features = self.network(normalise_images(images))
-        return features.neck if self.layer == "neck" else features.pool
+        return features.pool if self.layer == "pool" else features.neck
 
 
 def check_onnx() -> None:
@@ -55,16 +60,42 @@ def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about
     example = torch.zeros(2, 3, *size, dtype=torch.uint8)
     with torch.no_grad():
         model(example)  # fill caches of first calls with tensors, not with the exporter's placeholders
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # about the exporter's own code
-        program = torch.onnx.export(
-            model, (example,), dynamo=True, input_names=["images"], output_names=["features"], verbose=False,
-            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
-        )  # fmt: skip
+    with _without_messages(), torch.no_grad():
+        try:
+            program = torch.onnx.export(
+                model, (example,), dynamo=True, input_names=["images"], output_names=["features"], verbose=False,
+                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+            )  # fmt: skip
+        except OnnxExporterError as error:
+            cause = error.__cause__ or error
+            line = next(iter(str(cause).strip().splitlines()), "")[:200]
+            raise _unwritable(f"{type(cause).__name__}: {line}") from error
     assert program is not None
     proto = program.model_proto
+    if not proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        raise _unwritable(f"it would take {len(example)} images at a time, and no other number")
     onnx.helper.set_model_props(proto, {**about, "size": f"{size[0]}x{size[1]}", "layer": model.layer})
     path.write_bytes(proto.SerializeToString())
+
+
+def _unwritable(reason: str) -> ConfigError:
+    return ConfigError(
+        f"--output: torch cannot write this network as ONNX ({reason}); let its forward have no steps that depend on "
+        "values or on the number of images, such as len(images), or write .safetensors"
+    )
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Silence the exporter about its own code, and about the ways that it tries."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def network_of(
@@ -82,13 +113,9 @@ def network_of(
     state = {(name if name.startswith(outer_names) else f"backbone.{name}"): t for name, t in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in state.items()}
     has_neck = any(name.startswith("neck.") for name in state)
-    if isinstance(content.get("model"), dict) and content["model"].get("module"):
-        raise ConfigError(
-            f"--output: {config} trains a module of its own (model.module); write .safetensors, and load it into that"
-        )
+    size = size_in(content, config)
     try:
         settings = content["model"]
-        height, width = map(int, content["data"]["size"])
         layer: Layer = settings["evaluation"]["layer"] if has_neck else "pool"
         neck = Neck(**settings["neck"])
         networks = [
@@ -96,13 +123,26 @@ def network_of(
             for backbone in _backbones(settings)
         ]
     except (ArgumentError, AttributeError, KeyError, TypeError, ValueError) as error:  # an edited config
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ConfigError(f"--output: {config} does not describe a network ({reason}); was it edited?") from error
+        raise _undescribed(config, error) from error
     for network in networks:
         if shapes == {name: t.shape for name, t in network.state_dict().items() if t.is_floating_point()}:
             network.load_state_dict(state, strict=False)  # all but counters of batches
-            return network, layer, (height, width)
-    raise ConfigError(f"--output: no backbone of {config} has the weights of this model; write .safetensors instead")
+            return network, layer, size
+    raise ConfigError(f"no backbone of {config} has the weights of this model; fedsim export writes .safetensors")
+
+
+def size_in(content: Mapping[str, Any], config: Path) -> tuple[int, int]:
+    """Return height and width of the images that the run of a config scores; raise ConfigError if it has none."""
+    try:
+        height, width = map(int, content["data"].get("test_size") or content["data"]["size"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # an edited config
+        raise _undescribed(config, error) from error
+    return height, width
+
+
+def _undescribed(config: Path, error: Exception) -> ConfigError:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return ConfigError(f"{config} does not describe a network ({reason}); was it edited?")
 
 
 def _backbones(settings: Mapping[str, Any]) -> Iterator[nn.Module]:

@@ -118,7 +118,8 @@ class PromptedBlock(nn.Module):
         self.prompts = None if prompts is None else nn.Parameter(prompts)
         self.dropout = nn.Dropout(dropout)
         self.place = place
-        self._mask = mask  # no buffer: those are part of the model's state
+        # by device, and no buffer: it follows from the arguments, and buffers are part of the model's state
+        self._masks = {} if mask is None else {mask.device: mask}
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens [B, N, C], without or with prompts, to tokens without or with them."""
@@ -126,9 +127,9 @@ class PromptedBlock(nn.Module):
         if self.prompts is not None:
             prompts = self.dropout(self.prompts).expand(len(tokens), -1, -1)
             tokens = torch.cat([tokens[:, :num_first], prompts, tokens[:, num_first:]], dim=1)
-        if self._mask is not None and self._mask.device != tokens.device:
-            self._mask = self._mask.to(tokens.device)
-        tokens = self.block(tokens, attn_mask=self._mask)
+        if self._masks and tokens.device not in self._masks:
+            self._masks = {tokens.device: next(iter(self._masks.values())).to(tokens.device)}
+        tokens = self.block(tokens, attn_mask=self._masks.get(tokens.device))
         if num_leaving:
             tokens = torch.cat([tokens[:, :num_first], tokens[:, num_first + num_leaving :]], dim=1)
         return tokens

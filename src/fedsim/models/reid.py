@@ -261,6 +261,17 @@ class ReIDModel(nn.Module):
         return [generator for generator in by_id.values() if generator is not None]
 
 
+def draw_head(weight: Tensor, bias: Tensor, generator: torch.Generator | None, std: float, kind: IdentityHead) -> None:
+    """Draw the start of a head into its tensors, [Z, D] and [Z]; arguments are those of :func:`make_head`."""
+    nn.init.zeros_(bias)
+    if kind.init == "normal":
+        nn.init.normal_(weight, std=std, generator=generator)
+    else:
+        bound = 1 / math.sqrt(weight.shape[1])
+        for parameter in (weight, bias) if kind.bias else (weight,):
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+
 def make_head(
     num_features: int, num_classes: int, generator: torch.Generator | None = None, std: float = HEAD_STD,
     kind: IdentityHead = IdentityHead(),
@@ -272,12 +283,6 @@ def make_head(
     """
     make = nn.Linear if generator is None else partial(skip_init, nn.Linear)
     head: nn.Linear = make(num_features, num_classes)
-    nn.init.zeros_(head.bias)
-    if kind.init == "normal":
-        nn.init.normal_(head.weight, std=std, generator=generator)
-    else:
-        bound = 1 / math.sqrt(num_features)
-        for parameter in (head.weight, head.bias) if kind.bias else (head.weight,):
-            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    draw_head(head.weight, head.bias, generator, std, kind)
     head.bias.requires_grad_(kind.bias)
     return head

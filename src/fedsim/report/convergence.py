@@ -150,7 +150,7 @@ def fairness_table(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block
     """Return a table of the spread of a score over the test sets of clients, per model; seeds are averaged."""
     rows, timed = [], any(is_timed(run) for group in groups for run in group.runs)
     for group in groups:
-        for kind in group.kinds(rule):
+        for kind in group.distinct_kinds(rule):
             spreads = [s for run in group.runs if (s := _spread_in(run, kind, metric, rule)) is not None]
             if spreads:
                 numbers = 100 * np.array([spread[:3] for spread in spreads]).T

@@ -33,6 +33,8 @@ _MANY = 40
 """Points of a line above which only some have a marker."""
 _RANKS = 20
 """Ranks of a CMC curve."""
+_BEYOND = 3
+"""Percent beyond both ends of a CMC curve's axis, so that markers at 0 and 100 % are whole."""
 
 
 def draw_scores(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule, path: Path) -> None:
@@ -150,7 +152,8 @@ def _draw_pictures(lines_by_title: Mapping[str, list[Series]], unit: str, metric
             _draw_lines(axes, lines)
             _name_axes(axes, title, unit, metric)
             if unit == "rank":
-                axes.set(xlim=(0.5, _RANKS + 0.5), ylim=(0, 101), xticks=[1, 5, 10, 15, 20])
+                axes.set(xlim=(0.5, _RANKS + 0.5), xticks=[1, 5, 10, 15, 20])
+                axes.set(ylim=(-_BEYOND, 100 + _BEYOND), yticks=range(0, 101, 20))
             if place % columns:  # the leftmost picture has the name
                 axes.set_ylabel("")
         for axes in pictures[len(shown) :]:

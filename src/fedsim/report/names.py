@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import combinations
 from typing import Any
 
@@ -12,8 +12,17 @@ from fedsim.report.runs import Run
 
 _MOST = 3
 """Largest number of settings in a name."""
-_CANDIDATES = 16
+_CANDIDATES = 40
 """Largest number of differing settings among which those of a name are chosen."""
+_ORDER = (
+    "model.method", "model.timing", "model.aggregation", "model.server_optimizer", "model.selection", "model.attack",
+    "model.privacy", "model.bn_stats", "model.objective", "model.backbone", "model.neck", "model.client",
+    "model.clients", "data", "model", "trainer",
+)  # fmt: skip
+"""Sections in the order in which names rather have their settings; ``model`` are the others of the model. What a reader
+expects comes first, and the number of rounds last: it differs where runs have the same length in simulated time."""
+Columns = Mapping[str, Sequence[str]]
+"""dotted name of a setting -> its value in each run"""
 _MISSING = "-"
 _CENTRALISED = "Centralised"
 """The name of runs with one client; their method hardly matters, so it is not part of the name."""
@@ -43,7 +52,9 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     If a part has different classes, the result contains the class, and the settings that differ within one class.
     Seeds, folders and machines do not count as settings.
     """
-    settings = [settings_of(run) for run in runs]
+    plain = [settings_of(run) for run in runs]
+    parts = {name.removesuffix(".class_path") for of_run in plain for name in of_run if name.endswith(".class_path")}
+    settings = [_with_classes(of_run, parts) for of_run in plain]
     names = dict.fromkeys(name for of_run in settings for name in of_run)
     texts = {
         name: [text_of_value(of_run[name]) if name in of_run else _MISSING for of_run in settings] for name in names
@@ -58,6 +69,11 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
         return len(set(zip(classes, values, strict=True))) > len(set(classes))
 
     return {name: values for name, values in differing.items() if differs_within_class(name, values)}
+
+
+def _with_classes(settings: Mapping[str, Any], parts: Set[str]) -> dict[str, Any]:
+    """Return settings in which a part that is a class in other runs, and a plain value here, has it as its class."""
+    return {f"{name}.class_path" if name in parts else name: value for name, value in settings.items()}
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -77,17 +93,60 @@ def _names(method: str, runs: Sequence[Run]) -> list[str]:
     shared = [] if method == _CENTRALISED else _unusual(runs)
     if len(runs) == 1:
         return [_name(method, shared)]
-    differing = differences(runs)
-    if 0 < len(differing) <= _MOST and len(set(zip(*differing.values(), strict=True))) == len(runs):
-        return _with(method, shared, differing)
-    for count in range(1, _MOST + 1):
-        for chosen in combinations(list(differing)[:_CANDIDATES], count):
-            settings = {name: differing[name] for name in chosen}
-            if len(set(zip(*settings.values(), strict=True))) == len(runs):
-                return _with(method, shared, settings)
+    if chosen := choose_settings(differences(runs)):
+        return _with(method, shared, chosen)
     names = [run.folder.name for run in runs]
     folders = [n if names.count(n) == 1 else str(run.folder) for n, run in zip(names, runs, strict=True)]
     return [_name(method, [*shared, folder]) for folder in folders]
+
+
+def choose_settings(differing: Columns) -> Columns:
+    """Return the fewest of some differing settings that distinguish all runs; nothing if it would take more than three.
+
+    Of equally many, the first in the order of ``_ORDER`` are chosen. With an argument of a class comes the class, if
+    runs differ in it.
+
+    Args:
+        differing: dotted name -> value of each run.
+    """
+    ordered = sorted(differing, key=_place)  # settings of one section stay in the order of the config
+    columns = {name: {part: differing[part] for part in _with_its_class(name, differing)} for name in ordered}
+    first = {_partition(list(settings.values())): name for name, settings in reversed(columns.items())}
+    candidates = [name for name in ordered if name in first.values()][:_CANDIDATES]
+    for count in range(1, _MOST + 1):
+        sets = [names for names in combinations(candidates, count) if _distinguish(_joined(columns, names))]
+        if sets:
+            return _joined(columns, min(sets, key=lambda names: [_place(name) for name in names]))
+    return {}
+
+
+def _joined(columns: Mapping[str, Columns], names: Sequence[str]) -> Columns:
+    return {part: values for name in names for part, values in columns[name].items()}
+
+
+def _place(name: str) -> int:
+    """Return the place of a setting in ``_ORDER``: that of the longest name that it begins with."""
+    begins = [section for section in _ORDER if f"{name}.".startswith(f"{section}.")]
+    return _ORDER.index(max(begins, key=len)) if begins else len(_ORDER)
+
+
+def _with_its_class(name: str, differing: Columns) -> list[str]:
+    """Return the classes that a setting is an argument of, if they differ between runs, and the setting."""
+    places = [place for place in range(len(name)) if name.startswith(".init_args.", place)]
+    classes = [f"{name[:place]}.class_path" for place in places]
+    return [*(path for path in classes if path in differing), name]
+
+
+def _distinguish(settings: Columns) -> bool:
+    """Return whether no two runs have the same values of all settings."""
+    rows = list(zip(*settings.values(), strict=True))
+    return len(set(rows)) == len(rows)
+
+
+def _partition(columns: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """Return for each run the first one with the same values; of settings with equal partitions one is enough."""
+    rows = list(zip(*columns, strict=True))
+    return tuple(rows.index(row) for row in rows)
 
 
 def _unusual(runs: Sequence[Run]) -> list[str]:
@@ -142,7 +201,7 @@ def _name(method: str, settings: Sequence[str]) -> str:
     return f"{method} {', '.join(settings)}".rstrip()
 
 
-def _with(method: str, shared: Sequence[str], settings: Mapping[str, Sequence[str]]) -> list[str]:
+def _with(method: str, shared: Sequence[str], settings: Columns) -> list[str]:
     short, names = _short(list(settings)), []
     for values in zip(*settings.values(), strict=True):
         texts = [f"{name} {value}" for name, value in zip(short, values, strict=True) if value != _MISSING]
@@ -151,10 +210,17 @@ def _with(method: str, shared: Sequence[str], settings: Mapping[str, Sequence[st
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Return the last part of each name, or two parts if that is ambiguous; ``class_path`` does not count."""
+    """Return the last part of each name, or as many parts as make them differ; ``class_path`` does not count."""
     parts = [[part for part in name.split(".") if part not in ("class_path", "init_args")] for name in names]
-    last = [words[-1] for words in parts]
-    return [words[-1] if last.count(words[-1]) == 1 else ".".join(words[-2:]) for words in parts]
+
+    def end(words: list[str]) -> str:
+        """Return the shortest end of a name that no other name has."""
+        ends = (".".join(words[-count:]) for count in range(1, len(words)))
+        dotted = [f".{'.'.join(of_name)}" for of_name in parts]
+        counts = {ending: sum(name.endswith(f".{ending}") for name in dotted) for ending in ends}
+        return next((ending for ending, number in counts.items() if number == 1), ".".join(words))
+
+    return [end(words) for words in parts]
 
 
 def _flat(content: Any, prefix: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
         DataError: if no run has a score under the rule.
     """
     rules = [Rule(), rule] if rule.name in ("best3", "oracle") else [rule]
-    columns = [(group, kind, r) for group in groups for kind in group.kinds(rule) for r in rules]
+    columns = [(group, kind, r) for group in groups for kind in group.distinct_kinds(rule) for r in rules]
     if not columns:
         folder = groups[0].runs[0].folder
         if rule.name == "best":
@@ -100,6 +100,9 @@ def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequenc
     numbers = " / ".join("rank-1" if name == "rank1" else name for name in metrics)
     yield f"{numbers} in percent, {shown}" + (", mean +- standard deviation over seeds" if spread else "")
     yield "; ".join(text for kind, text in MEANING.items() if kind in kinds)
+    alike = [group.label for group in groups if "personalised" in {*group.kinds(rule)} - {*group.distinct_kinds(rule)}]
+    if alike:
+        yield f"{', '.join(alike)}: personalised models score as the global one, and have no column"
     yield "; ".join(f"{group.label}: {describe(group)}" for group in groups)
     yield traffic(groups)
     yield from answers_line(groups)

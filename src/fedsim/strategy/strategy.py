@@ -15,9 +15,11 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.core.owned_folders import remove_abandoned_folders
+from fedsim.core.quiet_gloo import without_gloo_lines
 from fedsim.core.shared import memory_folder, slow_folder
 from fedsim.core.versions import publish_version
 from fedsim.strategy import checkpoint_files
@@ -39,6 +41,8 @@ from fedsim.strategy.sharing import (
 from fedsim.strategy.watched import WatchedStrategy
 
 T = TypeVar("T")
+_SPEAKS = torch.__version__ < TorchVersion("2.15")
+"""whether gloo writes lines on its connections to the terminal, as that of torch 2.10 does and that of 2.15 does not"""
 
 
 class FederatedStrategy(WatchedStrategy):
@@ -125,7 +129,8 @@ class FederatedStrategy(WatchedStrategy):
         self.stop_signal = self.stop_deadline = None
         if self.world_size > 1:
             if self._patient is None:
-                self._patient = dist.new_group(backend="gloo", timeout=self.round_timeout)
+                with without_gloo_lines(_SPEAKS):
+                    self._patient = dist.new_group(backend="gloo", timeout=self.round_timeout)
             silence = self.silence_timeout.total_seconds()
             self._channel = ControlChannel(self._open_store(), self.global_rank, self.world_size, silence)
             if isinstance(self._launcher, ReadyRanks):
@@ -150,7 +155,10 @@ class FederatedStrategy(WatchedStrategy):
             listens = self.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             check_address(host, port, listens, self.connect_timeout.total_seconds())
         try:
-            with awaiting_ranks(self.global_rank, self.world_size, self.timeout.total_seconds()):
+            with (
+                awaiting_ranks(self.global_rank, self.world_size, self.timeout.total_seconds()),
+                without_gloo_lines(_SPEAKS),
+            ):
                 super().setup_distributed()
             unbind_group_of_all()
         except RuntimeError as error:
@@ -226,7 +234,8 @@ class FederatedStrategy(WatchedStrategy):
             self.exchange([])  # to wait for the others here shows progress; the new groups' own wait does not
         for ranks in new:
             # ranks wait for each other by gloo, perhaps for a client of several hours; NCCL only sums after that
-            self._groups[ranks, "cpu"] = dist.new_group(list(ranks), timeout=self.round_timeout, backend="gloo")
+            with without_gloo_lines(_SPEAKS):
+                self._groups[ranks, "cpu"] = dist.new_group(list(ranks), timeout=self.round_timeout, backend="gloo")
             if self._shared is None and self.root_device.type == "cuda":
                 group = dist.new_group(list(ranks), timeout=self.timeout, backend=self.process_group_backend)
                 self._groups[ranks, "cuda"] = group

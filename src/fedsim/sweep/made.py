@@ -22,7 +22,7 @@ _ANY_METHOD = {
 _NUM_RUNS = 24
 
 
-def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
+def sweep_of_method(name: str, configs: Sequence[str], logs_to_wandb: bool = True) -> dict[str, Any]:
     """Return the sweep of a method in W&B's file format.
 
     It samples the client's learning rate and local epochs, and the options of lines ``# sweep: OPTION: RANGE`` in the
@@ -33,6 +33,7 @@ def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
         name: a config in ``configs/methods``, another one that comes with fedsim (``recipes/leave_one_out``), or
             a path.
         configs: configs with the data; empty: those of the quickstart.
+        logs_to_wandb: whether the runs log to W&B, too, whose server needs it.
 
     Raises:
         ConfigError: if there is no such method.
@@ -50,7 +51,8 @@ def sweep_of_method(name: str, configs: Sequence[str]) -> dict[str, Any]:
     ranges = _ranges(path)
     method, metric = ranges.pop("method", "random"), ranges.pop("metric", "val/mAP")
     parameters = {option: range_ for option, range_ in {**_ANY_METHOD, **ranges}.items() if range_ is not None}
-    files = [*(configs or ["configs/quickstart.yaml"]), str(written), "configs/loggers/wandb.yaml"]
+    loggers = ["configs/loggers/wandb.yaml"] if logs_to_wandb else []
+    files = [*(configs or ["configs/quickstart.yaml"]), str(written), *loggers]
     sweep = _sweep(path.stem, method, metric, parameters, [f"--config={file}" for file in files])
     return sweep | ({"run_cap": _NUM_RUNS} if method == "random" else {})
 

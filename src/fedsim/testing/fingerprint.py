@@ -155,9 +155,10 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 def global_streams() -> dict[str, bytes]:
     """Return the states of the global random streams, by library."""
     numpy_state: Callable[[], Any] = np.random.get_state
+    _, key, *places = numpy_state()
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": repr(numpy_state()[1:3]).encode() + numpy_state()[1].tobytes(),
+        "numpy": key.tobytes() + repr(places).encode(),  # the repr of 624 numbers would take most of a fit's time
         "random": repr(hash(random.getstate())).encode(),
     }
 

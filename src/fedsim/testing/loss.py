@@ -14,16 +14,17 @@ from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import changed, global_streams, state_of
 from fedsim.testing.trials import Fit
 from fedsim.training.batch_loss import BatchLoss, SeenBatch
-from fedsim.training.metric_loss import as_metric_loss
+from fedsim.training.metric_loss import MetricLoss, as_metric_loss
 from fedsim.training.objective import Objective
 
 _IMAGES, _CLASSES, _WIDTH = 8, 4, 6
 
 
-def check_loss(loss: nn.Module, *, fits: bool = True) -> None:
+def check_loss(loss: nn.Module | MetricLoss, *, fits: bool = True) -> None:
     """Refuse a loss that is not fit for an objective, with a sentence for each finding.
 
-    It is a :class:`~fedsim.training.batch_loss.BatchLoss`, or a module of features [B, D] and labels [B]. It must
+    It is a :class:`~fedsim.training.batch_loss.BatchLoss`, a module of features [B, D] and labels [B], or a
+    :class:`~fedsim.training.metric_loss.MetricLoss`, which may compare with the identity head. It must
     return a finite float32 scalar with a gradient for features; depend on its arguments alone; leave these, and the
     global random streams, as they are; have no parameters; keep nothing; take batches of any identities and sizes; and
     give the same bits in small fits on one rank, on two, and after a pause, which ``fits`` = False leaves out.
@@ -31,12 +32,16 @@ def check_loss(loss: nn.Module, *, fits: bool = True) -> None:
     Raises:
         PartRefusedError: an AssertionError with all findings.
     """
-    findings = Findings(type(loss).__name__)
-    if not isinstance(loss, nn.Module):
+    findings = Findings(loss.name if isinstance(loss, MetricLoss) else type(loss).__name__)
+    if isinstance(loss, MetricLoss):  # which refuses parameters itself
+        with findings.trying("a first batch, for whose head some losses are made,"):
+            _value(loss, _batch())
+    elif not isinstance(loss, nn.Module):
         findings.add(f"{type(loss).__name__} is no torch.nn.Module; give an instance of BatchLoss, or of a module")
-        findings.settle()
-    for name, _ in loss.named_parameters():
-        findings.add(f"it learns {name}, which no client would keep; compare with the head, or with features")
+    else:
+        for name, _ in loss.named_parameters():
+            findings.add(f"it learns {name}, which no client would keep; compare with the head, or with features")
+    findings.settle()
     with torch.random.fork_rng(devices=[]):
         for batch in (_batch(), _batch(labels=[2] * _IMAGES), _batch(labels=[0, 1]), _batch(labels=[0, 0])):
             with findings.trying(f"a batch of {len(batch.labels)} images of {len(batch.labels.unique())} identities"):
@@ -63,14 +68,14 @@ def _batch(labels: list[int] | None = None) -> SeenBatch:
     return SeenBatch(views, numbers, cameras, leaf(count, _CLASSES), leaf(_CLASSES, _WIDTH), 3)
 
 
-def _value(loss: nn.Module, seen: SeenBatch) -> Tensor:
+def _value(loss: nn.Module | MetricLoss, seen: SeenBatch) -> Tensor:
     if isinstance(loss, BatchLoss):
         value: Tensor = loss(seen._replace(views=seen.views[: loss.views]))
         return value
     return as_metric_loss(loss)(seen.features, seen.labels, seen.head)
 
 
-def _check_batch(loss: nn.Module, seen: SeenBatch, findings: Findings) -> None:
+def _check_batch(loss: nn.Module | MetricLoss, seen: SeenBatch, findings: Findings) -> None:
     kept, streams, before = state_of(loss), global_streams(), _copies(seen)
     value = _value(loss, seen)
     if not isinstance(value, Tensor) or value.dim() != 0:

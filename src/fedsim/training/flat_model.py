@@ -17,7 +17,7 @@ from fedsim.core.allocator import GraphMemory
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.functional.encodings import dense_bytes
 from fedsim.models.groups import BACKBONE, BODY, Group
-from fedsim.models.reid import Features, ReIDModel, make_head
+from fedsim.models.reid import Features, ReIDModel, draw_head
 from fedsim.models.style import Separated
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import LocalTraining, autocast
@@ -47,6 +47,18 @@ class Output(NamedTuple):
     """what SNR layers have separated, in the order of the network, in training with ``objective.causality``"""
     views: tuple[Features, ...] = ()
     """features of the batch's further views, if a loss compares views"""
+
+
+def arch_name(kind: str) -> str:
+    """Return the name of an architecture whose network is of the class ``kind``.
+
+    Those of the attributes of a ParameterDict, which has the global vectors, are none.
+
+    >>> arch_name("SmallCNN"), arch_name("Forward"), arch_name("Keys")
+    ('smallcnn', 'forward_', 'keys_')
+    """
+    name = kind.lower()
+    return f"{name}_" if hasattr(nn.ParameterDict(), name) else name
 
 
 class FlatModel:
@@ -137,12 +149,8 @@ class FlatModel:
         state = torch.zeros(self.initial_private.numel() + self.head_room(num_classes))
         state[: self.initial_private.numel()] = self.initial_private
         if self.has_own_heads and num_classes:
-            head = make_head(
-                self.network.num_features, num_classes, generator, self.network.head_std, self.network.head_kind
-            )
-            weight, bias = self.head_of(state, num_classes)
-            weight.copy_(head.weight.detach())
-            bias.copy_(head.bias.detach())
+            weight, bias = self.head_of(state, num_classes)  # without a layer, which would take ten times as long
+            draw_head(weight, bias, generator, self.network.head_std, self.network.head_kind)
         return state
 
     def head_of(self, state: Tensor, num_classes: int) -> Head:

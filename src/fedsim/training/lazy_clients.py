@@ -44,7 +44,8 @@ class LazyClients(Mapping[str, Client]):
         if name not in self._names:
             raise KeyError(name)
         client = self._made.pop(name, None) or self._make(name, self._decoded.get(name) or self._images_of(name))
-        client.limit_batches = self.limit_batches
+        if client.limit_batches != self.limit_batches:  # setting an attribute of a module is slow
+            client.limit_batches = self.limit_batches
         self._made[name] = client
         if len(self._made) > KEPT:
             del self._made[next(iter(self._made))]

@@ -35,9 +35,12 @@ def supervised_loss(objective: Objective, output: Output, batch: Batch, centers:
     D the width of its features; without center loss they are unused. :mod:`fedsim.training.centers` moves them.
     """
     weights, terms = objective.weights, loss_terms(objective, output, batch, centers)
-    first, *further = [weighted(weights[name], term) for name, term in terms.items()]
+    first, *further = terms
+    loss = weighted(weights[first], terms[first])
+    for name in further:
+        loss = loss + weighted(weights[name], terms[name])
     logged = tuple(term.detach() for term in terms.values()) if further else ()
-    return ScoredBatch(sum(further, first) if further else first, output.logits.argmax(1), batch.labels, logged)
+    return ScoredBatch(loss, output.logits.argmax(1), batch.labels, logged)
 
 
 def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tensor | None) -> dict[str, Tensor]:

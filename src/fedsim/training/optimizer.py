@@ -63,6 +63,9 @@ class LocalOptimizer:
             self._flat_optimizer = _Resettable(settings, vectors)
         self._optimizers = [self._plain, *([self._flat_optimizer] if self._flat_optimizer else [])]
         self._views: list[Tensor] | None = None
+        self._shapes: list[torch.Size] = []
+        self._all_views: list[Tensor] = []
+        """of parameters with :attr:`_shapes`; :attr:`_views` are these, or None"""
         self._round = 0
         self._earlier_state: Mapping[str, Tensor] = {}
         self.num_steps = 0
@@ -251,20 +254,27 @@ class LocalOptimizer:
 
     def _flatten_gradients(self) -> None:
         """Move the first batch's gradients into one buffer; all later gradients are views of it."""
-        gradients = self.flat.gradients.zero_()
-        self._views = []
-        for parameter in self.parameters:
-            offset = self.flat.place_of(parameter)
-            view = gradients[offset : offset + parameter.numel()].view(parameter.shape)
+        self.flat.gradients.zero_()
+        shapes = [parameter.shape for parameter in self.parameters]
+        if shapes != self._shapes:  # the first session, or one of a client with another number of identities
+            self._shapes, self._all_views = shapes, self._view_gradients()
+        for parameter, view in zip(self.parameters, self._all_views, strict=True):
             assert parameter.grad is not None  # checked by step()
             view.copy_(parameter.grad)
             parameter.grad = view
-            self._views.append(view)
+        self._views = self._all_views
+
+    def _view_gradients(self) -> list[Tensor]:
+        """Return each parameter's view of the gradients' buffer; give segments their parts of it and of the weights."""
+        gradients, views = self.flat.gradients, []
+        for parameter in self.parameters:
+            place = self.flat.place_of(parameter)
+            views.append(gradients[place : place + parameter.numel()].view(parameter.shape))
         for segment in self._segments:
-            begin, end = segment.span()
-            segment.vector.data = self.flat.buffer[begin:end]
-            segment.vector.grad = gradients[begin:end]
+            span = slice(*segment.span())
+            segment.vector.data, segment.vector.grad = self.flat.buffer[span], gradients[span]
         self._segment_gradients = [gradients[slice(*segment.span())] for segment in self._segments]
+        return views
 
 
 def loose_optimizer(settings: LocalTraining, module: nn.Module, lr: float | None) -> LocalOptimizer:

@@ -182,8 +182,8 @@ class ClientSession:
             read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
         for group, index, row, (pixels, targets) in zip(groups, indices, rows, read, strict=True):
             sizes = [len(batch) for batch in group]
-            batch_labels = send(labels.index_select(0, index), images.device).split(sizes)
-            soft = [None] * len(sizes) if targets is None else targets.split(sizes)
+            batch_labels = send(labels.index_select(0, index), images.device).split_with_sizes(sizes)
+            soft = [None] * len(sizes) if targets is None else targets.split_with_sizes(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
             cameras = self._cameras_of(row, sizes)
             for label, target, camera, image, *further in zip(batch_labels, soft, cameras, *augmented, strict=True):

@@ -195,8 +195,9 @@ class LocalTraining:
 
     def keeps_state(self, trains_alone: bool) -> bool:
         """Return whether a client's optimizer keeps its state between rounds; ``trains_alone``: nothing is averaged."""
-        kind = type(self.optimizer([nn.Parameter(torch.zeros(1))]))
-        return trains_alone and kind in ELEMENTWISE if self.optimizer_state is None else self.optimizer_state == "keep"
+        if self.optimizer_state is not None or not trains_alone:  # an optimizer is not made for each of many clients
+            return self.optimizer_state == "keep"
+        return type(self.optimizer([nn.Parameter(torch.zeros(1))])) in ELEMENTWISE
 
     @cached_property
     def backbone_lr(self) -> float:

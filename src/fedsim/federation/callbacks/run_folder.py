@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files
+from fedsim.core.run_lock import WAYS
 from fedsim.federation.callbacks.summary import QUERIES_FILE
 from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.strategy.run_checkpoints import CHECKPOINTS, checkpoint_named
@@ -20,7 +21,6 @@ from fedsim.strategy.run_checkpoints import CHECKPOINTS, checkpoint_named
 TESTS = "tests"
 """Folder with the scores of fedsim test: one file per checkpoint."""
 _ASIDE = "replaced-"  # begin of the name of a folder with a run that is about to be removed
-_OPTIONS = "give another --run_dir, --overwrite true to replace it, or --ckpt_path last to continue it"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FolderStart:
     """those of the checkpoint"""
     restart: bool = False
     """a run that was to be continued, but has no checkpoint, begins again unless it is finished"""
-    ways: str = _OPTIONS
+    ways: str = WAYS
     """the remedy in the message about a folder that is not free"""
 
     @property

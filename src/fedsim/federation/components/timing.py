@@ -110,7 +110,7 @@ class Buffered(Timing):
     buffer: int
     """K, number of answers with which the server steps"""
     power: float = 0.5
-    """a, exponent of the discount of old answers; 0: there is none"""
+    """a, exponent of the discount of old answers, from 0 to 10; 0: there is none"""
     mix: float | None = None
     """alpha of FedAsync: the server goes this share of the way to the mean of the answered models. null: it adds the
     mean of their changes, as FedBuff does"""
@@ -122,8 +122,7 @@ class Buffered(Timing):
         at_least(FIELD, 1, buffer=self.buffer)
         at_least(FIELD, 0, max_staleness=self.max_staleness)
         within(FIELD, "(0, 1]", mix=self.mix)
-        if not 0 <= self.power < math.inf:
-            raise ConfigError(f"{FIELD}.power: {self.power} is not a finite number from 0")
+        within(FIELD, "[0, 10]", power=self.power)  # beyond, factors of old answers become 0, and so may their sum
 
     def start(self, conditions: Conditions) -> Clock:
         """Return a clock."""

@@ -13,6 +13,7 @@ from torch import nn
 from fedsim.core.errors import ConfigError
 from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
+from fedsim.training.flat_model import arch_name
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule
 from fedsim.training.own_module.module_client import holds_metrics
 from fedsim.training.own_module.module_model import ModuleModel
@@ -115,7 +116,7 @@ class OwnModule:
                     f"{' and others' if len(groups) > 5 else ''}"
                 )
             shared -= matching
-        return ModuleModel(self.name.lower(), self.blueprint, network, shared, groups, max_classes)
+        return ModuleModel(arch_name(self.name), self.blueprint, network, shared, groups, max_classes)
 
 
 def own_module(

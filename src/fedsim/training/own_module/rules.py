@@ -116,7 +116,8 @@ def features_of(module: LightningModule, images: Tensor) -> Tensor:
     """Return the features [B, D] of images [B, 3, H, W], by ``embed``, or by ``forward`` where there is none."""
     hook = "embed" if callable(getattr(module, "embed", None)) else "forward"
     features = getattr(module, hook)(images)
-    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(images):
+    # by shapes: len() is a plain number, and an export that meets one serves that number of images alone
+    if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != images.shape[0]:
         problem = f"shape {list(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
         raise ConfigError(
             f"{named(module)}: {hook} returned {problem} for {len(images)} images; return features [B, D]"
