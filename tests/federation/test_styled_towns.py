@@ -11,7 +11,7 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.style import restyle, style_of
-from fedsim.methods import FedPav
+from fedsim.methods import DACS, FedPav
 from fedsim.models import Neck, SmallCNN, StyleLayers
 from fedsim.training.objective import Objective
 from fedsim.training.settings import LocalTraining
@@ -21,21 +21,19 @@ from styled_towns import StandardisedTargets, StyledTowns
 ROUNDS = 15
 
 
-def unseen_map(seed, style):
-    """mAP of FedPav on the two unseen towns, in percent."""
-    data = FederatedDataModule(
-        StyledTowns(seed=seed), size=(64, 32), val="none", augmentation=Augmentation(pad=4, flip=0.5, erase=0.5)
-    )
+def scores(seed, source, method=FedPav, style=None, rounds=ROUNDS):
+    """mAP of the global model on the towns of the clients, and on the two unseen ones, in percent."""
+    data = FederatedDataModule(source, size=(64, 32), val="none", augmentation=Augmentation(pad=4, flip=0.5, erase=0.5))
     torch.manual_seed(seed)
     model = Federation(
-        FedPav(), SmallCNN(16, style=style), neck=Neck(kind="bnneck", dropout=0.0), seed=seed,
+        method(), SmallCNN(16, style=style), neck=Neck(kind="bnneck", dropout=0.0), seed=seed,
         client=LocalTraining(
             batch_size=32, sampler="identity", optimizer=partial(torch.optim.Adam, lr=1e-3, weight_decay=5e-4)
         ),
         objective=Objective(triplet=1.0), evaluation=Evaluation(),
     )  # fmt: skip
-    fit(model, data, ROUNDS, limit_val_batches=1.0)
-    return 100 * model.trainer.callback_metrics["test/global/unseen/mAP"].item()
+    fit(model, data, rounds, limit_val_batches=1.0)
+    return tuple(100 * model.trainer.callback_metrics[f"test/global/{d}/mAP"].item() for d in ("seen", "unseen"))
 
 
 @pytest.mark.slow
@@ -45,16 +43,27 @@ def test_snr_is_ahead_on_unseen_towns(seed):
 
     The standard deviation within a seed is 3.2, so 2.5 points are four of them below the mean.
     """
-    assert unseen_map(seed, StyleLayers(kind="snr")) > unseen_map(seed, None) + 2.5
+    towns = StyledTowns(seed=seed)
+    assert scores(seed, towns, style=StyleLayers(kind="snr"))[1] > scores(seed, towns)[1] + 2.5
+
+
+def loss_on_targets(method):
+    """Points of mAP by which the unseen towns are below the clients' own, after ten rounds on half the people."""
+    seen, unseen = scores(0, StandardisedTargets(scale=0.5), method, rounds=10)
+    return seen - unseen
+
+
+@pytest.mark.others
+def test_dacs_loses_less_on_targets_in_the_style_on_which_it_trains():
+    """By 10.9 points of mAP, mean of nine seeds; their standard deviation is 2.7, the least value 6.6.
+
+    With two threads, and with initial weights that differ by 1e-6, the first seed gives 11.5 and 10.3.
+    """
+    assert loss_on_targets(DACS) < loss_on_targets(FedPav)
 
 
 def test_targets_in_the_style_on_which_dacs_trains():
-    """A constructed target: its pictures have the style of restyled images, and those of the towns have others.
-
-    Whether a network that trains on restyled images loses less there is no test: with ten rounds on half the people it
-    does, by 11.5, 6.6 and 8.1 points of mAP for three seeds, and by 10.3 for the first with initial weights that differ
-    by 1e-6. That is too few runs for a bar.
-    """
+    """A constructed target: its pictures have the style of restyled images, and those of the towns have others."""
     towns = {town.name: town.query.images for town in StandardisedTargets(scale=0.2).domains() if town.query}
     styles, noise = {}, torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(0))
     for name, images in towns.items():
