@@ -176,7 +176,8 @@ class ReIDModel(nn.Module):
         )
         self._compiled: Collection[int] | None = None
         self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
-        self._separating: list[SNR] = []
+        self.separating: list[SNR] = []
+        """SNR layers that keep what they separate, for their loss"""
         self.stage_heads: nn.ModuleList | None = None
         """classifiers C -> Z of what SNR layers separate, one for each layer, for their loss; None: it has no heads"""
 
@@ -195,9 +196,7 @@ class ReIDModel(nn.Module):
 
         With ``stage_heads`` these are logits of the first ``num_classes`` people: [B, Z].
         """
-        if not self._separating:  # each batch asks
-            return ()
-        kept = [*filter(None, (layer.take_separated() for layer in self._separating))]
+        kept = [*filter(None, (layer.take_separated() for layer in self.separating))]
         separated = [Separated(*(part.float() for part in parts)) for parts in kept]
         if self.stage_heads is not None and separated:
             heads = [
@@ -215,16 +214,16 @@ class ReIDModel(nn.Module):
 
         With ``num_classes`` each layer gets a head for so many people, whose start is torch's own.
         """
-        self._separating = [module for module in self.backbone.modules() if isinstance(module, SNR)]
-        if len(self._separating) != number:
+        self.separating = [module for module in self.backbone.modules() if isinstance(module, SNR)]
+        if len(self.separating) != number:
             raise ConfigError(
-                f"model.objective.causality.weights: there are {number}, but {len(self._separating)} style layers of "
+                f"model.objective.causality.weights: there are {number}, but {len(self.separating)} style layers of "
                 "kind snr in the backbone; give one for each layer"
             )
-        for layer in self._separating:
+        for layer in self.separating:
             layer.keeps = True
         if num_classes is not None:
-            heads = (make_head(layer.channels, num_classes, kind=STAGE_HEAD) for layer in self._separating)
+            heads = (make_head(layer.channels, num_classes, kind=STAGE_HEAD) for layer in self.separating)
             self.stage_heads = nn.ModuleList(heads)
 
     def _pool(self, maps: Tensor) -> Tensor:

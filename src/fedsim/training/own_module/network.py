@@ -28,7 +28,7 @@ class ModuleNetwork(ReIDModel):
         self.module = module
         self.num_features = self.num_pooled = width
         self.pooling, self.head, self.head_std, self.head_kind = None, None, HEAD_STD, IdentityHead()
-        self._separating = []
+        self.separating = []
         self._still = [name for name, part in module.named_modules() if not part.training]
 
     def forward(self, images: Tensor) -> Features:
