@@ -11,7 +11,7 @@ from fedsim.__main__ import main
 from fedsim.core import devices
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError
-from runs import fit, options
+from runs import HAS_GRAPHS, fit, options
 from small import refuse
 
 OLD_DRIVER = "the NVIDIA driver 535.104.05 is too old for CUDA 13.2, with which torch is built"
@@ -83,6 +83,7 @@ def test_the_first_line_names_the_place(tmp_path, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not HAS_GRAPHS, reason="graphs are refused")
 def test_the_recipe_trains_with_recorded_steps(tmp_path):
     more = ["--config", "recipes/h100", "--trainer.devices=1", "--data.limit_client_batches=6"]
     command = options(tmp_path / "run", "fedprox", *more, "--model.objective.center={}", rounds=1)
