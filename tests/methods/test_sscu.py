@@ -228,6 +228,25 @@ def play(method, rounds=3, data=None, triplet=0.0, causality=None):
     return fit(model, data or two_clients(), rounds=rounds)
 
 
+def clients_like(loops, model):
+    """Compare f_G, and of each client its head, expert and style model; yield the loops' client and ours, loaded."""
+    [(arch, resident)] = model.parts.models.items()
+    expected = loops.federation.model.state_dict()
+    for entry in resident.flat.shared_entries:
+        near(vector(model, arch)[entry.span].view(entry.shape).double(), expected[entry.name])
+    for plain in loops.federation.clients:
+        client, expert = model.parts.clients[plain.name], loops.experts[plain.name].state_dict()
+        client.load()
+        exact(resident.head.weight.detach().double(), plain.head.weight.detach())
+        exact(client.kept["style_std"].double(), loops.styles[plain.name][0].detach())
+        for entry in resident.flat.entries:
+            if entry.name.startswith("stage_heads."):  # of f_G alone
+                continue
+            near(client.kept["expert"][entry.span].view(entry.shape).double(), expert[entry.name])
+        yield plain, client
+        client.unload()
+
+
 @pytest.mark.parametrize(
     ("options", "of_loops"),
     [
@@ -243,24 +262,10 @@ def test_s4_rounds(options, of_loops):
     for t in range(3):
         loops.round(t)
     model = play(SSCU(temperature=TAU, **options), triplet=TRIPLET * ("bprompt" in of_loops))
-    expected = loops.federation.model.state_dict()
-    resident = model.parts.models["smooth"]
-    for entry in resident.flat.shared_entries:
-        near(vector(model, "smooth")[entry.span].view(entry.shape).double(), expected[entry.name])
-    for plain in loops.federation.clients:
-        client = model.parts.clients[plain.name]
-        client.load()
-        exact(resident.head.weight.detach().double(), plain.head.weight.detach())
-        exact(client.kept["style_std"].double(), loops.styles[plain.name][0].detach())
+    for plain, client in clients_like(loops, model):
         exact(client.kept["style_mean"].double(), loops.styles[plain.name][1].detach())
         near(client.kept["memory"].double(), loops.memories[plain.name])
         near(client.kept["candidate"].double(), loops.copies[plain.name])
-        for entry in resident.flat.entries:
-            near(
-                client.kept["expert"][entry.span].view(entry.shape).double(),
-                loops.experts[plain.name].state_dict()[entry.name],
-            )
-        client.unload()
 
 
 @pytest.mark.parametrize("judge", ["copy", "itself"])
@@ -270,23 +275,11 @@ def test_rounds_with_snr(judge):
     loops = Loops(two_clients(), stages=stage_heads_of(model), judge=judge)
     for t in range(3):
         loops.round(t)
-    resident, expected = model.parts.models["separating"], loops.federation.model.state_dict()
-    for entry in resident.flat.shared_entries:
-        near(vector(model, "separating")[entry.span].view(entry.shape).double(), expected[entry.name])
-    for plain in loops.federation.clients:
-        client = model.parts.clients[plain.name]
-        client.load()
-        exact(resident.head.weight.detach().double(), plain.head.weight.detach())
-        exact(client.kept["style_std"].double(), loops.styles[plain.name][0].detach())
+    resident = model.parts.models["separating"]
+    for plain, _ in clients_like(loops, model):
         for head, wanted in zip(resident.network.stage_heads, loops.heads[plain.name], strict=True):
             exact(head.weight[: len(wanted[0])].detach().double(), wanted[0].detach())
             exact(head.bias[: len(wanted[1])].detach().double(), wanted[1].detach())
-        expert = {entry.name: entry for entry in resident.flat.entries}
-        for name, value in loops.experts[plain.name].state_dict().items():
-            if name in expert:
-                entry = expert[name]
-                near(client.kept["expert"][entry.span].view(entry.shape).double(), value)
-        client.unload()
     assert ("judge" in resident._replicas) == (judge == "copy")
     assert model.settings.method.replicas.keys() == resident._replicas.keys()
 
