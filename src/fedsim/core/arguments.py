@@ -42,7 +42,7 @@ def takes_fields(settings: Callable[P, S]) -> Callable[[Callable[[Any, S], None]
         del construct.__wrapped__  # type: ignore[attr-defined] # its signature differs
         self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         signature = inspect.Signature([self_parameter, *fields], return_annotation=None)
-        construct.__signature__ = signature  # type: ignore[attr-defined]
+        construct.__signature__ = signature  # type: ignore[attr-defined] # inspect reads it
         construct.__annotations__ = {**types, "return": None}  # for readers of type hints
         construct.__doc__ = _text(settings)
         return construct

@@ -46,8 +46,8 @@ def fit(
     appearance: Backbone,
     output: str = "generators",
     networks: Networks = Networks(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
-    losses: LossWeights = LossWeights(),  # noqa: B008
-    training: GeneratorSteps = GeneratorSteps(),  # noqa: B008
+    losses: LossWeights = LossWeights(),  # noqa: B008 - frozen
+    training: GeneratorSteps = GeneratorSteps(),  # noqa: B008 - frozen
     size: tuple[int, int] | None = None,
     pretrain: str | None = None,
     clients: list[str] | None = None,

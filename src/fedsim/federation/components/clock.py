@@ -116,7 +116,7 @@ class Clock(RoundListener, ABC):
         self,
         means: Mapping[str, Tensor],
         weights: Mapping[str, Weights],  # noqa: ARG002 - for subclasses
-        table: Timetable,  # noqa: ARG002
+        table: Timetable,  # noqa: ARG002 - for subclasses
     ) -> Mapping[str, Tensor]:
         """Return the means, by architecture, as if answers to older models had been trained on the current one."""
         return means

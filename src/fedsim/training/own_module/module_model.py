@@ -212,7 +212,7 @@ def attach(module: LightningModule, trainer: StandInTrainer, logged: Logged) -> 
             part.distributed_available_fn = _is_alone
     module.trainer = trainer  # type: ignore[assignment] # it has the parts that a client has
     module.log = logged.of(module)  # type: ignore[method-assign] # the instance's own: Lightning's asks a loop
-    module.clip_gradients = _clip_gradients  # type: ignore[method-assign]
+    module.clip_gradients = _clip_gradients  # type: ignore[method-assign] # of this module alone
     module.optimizers = lambda *_, **__: trainer.optimizers[0]  # type: ignore[assignment, method-assign]
 
 
