@@ -207,7 +207,7 @@ MUTANTS = [
     Mutant("federation/round.py", "listener.begin(round_)\n",
            "listener.begin(round_)\n        if self.strategy.global_rank:\n            self.strategy.barrier()\n",
            "two GPUs"),
-    Mutant("strategy/strategy.py", 'return "gloo" if self.ranks_per_device > 1 else str(', "return str(",
+    Mutant("strategy/strategy.py", 'return "gloo" if self.ranks_per_device > 1 or is_alone else str(', "return str(",
            "shared GPUs"),
     Mutant("strategy/sharing.py", "dist.all_reduce(tensor, group=self.among",
            "dist.all_reduce(host, group=self.among", "shared GPUs"),

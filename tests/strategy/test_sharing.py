@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import nn
 
 from fedsim.core.errors import ConfigError
@@ -47,6 +48,17 @@ def test_a_task_that_is_bound_to_a_gpu_has_that_one(environ, wanted, monkeypatch
 ])  # fmt: skip
 def test_a_rank_s_device_is_that_of_its_local_number(environ, count, share, wanted):
     assert [device.index for device in spread(gpus(count), share, environ)] == wanted
+
+
+@pytest.mark.parametrize(("machines", "backend", "share", "wanted"), [
+    (1, None, 1, "gloo"), (2, None, 1, "nccl"), (2, None, 2, "gloo"), (1, "nccl", 1, "nccl"), (2, "gloo", 1, "gloo"),
+])  # fmt: skip
+def test_a_single_rank_opens_no_communicator_of_nccl(machines, backend, share, wanted):
+    strategy = FederatedStrategy(process_group_backend=backend, ranks_per_device=share)
+    strategy.parallel_devices, strategy.num_nodes = gpus(1), machines
+    strategy.cluster_environment = LightningEnvironment()
+    strategy.set_world_ranks()
+    assert strategy._get_process_group_backend() == wanted
 
 
 def test_gpus_of_several_machines_are_not_taken_for_one():

@@ -48,9 +48,9 @@ _SPEAKS = torch.__version__ < TorchVersion("2.15")
 class FederatedStrategy(WatchedStrategy):
     """Processes without DistributedDataParallel: ranks train different clients and meet once a round.
 
-    NCCL sums between GPUs, gloo between CPUs and between ranks of one GPU, which NCCL refuses. The tables of
-    :meth:`exchange` always use gloo: a waiting NCCL collective occupies the GPU and triggers its watchdog. Between
-    collectives, ranks monitor each other through a control channel.
+    NCCL sums between GPUs, gloo between CPUs and between ranks of one GPU, which NCCL refuses; a single rank has gloo,
+    too. The tables of :meth:`exchange` always use gloo: a waiting NCCL collective occupies the GPU and triggers its
+    watchdog. Between collectives, ranks monitor each other through a control channel.
 
     Args:
         timeout: longest time for ranks to find each other at the start, and for a sum after all ranks have entered it.
@@ -178,8 +178,12 @@ class FederatedStrategy(WatchedStrategy):
         return [group for group in groups if isinstance(group, dist.ProcessGroup)]
 
     def _get_process_group_backend(self) -> str:
-        """Return the backend of the group of all ranks: gloo, in the host's memory, if ranks share GPUs."""
-        return "gloo" if self.ranks_per_device > 1 else str(super()._get_process_group_backend())
+        """Return the backend of the group of all ranks: gloo, in the host's memory, if ranks share GPUs.
+
+        A single rank sums nothing. It has gloo, too, as NCCL would take seconds and memory of the GPU.
+        """
+        is_alone = self.world_size == 1 and self._process_group_backend is None
+        return "gloo" if self.ranks_per_device > 1 or is_alone else str(super()._get_process_group_backend())
 
     def _open_store(self) -> Any:
         """Open our own part of the store where ranks found each other, so that no second port is needed."""
