@@ -16,7 +16,7 @@ from fedsim.federation.events import RoundCallback
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-    from fedsim.training.messages import BatchReport
+    from fedsim.training.client import BatchReport
 
 _FILE = "work.json"
 

@@ -116,6 +116,34 @@ def test_backbone_that_returns_vectors():
     assert torch.equal(ReIDModel(backbone, Neck(kind="none")).eval()(images).pool, backbone(images))
 
 
+class StaysInEvaluation(SmallCNN):
+    """A backbone that counts how often its mode is set, and keeps its first layer in evaluation mode."""
+
+    times_set, is_still = 0, False
+
+    def train(self, mode=True):
+        self.times_set += 1
+        super().train(mode)
+        if self.is_still:
+            next(self.children()).eval()
+        return self
+
+
+@pytest.mark.parametrize("is_still", [False, True])
+def test_training_begins_with_the_modes_that_the_backbone_gives_its_layers(is_still):
+    model = ReIDModel(StaysInEvaluation(width=8), Neck())
+    model.backbone.is_still = is_still
+    modes = {name: is_still is False for name, _ in next(model.backbone.children()).named_modules()}
+    for evaluated in (model, model.neck, next(model.backbone.children())):
+        evaluated.eval()
+        model.begin_training()
+        assert {name: module.training for name, module in next(model.backbone.children()).named_modules()} == modes
+        assert all(module.training for module in [model, *model.neck.modules(), model.backbone])
+    before = model.backbone.times_set
+    model.begin_training()
+    assert model.backbone.times_set - before == is_still  # the mode is not set where all parts have it
+
+
 def test_model_without_a_head():
     assert ReIDModel(SmallCNN(width=8), Neck()).head is None
 

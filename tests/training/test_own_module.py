@@ -7,6 +7,7 @@ import re
 import runpy
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -246,6 +247,26 @@ def test_nothing_but_tensors_passes_from_one_client_to_another():
     accuracy = {name: alone.round_metrics[f"train/{name}/accuracy"] for name in alone.reports}
     assert all(0 <= value <= 1 for value in accuracy.values())
     assert len(set(accuracy.values())) > 1
+
+
+class Restless(Frozen):
+    """A module that sets all its parts into training mode, after each of its steps."""
+
+    were_still: ClassVar[list[bool]] = []
+
+    def training_step(self, batch, batch_idx):
+        self.were_still.append(not self.backbone.training)
+        loss = super().training_step(batch, batch_idx)
+        self.train()
+        return loss
+
+
+def test_each_session_begins_with_the_parts_in_evaluation_mode_that_were_built_so():
+    data = make_data()
+    Restless.were_still.clear()
+    fit(federation(FedAvg(), Restless, client=LocalTraining(batch_size=1000)), data, rounds=3)
+    _, *of_sessions = Restless.were_still  # the first step is the trial's
+    assert of_sessions == [True] * 3 * len(data.federated.clients)
 
 
 def test_a_frozen_backbone_stays_and_a_replaced_buffer_is_shared():

@@ -173,3 +173,11 @@ def test_limits_of_batches(limit, expected):
         batches = len(shuffled_batches(c.num_images, 8, torch.Generator()))
         share = max(1, batches // 2) if limit == 0.5 else batches
         assert steps.count(c.name) == (share if expected is None else min(expected, batches))
+
+
+def test_what_a_session_sets_is_no_part_of_the_client_and_all_else_may_be():
+    client = next(iter(fit(make_model(FedPav()), rounds=1).parts.clients.values()))
+    client.round, client.kept, client.layer = 7, {"a": torch.ones(1)}, torch.nn.Linear(2, 2)
+    assert (client.round, set(client.kept), dict(client.named_children())) == (7, {"a"}, {"layer": client.layer})
+    assert vars(client)["round"] == 7
+    assert "layer" not in vars(client)

@@ -191,6 +191,11 @@ class ReIDModel(nn.Module):
         pool = self._pool(maps) if maps.dim() == 4 else maps
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
 
+    def begin_training(self) -> None:
+        """Set training mode. Most sessions find it set, and torch reads modes faster than it sets them."""
+        if not all(module.training for module in self.modules()):
+            self.train()
+
     def take_separated(self, num_classes: int) -> tuple[Separated, ...]:
         """Return what SNR layers have kept of the last training pass, float32, in the order of the network.
 

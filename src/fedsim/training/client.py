@@ -36,6 +36,8 @@ _MOMENTS = "optimizer"
 """prefix of the names of kept tensors that belong to an optimizer"""
 _KEPT = "kept."
 """prefix of the names of kept tensors in the store"""
+_OF_A_SESSION = frozenset({"kept", "optimizer", "progress", "received", "round", "session"})
+"""attributes that each session sets; none is a parameter, a buffer or a module"""
 
 
 def kept_tensors(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,6 +105,13 @@ class Client(LightningModule):
         self.progress = (0, 0, 0)
         """of the last session; see :attr:`ClientSession.progress`"""
 
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
+        """Set an attribute; torch, which is slow at it, need not look for parameters in those of a session."""
+        if name in _OF_A_SESSION:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     # -- one round -----------------------------------------------------------------------------------------------------
 
     def begin_round(
@@ -153,7 +162,7 @@ class Client(LightningModule):
             self.session.micro_batches.models[role] = model
         if model.network.has_dropout:
             model.network.set_generator(self.generator(f"dropout{role}", device=self.device))
-        model.network.train()
+        model.network.begin_training()
         return self._begin_steps(model.optimizer(self.training_settings), role)
 
     def loose_optimizer(self, role: str, module: nn.Module, lr: float | None = None) -> LocalOptimizer:
@@ -458,7 +467,7 @@ class Client(LightningModule):
     def plain_features(self, extraction: Extraction = PLAIN) -> Tensor:
         """Return the features [n, D] of all images, without augmentation, in evaluation mode."""
         features = extract_features(self.model.network, self.images.pixels, extraction, self.device)
-        self.model.network.train()
+        self.model.network.begin_training()
         if not features.isfinite().all():
             raise failures.not_finite(self._named, "features")
         return features

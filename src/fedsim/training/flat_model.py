@@ -173,15 +173,14 @@ class FlatModel:
             images = images.contiguous(memory_format=torch.channels_last)
         if precision == "32-true":
             features = self.network(images)
-            return Output(features, self.head(features.neck), self.head.weight, self._separated())
-        with autocast(self.device, precision):
-            features = self.network(images)
             logits = self.head(features.neck)
-        features = Features(features.pool.float(), features.neck.float())
-        return Output(features, logits.float(), self.head.weight, self._separated())
-
-    def _separated(self) -> tuple[Separated, ...]:
-        return self.network.take_separated(self.head.out_features) if self.network.separating else ()
+        else:
+            with autocast(self.device, precision):
+                features = self.network(images)
+                logits = self.head(features.neck)
+            features, logits = Features(features.pool.float(), features.neck.float()), logits.float()
+        separated = self.network.take_separated(self.head.out_features) if self.network.separating else ()
+        return Output(features, logits, self.head.weight, separated)
 
     def prepare(self, settings: Iterable[LocalTraining]) -> None:
         """Prepare training by the clients' settings: the memory format, and a backbone compiled for their batches.

@@ -148,7 +148,7 @@ class LocalTraining:
     long_round: LongRound | None = None
     """one round that is longer than the others; null: none"""
 
-    @property
+    @cached_property
     def clusters(self) -> bool:
         """Whether the client trains on clusters instead of identities."""
         return self.cluster is not None or self.bottom_up is not None
