@@ -31,7 +31,7 @@ def state_of(part: Any) -> dict[str, str]:
     which only keep what they can compute again.
     """
     places = {f"self.{name}": hashed(value) for name, value in _attributes(part)}
-    modules: dict[str, types.ModuleType] = {}
+    modules: dict[str, Mapping[str, Any]] = {}
     for kind in type(part).__mro__:
         if kind.__module__.partition(".")[0] in _OF_LIBRARIES and "_watched" not in vars(kind):
             continue
@@ -39,11 +39,18 @@ def state_of(part: Any) -> dict[str, str]:
         if "_watched" in vars(kind):  # the hooks that watch are not the author's
             held = {name: value for name, value in held.items() if not callable(value)}
         places |= {f"{kind.__name__}.{name}": hashed(value) for name, value in held.items()}
-        if kind.__module__ in sys.modules:
-            modules[kind.__module__] = sys.modules[kind.__module__]
-    for name, module in modules.items():
-        places |= {f"{name}.{n}": hashed(value, name) for n, value in vars(module).items() if _is_variable(n, value)}
+        modules[kind.__module__] = {**modules.get(kind.__module__, {}), **_variables(kind)}
+    for name, variables in modules.items():
+        places |= {f"{name}.{n}": hashed(value, name) for n, value in variables.items() if _is_variable(n, value)}
     return places
+
+
+def _variables(kind: type) -> Mapping[str, Any]:
+    """Return the variables of a class's module; of a class that was sent by value, those that its functions use."""
+    for held in vars(kind).values():
+        if isinstance(held, types.FunctionType) and held.__module__ == kind.__module__:
+            return held.__globals__
+    return vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
 
 
 def _attributes(part: Any) -> Iterator[tuple[str, Any]]:

@@ -11,14 +11,17 @@ import secrets
 import socket
 import sys
 import time
+import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
 from lightning import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -118,11 +121,13 @@ class Fit:
     def run(self) -> list[str]:
         """Run it in a process of its own; return the findings."""
         self.folder.mkdir(parents=True)
-        kind: Any = multiprocessing.get_context(self._start_method())
+        method, sent = self._start_method()
+        kind: Any = multiprocessing.get_context(method)
         port = _free_port()
-        processes = [kind.Process(target=_fit, args=(self, rank, port)) for rank in range(self.ranks)]
-        for process in processes:
-            process.start()
+        processes = [kind.Process(target=_fit, args=(sent, rank, port)) for rank in range(self.ranks)]
+        with _without_main():
+            for process in processes:
+                process.start()
         _await(processes)
         late = any(process.exitcode is None for process in processes)
         for process in processes:
@@ -130,17 +135,19 @@ class Fit:
             process.join()
         return self._found(late, [process.exitcode for process in processes])
 
-    def _start_method(self) -> str:
-        """Return how its processes start: by a fork of a clean process, or, of what cannot be sent, of this one.
+    def _start_method(self) -> tuple[str, Fit | bytes]:
+        """Return how its processes start, and what is sent to them.
 
-        A process that has trained holds locks and threads, which its forks would wait for without end.
+        They are forks of a clean process, and get what a script or a notebook defines by value. What cannot be sent is
+        in forks of this process. One that has trained holds locks and threads, which its forks would wait for without
+        end.
         """
         try:
-            pickle.dumps(self)
+            sent = cloudpickle.dumps(self)
         except (pickle.PicklingError, AttributeError, TypeError):
-            return "fork"
+            return "fork", self
         multiprocessing.set_forkserver_preload([__name__])
-        return "forkserver"
+        return "forkserver", sent
 
     def _found(self, late: bool, codes: Sequence[int | None]) -> list[str]:
         """Return the findings that the processes have written, or how they ended."""
@@ -151,6 +158,17 @@ class Fit:
         ending = f"did not end in {PATIENCE:.0f} seconds" if late else "ended without a message"
         rank = next(rank for rank, code in enumerate(codes) if code)
         return [f"a fit on {self.ranks} rank(s) {ending}; its output: {_end_of(self.folder / f'output-{rank}')}"]
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module for a while: processes that start would import it, and run a script that tests a method."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _await(processes: Sequence[Any]) -> None:
@@ -180,8 +198,9 @@ def _end_of(path: Path) -> str:
     return " ".join(" ".join(lines[-12:]).split())[-600:] or "none"
 
 
-def _fit(fit: Fit, rank: int, port: int) -> None:
+def _fit(sent: Fit | bytes, rank: int, port: int) -> None:
     """Do what the process of a rank does: it begins as ranks do that a launcher starts."""
+    fit: Fit = pickle.loads(sent) if isinstance(sent, bytes) else sent  # of the process that has started this one
     with (fit.folder / f"output-{rank}").open("w") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
