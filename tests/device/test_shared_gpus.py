@@ -273,7 +273,8 @@ def test_a_gpu_that_cuda_refuses_where_nobody_knew_it(capsys, tmp_path, monkeypa
     """Without nvidia-smi, as in some containers."""
     busy = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
     monkeypatch.setattr(CUDAAccelerator, "setup_device", mock.Mock(side_effect=busy))
-    said = refused(capsys, tmp_path, ranks=1, gpus=1)
+    with simulated.cuda(1):
+        said = refuse(capsys, *options(tmp_path / "run", "fedpav", gpus=1))
     assert f"{FIELD}: 1, but cuda:0 is busy or unavailable: its compute mode may take one process, and another" in said
 
 
