@@ -34,10 +34,10 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
 	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
 
-test: $(STAMP)  ## test each part of fedsim on some configs, rows and draws, in four processes (JOBS=8: in eight)
+test: $(STAMP)  ## test each part of fedsim on some configs, rows and random cases, in four processes (JOBS=8: in eight)
 	$(BIN)/python -m $(PYTEST) -m "not others and not cluster"
 
-test-others: $(STAMP)  ## test each part of fedsim on the configs, rows and draws that `make test` leaves out
+test-others: $(STAMP)  ## test each part of fedsim on the configs, rows and random cases that `make test` leaves out
 	$(BIN)/python -m $(PYTEST) -m "others and not cluster"
 
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes

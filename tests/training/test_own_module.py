@@ -429,7 +429,7 @@ WRONG = {
     ),
     "foreign tensors": (
         {"configure_optimizers": lambda self: torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
-        "steps tensors that are no parameters",
+        "has tensors that are not parameters",
     ),
     "closure": ({"configure_optimizers": lambda self: torch.optim.LBFGS(self.parameters())}, "failed in training"),
     "batches": ({"training_step": lambda self, dataloader_iter: None}, "is called with batch and batch_idx"),
