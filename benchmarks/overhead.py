@@ -306,9 +306,9 @@ def _now() -> tuple[float, float]:
 
 def start_weights(model: Federation) -> dict[str, Tensor]:
     """Return the initial global model by the names of :class:`Net`."""
-    (resident,) = model.parts.models.values()
-    vector = model.state_dict()[f"server.vectors.{resident.arch}"]
-    names = {e.name: vector[e.span].view(e.shape).clone() for e in resident.flat.shared_entries}
+    (flat_model,) = model.parts.models.values()
+    vector = model.state_dict()[f"server.vectors.{flat_model.arch}"]
+    names = {e.name: vector[e.span].view(e.shape).clone() for e in flat_model.flat.shared_entries}
     return {name.replace("backbone.", "body."): tensor for name, tensor in names.items()}
 
 

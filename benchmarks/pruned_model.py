@@ -29,7 +29,7 @@ from fedsim.training.statistics import shared_names
 TURNS, IMAGES, SIZE = 15, 4, (256, 128)
 
 
-def make_resident() -> FlatModel:
+def make_flat_model() -> FlatModel:
     """A ResNet-50 with random weights."""
     torch.manual_seed(0)
     model = ReIDModel(ResNet(depth=50), Neck(kind="bnneck"))
@@ -53,7 +53,7 @@ def seconds_of(models: list[nn.Module], images: torch.Tensor) -> list[float]:
 def main() -> None:
     """Measure, and print a table."""
     torch.set_num_threads(1)
-    dense, pruned = make_resident(), make_resident()
+    dense, pruned = make_flat_model(), make_flat_model()
     layers, mask = prunable_layers(pruned), full_mask(pruned)
     vector = pruned.shared[: len(mask)]
     rows: list[list[object]] = []
