@@ -4,8 +4,8 @@ A small run is started by ``fedsim fit --ckpt_path last`` until a random process
 random time so many times; then it may finish. The result is compared with that of a run that nothing interrupts:
 
     python benchmarks/random_kills.py --kills 30 --ranks 2
-    python benchmarks/random_kills.py --kills 20 --ranks 2 --rank-groups   # ranks share a client; compared with one rank
-    python benchmarks/random_kills.py --kills 20 --ranks 2 --buffered   # clients are under way; compared with one rank
+    python benchmarks/random_kills.py --kills 20 --ranks 2 --rank-groups  # ranks share a client; compared with one rank
+    python benchmarks/random_kills.py --kills 20 --ranks 2 --buffered     # clients are under way; compared alike
 
 Exits with 1 if a tensor differs, or if a process outlived the one that was killed.
 """

@@ -184,6 +184,7 @@ BINDINGS = {  # each binds NAME in a function
     "method": "class A:\n    def f(self):\n        {name} = 1",
     "nested": "def f():\n    def g({name}): pass",
 }
+FIELDS = ("class A:\n    {name}: int", "class A(B):\n    x: int = 0\n    {name}: list[int] = field()")
 
 
 def test_vague_names_are_refused_wherever_they_are_bound():
@@ -194,6 +195,9 @@ def test_vague_names_are_refused_wherever_they_are_bound():
         if [found for _, found in plain_names.vague_names(BINDINGS[kind].format(name=name))] == []:
             missed.append((kind, name))
     assert missed == []
+    for name in sorted(plain_names.VAGUE):
+        found = [[*plain_names.vague_names(field.format(name=name))] for field in FIELDS]
+        assert found == ([[(2, name)], [(3, name)]] if name in plain_names.VAGUE_FIELDS else [[], []])
     assert [*plain_names.vague_names("def f(self):\n    self.own = g(how=1)\n    members = {'what': 2}")] == []
 
 

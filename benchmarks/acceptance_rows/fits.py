@@ -50,7 +50,7 @@ def doctor(bench: Bench) -> Outcome:
     done = subprocess.run([sys.executable, "-m", "fedsim", *command], capture_output=True, text=True, check=False)
     if not done.stdout:
         return Outcome(f"ends with code {done.returncode}: {done.stderr.strip()[-200:]}", "0", holds=False)
-    found = [finding["what"] for finding in json.loads(done.stdout)["findings"] if finding["blocks"]]
+    found = [finding["problem"] for finding in json.loads(done.stdout)["findings"] if finding["blocks"]]
     return Outcome(f"{len(found)} in the way" + (f": {found[0]}" if found else ""), "0", not found)
 
 
