@@ -76,7 +76,7 @@ acceptance: $(STAMP)  ## try what README and docs promise, on a machine with GPU
 check: $(STAMP)  ## lint, names, types, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tests/plain_names.py src/fedsim
+	$(BIN)/python tests/plain_names.py src/fedsim benchmarks
 	$(BIN)/mypy
 	$(BIN)/codespell
 

@@ -62,12 +62,12 @@ def main() -> None:
         ("layer-wise mask of 70 %", lambda: layerwise_magnitude_mask(vector, mask, layers, 0.7)),
     ):
         start = time.perf_counter()
-        found = make()
+        pruning_mask = make()
         rows.append([f"seconds: {name}", f"{time.perf_counter() - start:.2f}"])
     taken = []
     for _ in range(TURNS):
         start = time.perf_counter()
-        zero_pruned_(vector, found)
+        zero_pruned_(vector, pruning_mask)
         taken.append(time.perf_counter() - start)
     rows.append(["milliseconds: mask applied after a step", f"{1e3 * statistics.median(taken):.1f}"])
     models: list[nn.Module] = [dense.network.eval(), pruned.network.eval()]
@@ -75,7 +75,7 @@ def main() -> None:
         rows.append([f"milliseconds: forward pass of {IMAGES} images, {name}", f"{1e3 * seconds:.0f}"])
     entries = pruned.flat.shared_entries
     tensors = {e.name: pruned.flat.buffer[e.span].view(e.shape).clone() for e in entries}
-    names = {e.name for e in pruned.flat.shared_parameters if not found[e.span].all()}
+    names = {e.name for e in pruned.flat.shared_parameters if not pruning_mask[e.span].all()}
     with tempfile.TemporaryDirectory() as folder:
         save_file(tensors, Path(folder) / "dense")
         write_sparse(tensors, names, Path(folder) / "sparse")

@@ -83,8 +83,8 @@ def main() -> int:
         kills.append(kill)
         print(f"kill {len(kills)}: {kill}", file=sys.stderr, flush=True)
     finish(folder / "killed", args)
-    alone = {"ranks": 1} if args.rank_groups or args.buffered else {}
-    finish(folder / "whole", argparse.Namespace(**vars(args) | alone))
+    on_one_rank = {"ranks": 1} if args.rank_groups or args.buffered else {}
+    finish(folder / "whole", argparse.Namespace(**vars(args) | on_one_rank))
     different = compare(read_result(folder / "killed"), read_result(folder / "whole"))
     print(summary(kills, different, args))
     return int(bool(different) or any(kill.orphans for kill in kills))
@@ -161,13 +161,13 @@ def finish(folder: Path, args: argparse.Namespace) -> None:
 
 def processes_of(first: subprocess.Popen[bytes]) -> list[int]:
     """Return the ids of the live processes of a run, in ascending order: those of the session of its first process."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == first.pid and state not in "ZX":
-                found.append(int(entry.name))
-    return sorted(found)
+                pids.append(int(entry.name))
+    return sorted(pids)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------

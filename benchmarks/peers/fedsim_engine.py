@@ -126,8 +126,8 @@ def named_weights(federation: LightningModule) -> dict[str, Tensor]:
     """Return the global model of a Federation by tensor name."""
     assert isinstance(federation, Federation)
     assert federation.server is not None, "it is not assembled"
-    (arch, model), *others = federation.parts.models.items()
-    assert not others, "all clients have the same network"
+    (arch, model), *more_models = federation.parts.models.items()
+    assert not more_models, "all clients have the same network"
     vector = federation.server.vector(arch)
     return {entry.name: vector[entry.span].view(entry.shape) for entry in model.flat.shared_entries}
 
