@@ -109,7 +109,7 @@ MUTANTS = [
            "fit"),
     Mutant("training/public.py", "send(self.images[index], self._device)", "self.images[index]", "distil"),
     Mutant("training/public.py", "send(batch, self._device)", "batch", "recalibrate"),
-    Mutant("training/labels/proxies.py", "send(kinds.T.contiguous(), device)", "kinds.T.contiguous()", "clusters"),
+    Mutant("training/proxies.py", "send(kinds.T.contiguous(), device)", "kinds.T.contiguous()", "clusters"),
     Mutant("training/labels/labeller.py", "model.network.num_features, device=model.device)",
            "model.network.num_features)", "bottom up"),
     Mutant("training/labels/bottom_up.py", "labels.argsort(stable=True).to(device)]",

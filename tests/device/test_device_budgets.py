@@ -16,8 +16,8 @@ from fedsim.federation.federation import Federation
 from fedsim.functional.losses import mean_of_chosen
 from fedsim.methods import FedPav, FedProx
 from fedsim.models import Neck, ResNet, SmallCNN, StyleLayers
-from fedsim.training.labels.proxies import update_memory
 from fedsim.training.messages import Upload
+from fedsim.training.proxies import update_memory
 from fedsim.training.settings import LocalTraining
 from runs import fit, options
 

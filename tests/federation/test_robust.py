@@ -94,19 +94,19 @@ def test_the_new_global_model_is_that_of_a_loop(name):
     torch.testing.assert_close(torch.cat([found[key].flatten() for key in keys]).double(), expected, rtol=0, atol=2e-6)
 
 
-def test_one_piece_and_many_give_the_same_bits(monkeypatch):
+def test_one_chunk_and_many_give_the_same_bits(monkeypatch):
     whole = [vector(fit(make_model(FedPav(), aggregation=rule), four(), rounds=1)) for rule in RULES.values()]
-    monkeypatch.setattr("fedsim.training.uploads._PIECE", 4 * 100)
+    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 4 * 100)
     for rule, expected in zip(RULES.values(), whole, strict=True):
         assert torch.equal(vector(fit(make_model(FedPav(), aggregation=rule), four(), rounds=1)), expected)
 
 
-def test_pieces_cover_the_vectors_once(monkeypatch):
-    monkeypatch.setattr("fedsim.training.uploads._PIECE", 7)
+def test_chunks_cover_the_vectors_once(monkeypatch):
+    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 7)
     vectors = torch.arange(30.0).view(3, 10)
-    pieces = list(Uploads("abc", 10, lambda span: vectors[:, span]).pieces())
-    assert [span.stop - span.start for span, _ in pieces] == [2, 2, 2, 2, 2]
-    assert torch.equal(torch.cat([piece for _, piece in pieces], dim=1), vectors)
+    chunks = list(Uploads("abc", 10, lambda span: vectors[:, span]).chunks())
+    assert [span.stop - span.start for span, _ in chunks] == [2, 2, 2, 2, 2]
+    assert torch.equal(torch.cat([chunk for _, chunk in chunks], dim=1), vectors)
 
 
 def four():

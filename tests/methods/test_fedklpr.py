@@ -290,7 +290,7 @@ def test_accuracy_of_clusters_is_that_of_loops_over_images(measure, trained):
     if trained:
         method.train(client)
     else:  # clusters are found for it
-        client.session.source.find()
+        client.session.labeller.find()
     pseudo = client.session.pseudo
     found = own_accuracy(client, None, measure)
     assert client.model.network.training

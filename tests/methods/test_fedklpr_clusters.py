@@ -11,8 +11,8 @@ from fedsim.core.seeding import torch_generator
 from fedsim.methods import FedKLPR
 from fedsim.training.labels import Clustering
 from fedsim.training.labels.labeller import Clusters
-from fedsim.training.labels.losses import ProxyLoss
-from fedsim.training.labels.proxies import proxy_batches
+from fedsim.training.proxies import proxy_batches
+from fedsim.training.proxy_loss import ProxyLoss
 from fedsim.training.settings import LocalTraining
 from plain_loops import NECK, Federation, Layers, assert_close, slow_retrieval
 from plain_pruning import apply, flags_of, fraction, full, halve, masked_mean

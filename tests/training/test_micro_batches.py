@@ -47,7 +47,7 @@ def by_hand(model, size, accumulate):
     network, head = copy.deepcopy(client.model.network), copy.deepcopy(client.model.head)
     parameters = [*network.parameters(), *head.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=LR, momentum=0.9)
-    labels, order = client.session.source.plan(client.session.batch_stream, True)
+    labels, order = client.session.labeller.plan(client.session.batch_stream, True)
     batches = list(client.session.read(order[: STEPS * accumulate], labels, 1))
     network.train()
     norms = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from fedsim.training.labels.proxies import make_proxies, proxy_batches, update_memory
+from fedsim.training.proxies import make_proxies, proxy_batches, update_memory
 
 
 def unit(vector):

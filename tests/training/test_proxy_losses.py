@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedsim.training.labels.losses import (
+from fedsim.training.proxies import Proxies
+from fedsim.training.proxy_loss import (
     ProxyLoss,
     across_cameras,
     camera_aware_loss,
@@ -15,7 +16,6 @@ from fedsim.training.labels.losses import (
     intra_camera_loss,
     similarities,
 )
-from fedsim.training.labels.proxies import Proxies
 
 TAU = 0.07
 

@@ -183,17 +183,17 @@ def _cost_table(
 ) -> str:
     clients = model.parts.federated.clients
     per_client = {c.name: model.parts.models[model.parts.archs[c.name]].shared_bytes for c in clients}
-    hosted = [placement.shared_by(ranks) for ranks in placement.groups]
+    owned = [placement.shared_by(ranks) for ranks in placement.groups]
     place = "rank" if placement.per_machine == 1 else "machine"
     pixels = training_pixels(data)
     # ranks that share clients share the memory of their images, too
     is_held = data.cache == "host" or (data.cache == "device" and placement.per_machine > 1)
-    images = max(sum(pixels[name] for name in names) for names in hosted) if is_held else 0
+    images = max(sum(pixels[name] for name in names) for names in owned) if is_held else 0
     settings = model.settings
     waits = settings.method.measures or settings.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     if clients_prune(settings.method):  # the mask waits, too: a byte per parameter
         per_client = {name: size + size // 4 for name, size in per_client.items()}
-    waiting = max(sum(per_client[name] for name in names) for names in hosted) if waits else 0
+    waiting = max(sum(per_client[name] for name in names) for names in owned) if waits else 0
     rounds = len(traffic)
     spent = settings.noise.metrics(rounds - 1, ()) if rounds else {}
     rows = [

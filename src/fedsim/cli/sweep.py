@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.core.errors import ConfigError, DrawsFailedError
+from fedsim.core.errors import ConfigError, RunsFailedError
 from fedsim.core.files import expanded, make_folder
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.options import check_options
@@ -92,7 +92,7 @@ def run(args: list[str]) -> str:
     for table in config.compare if failed < len(results) else []:
         print_text(f"{compare_results(results, table)}\n")
     if failed:
-        raise DrawsFailedError(f"{failed} of {len(results)} runs failed; call the sweep again to repeat only those")
+        raise RunsFailedError(f"{failed} of {len(results)} runs failed; call the sweep again to repeat only those")
     return f"{len(results)} runs in {root}"
 
 

@@ -18,7 +18,7 @@ class DataError(FedSimError, ValueError):
     """A folder, file, identity or client cannot be used. The message names it."""
 
 
-class DrawsFailedError(FedSimError, RuntimeError):
+class RunsFailedError(FedSimError, RuntimeError):
     """Some runs of a sweep, or of several seeds, failed; the others are complete."""
 
 

@@ -1,4 +1,4 @@
-"""Which rank hosts which client: longest processing time first."""
+"""Which rank owns which client: longest processing time first."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 class Placement:
     """An assignment of clients to ranks.
 
-    If ranks share no clients, a client trains on its host rank during the whole run. Ranks of one machine can train
-    each other's clients; the host rank then creates and saves the client's state.
+    If ranks share no clients, a client trains on its owner during the whole run. Ranks of one machine can train
+    each other's clients; the owner then creates and saves the client's state.
     """
 
     ranks: Mapping[str, int]
-    """client -> its host rank"""
+    """client -> the rank that owns it"""
     loads: tuple[float, ...]
     """rank -> predicted work, in the unit of the costs"""
     per_machine: int = 1
@@ -24,7 +24,7 @@ class Placement:
 
     def clients_of(self, rank: int) -> list[str]:
         """Return the clients of ``rank``, in the order in which :func:`place` received them."""
-        return [client for client, host in self.ranks.items() if host == rank]
+        return [client for client, owner in self.ranks.items() if owner == rank]
 
     @property
     def groups(self) -> list[range]:
@@ -33,7 +33,7 @@ class Placement:
 
     def shared_by(self, ranks: range) -> list[str]:
         """Return the clients of several ranks, in the order in which :func:`place` received them."""
-        return [client for client, host in self.ranks.items() if host in ranks]
+        return [client for client, owner in self.ranks.items() if owner in ranks]
 
     @property
     def speedup(self) -> float:

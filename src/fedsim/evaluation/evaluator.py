@@ -1,7 +1,7 @@
 """Scoring the federation's models: global, local (before averaging) and personalised (with private parts).
 
 All ranks score a global model on a large data set together: each extracts the features of a share of the images,
-features are gathered once, and each ranks a share of the queries. A personal model is scored by the rank that hosts the
+features are gathered once, and each ranks a share of the queries. A personal model is scored by the rank that owns the
 client, on the client's own domains. Unseen domains are for the server's model. If it has none, they are for all
 personal models: their scores are averaged, or they form an ensemble, whose feature is all of theirs side by side.
 
@@ -204,7 +204,7 @@ def make_evaluator(
         models: the rank's model of each architecture.
         archs: client -> its architecture, of all clients.
         federated: all clients' data, not decoded.
-        placement: client -> the rank that hosts it.
+        placement: client -> the rank that owns it.
         machine: the ranks that share clients; None: they share none.
         snapshots: the local models.
         strategy: has the collectives.

@@ -49,7 +49,7 @@ class Extractor:
 
     def read(self, jobs: Sequence[ScoringJob], whole_machine: bool) -> None:
         """Read the images of this rank's jobs, of ``whole_machine`` also those of the machine's other ranks."""
-        takes_part = self._is_on_machine if whole_machine else self._is_hosted
+        takes_part = self._is_on_machine if whole_machine else self._is_owned
         for job in reversed(jobs):  # whole sets first: shares are parts of them
             if job.is_shared or takes_part(job):
                 for name, images in job.data.lists.items():
@@ -65,7 +65,7 @@ class Extractor:
             yield job, Outputs(query, gallery)
 
     def _assigned(self, jobs: Sequence[ScoringJob]) -> Iterator[ScoringJob]:
-        """Yield the jobs in which this rank takes part; those of one rank are dealt, the largest first.
+        """Yield the jobs in which this rank takes part; those of one rank are taken from the queue, the largest first.
 
         Outputs of equal images cost about the same with all models: sizes need no measurement.
         """
@@ -78,9 +78,9 @@ class Extractor:
 
     def _is_on_machine(self, job: ScoringJob) -> bool:
         """Whether this rank may do a job that is not shared."""
-        return job.row.owner in self.machine.ranks if self.machine else self._is_hosted(job)
+        return job.row.owner in self.machine.ranks if self.machine else self._is_owned(job)
 
-    def _is_hosted(self, job: ScoringJob) -> bool:
+    def _is_owned(self, job: ScoringJob) -> bool:
         return job.row.owner == self.strategy.global_rank
 
     def _run(self, job: ScoringJob, name: str, images: Images) -> Tensor:

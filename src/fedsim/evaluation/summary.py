@@ -36,7 +36,7 @@ class ScoreRow(NamedTuple):
     """owner of the model; None: the global model of :attr:`arch`, or all clients' models (``ensemble``)"""
     arch: str
     owner: int
-    """the rank that hosts the client, or writes the files"""
+    """the rank that owns the client, or writes the files"""
 
 
 def summarise(

@@ -152,12 +152,12 @@ class BackboneLadder(RoundListener):
                 client = parts.clients.get(name)  # before its architecture changes: its head has the old place
                 parts.archs[name] = new
                 moved = True
-                if client is not None and name in parts.rank_share.hosted_clients:
+                if client is not None and name in parts.rank_share.owned_clients:
                     _move(client, parts.models[new], parts.method, parts.server)
                 elif client is not None:
                     client.model = parts.models[new]
         if moved and parts.rank_share.machine is not None:
-            parts.rank_share.machine.meet()  # else another rank could train a client before its host has moved it
+            parts.rank_share.machine.meet()  # else another rank could train a client before its owner has moved it
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the rungs of ``clients``."""

@@ -51,7 +51,7 @@ def assemble(
     device: torch.device,
     machine: Machine | None = None,
 ) -> Parts:
-    """Build the server and the clients that ``rank`` may train: those that it hosts, or all of its ``machine``.
+    """Build the server and the clients that ``rank`` may train: those that it owns, or all of its ``machine``.
 
     No image is read. With a machine, all ranks of the run assemble together.
 

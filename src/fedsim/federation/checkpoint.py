@@ -49,7 +49,7 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
     }
     states = {listener.key: listener.state_dict() for listener in listeners if listener.key}
     stored = parts.rank_share.states.clients()
-    private = ((n, parts.rank_share.states.read(n)) for n in parts.rank_share.hosted_clients if n in stored)
+    private = ((n, parts.rank_share.states.read(n)) for n in parts.rank_share.owned_clients if n in stored)
     initial = {arch: {"state": m.initial_private, **kept_tensors(m.initial_kept)} for arch, m in models}
     old_models = parts.rank_share.old_models.saved()
     return {
@@ -74,8 +74,8 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
         _check_listener(listener, state)
         listener.load_state_dict(state)
     _load_old_models(checkpoint, parts, listeners)
-    saved = read_states(Path(content["path"]), content, parts.rank_share.hosted_clients)
-    for name in parts.rank_share.states.clients() & {*parts.rank_share.hosted_clients} - saved.keys():
+    saved = read_states(Path(content["path"]), content, parts.rank_share.owned_clients)
+    for name in parts.rank_share.states.clients() & {*parts.rank_share.owned_clients} - saved.keys():
         parts.rank_share.states.write(name, {})  # of this process: they had not trained in the checkpoint's round
     for arch, tensors in checkpoint.get(INITIAL_KEY, {}).items():
         fresh_start = {"state": parts.models[arch].initial_private, **kept_tensors(parts.models[arch].initial_kept)}

@@ -195,7 +195,7 @@ class Federation(LightningModule):
         checkpoint |= save(self.parts, self.listeners, self.settings.threads)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the listeners, and the private states of the clients that this rank hosts."""
+        """Restore the listeners, and the private states of the clients that this rank owns."""
         with self.strategy.together():
             restore(checkpoint, self.parts, self.listeners, self.settings.threads)
         self.has_trained = checkpoint["global_step"] > 0

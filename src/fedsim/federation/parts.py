@@ -106,10 +106,10 @@ class Parts:
     ) -> None:
         """Read the images of this rank's clients; ``whole_machine``: those that other ranks have read."""
         if stage == "fit":
-            hosted = self.rank_share.hosted_clients
-            on_this_rank = frozenset(hosted)
+            owned = self.rank_share.owned_clients
+            on_this_rank = frozenset(owned)
             of_other_ranks = [name for name in self.rank_share.trainable_clients if name not in on_this_rank]
-            self.clients.open_images(of_other_ranks if whole_machine else hosted, data)
+            self.clients.open_images(of_other_ranks if whole_machine else owned, data)
             if self.federated.public is not None and not whole_machine:
                 images = data.decode(self.federated.public.images, "public images")
                 device = next(iter(self.models.values())).device

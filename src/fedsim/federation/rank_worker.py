@@ -52,8 +52,8 @@ class RankWorker:
     callbacks: Sequence[RoundCallback]
     """called at the start of rounds and after batches"""
 
-    def train(self, round_: int, plan: Timetable, table: RoundTable, keep_snapshots: bool) -> Exception | None:
-        """Train the clients of ``plan`` that the scheduler gives to this rank; fill their rows of ``table``.
+    def train(self, round_: int, timetable: Timetable, table: RoundTable, keep_snapshots: bool) -> Exception | None:
+        """Train the clients of the ``timetable`` that the scheduler gives to this rank; fill their rows of ``table``.
 
         ``keep_snapshots`` keeps local models for an evaluation. Returns the error, if there was one, for the exchange
         with the other ranks.
@@ -62,11 +62,11 @@ class RankWorker:
         rank = self.strategy.global_rank
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        orders = scheduler.orders(plan.answering, plan.work)
+        orders = scheduler.orders(timetable.answering, timetable.work)
         if keep_snapshots:
             self.parts.rank_share.snapshots.begin(orders.all)
         try:
-            if plan.outlasted:
+            if timetable.outlasted:
                 vectors = {arch: self.parts.server.vector(arch) for arch in self.parts.models}
                 self.parts.rank_share.old_models.keep(round_, vectors)
             for callback in self.callbacks:
@@ -74,8 +74,8 @@ class RankWorker:
             for name, rank_group in scheduler.turns(orders):
                 self.strategy.describe_activity(f"round {round_ + 1}, client {name}")
                 client = self.parts.clients.to_train(name)
-                start = self._start_of(client, round_, plan)
-                session = self._train_client(client, start, plan.work[name], rank_group, keep_snapshots)
+                start = self._start_of(client, round_, timetable)
+                session = self._train_client(client, start, timetable.work[name], rank_group, keep_snapshots)
                 table.enter(rank, name, session)
         except Exception as error:  # of any type: the other ranks must stop, too
             return error
@@ -86,8 +86,8 @@ class RankWorker:
             table.ask_to_stop(rank, self.strategy.stop_signal)
         return None
 
-    def _start_of(self, client: Client, round_: int, plan: Timetable) -> Start:
-        called = plan.versions.get(client.client_name, round_)
+    def _start_of(self, client: Client, round_: int, timetable: Timetable) -> Start:
+        called = timetable.versions.get(client.client_name, round_)
         arch, old_models = client.model.arch, self.parts.rank_share.old_models
         vector = None if called == round_ else old_models.of(called, arch).to(client.model.device)
         return Start(round_, called, vector)

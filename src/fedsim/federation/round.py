@@ -68,21 +68,21 @@ class Round:
         parts.server.round = round_
         for listener in self.listeners:
             listener.begin(round_)
-        plan = self.clock.plan(round_)
+        timetable = self.clock.plan(round_)
         # 2. If the weights are known already, uploads are summed as they arrive; otherwise they wait.
         extras = {arch: method.payload(parts.server, arch, round_).up for arch in parts.models}
-        self.aggregator.begin(round_, extras, self._early_weights(plan))
+        self.aggregator.begin(round_, extras, self._early_weights(timetable))
         # 3. Each rank trains its clients, one after another.
-        table = self._empty_table(plan.answering)
-        error = self.worker.train(round_, plan, table, keep_snapshots)
+        table = self._empty_table(timetable.answering)
+        error = self.worker.train(round_, timetable, table, keep_snapshots)
         # 4. All ranks exchange reports, clients that are left out, stop signals, and small sums.
         self.strategy.exchange([*table.parts, *self.aggregator.ready()], error)
-        table.warn_of_skipped(round_, plan.answering)
-        reports = {name: self._report(table, name) for name in table.returned(plan.answering)}
+        table.warn_of_skipped(round_, timetable.answering)
+        reports = {name: self._report(table, name) for name in table.returned(timetable.answering)}
         # 5. Every rank computes the same weights, normalised before they multiply any upload.
-        weights = self.clock.aged(aggregation_weights(method, reports, parts.archs), plan)
+        weights = self.clock.aged(aggregation_weights(method, reports, parts.archs), timetable)
         # 6. Weighted sums over all clients, one collective per architecture if large; noise, if configured.
-        means = self.clock.brought_forward(self.aggregator.means(weights, reports), weights, plan)
+        means = self.clock.brought_forward(self.aggregator.means(weights, reports), weights, timetable)
         means = settings.noise.aggregated(parts.server, means, weights)
         # 7. The server steps towards the means, and does the server step of the method.
         if means:  # without any answer there is no step, not even of the momentum
@@ -92,7 +92,7 @@ class Round:
         overall = method.weights(reports).clients if reports and settings.selection.learns else {}
         shown = {name: overall[name] for name in reports if overall}
         record = RoundRecord(
-            round_, settings.seed, plan.called, reports, shown, parts.archs, plan.too_old, plan.seconds
+            round_, settings.seed, timetable.called, reports, shown, parts.archs, timetable.too_old, timetable.seconds
         )
         for listener in self.listeners:
             listener.observe(record)
@@ -100,13 +100,13 @@ class Round:
         metrics = self._metrics(round_) | table.metrics(shares, reports, time.perf_counter() - started)
         return RoundResult(reports, metrics, table.stop_signal)
 
-    def _early_weights(self, plan: Timetable) -> dict[str, Weights] | None:
+    def _early_weights(self, timetable: Timetable) -> dict[str, Weights] | None:
         """Return the round's weights if they depend neither on measured signals nor on clients that are left out."""
         method, parts = self.settings.method, self.parts
         if method.measures or self.settings.on_bad_update == "skip_client" or parts.federated.has_unlabelled:
             return None
-        reports = {name: Report(parts.data_of[name].num_images, {}) for name in plan.answering}
-        return self.clock.aged(aggregation_weights(method, reports, parts.archs), plan)
+        reports = {name: Report(parts.data_of[name].num_images, {}) for name in timetable.answering}
+        return self.clock.aged(aggregation_weights(method, reports, parts.archs), timetable)
 
     def _empty_table(self, called: list[str]) -> RoundTable:
         method, parts = self.settings.method, self.parts

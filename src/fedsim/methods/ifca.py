@@ -123,10 +123,10 @@ class IFCA(PartSharing, WeightingChoice, Method):
             weights[int(reports[name].signals["cluster"]), column] = shares[name]
         thetas = [server.vector(arch), *(server.kept[arch][name] for name in self._names)]
         thetas = [theta.cpu().clone() for theta in thetas]
-        for span, piece in uploads.pieces():
+        for span, chunk in uploads.chunks():
             for theta, row in zip(thetas, weights, strict=True):
                 if row.sum() > 0:
-                    theta[span] = (row / row.sum()) @ piece.double()
+                    theta[span] = (row / row.sum()) @ chunk.double()
         for name, theta in zip(self._names, thetas[1:], strict=True):
             server.keep(arch, name, theta)
         return thetas[0]

@@ -18,8 +18,8 @@ from fedsim.functional.pruning import first_above, zero_pruned_
 from fedsim.functional.retrieval import leave_one_out
 from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
 from fedsim.training.labels.labeller import Clusters, PseudoLabels
-from fedsim.training.labels.proxies import make_proxies
 from fedsim.training.messages import Report, Signals, Upload
+from fedsim.training.proxies import make_proxies
 
 if TYPE_CHECKING:
     from fedsim.core.flat import Entry
@@ -168,9 +168,9 @@ def _head_hits(client: Client, num_images: int | None) -> tuple[Tensor, int]:
 
 
 def _pseudo(client: Client) -> PseudoLabels:
-    source = client.session.source
-    assert isinstance(source, Clusters)
-    return source.pseudo or source.find()
+    labeller = client.session.labeller
+    assert isinstance(labeller, Clusters)
+    return labeller.pseudo or labeller.find()
 
 
 def _groups(client: Client) -> Tensor:

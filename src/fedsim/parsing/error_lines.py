@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.core.errors import ConfigError, DrawsFailedError, FedSimError, NoResultError, NotReadyError, RunStoppedError
+from fedsim.core.errors import ConfigError, FedSimError, NoResultError, NotReadyError, RunsFailedError, RunStoppedError
 from fedsim.core.names import one_line
 from fedsim.parsing.class_names import argument_of_a_class, did_you_mean, missing_class, unknown_argument
 from fedsim.parsing.output import print_text
@@ -38,7 +38,7 @@ _EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "tensorboardX": "te
 _BELOW_COMMAND = re.compile(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)")
 _MAY_EXIT = "argparse.py", "jsonargparse", "fedsim"
 """files and packages that end the process in order"""
-_WITHOUT_FAULT = DrawsFailedError, NotReadyError, NoResultError
+_WITHOUT_FAULT = RunsFailedError, NotReadyError, NoResultError
 """errors of a command that was right, and yet gave no result: exit code 1"""
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 

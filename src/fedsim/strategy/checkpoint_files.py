@@ -4,7 +4,7 @@
 
 - ``global.ckpt``: Lightning's checkpoint (the global vectors, the server optimizer, callbacks, loops), the method's
   tensors on the server and, under the key ``fedsim``, the table of contents: format, method, layouts, clients' files;
-- ``clients-R-I.safetensors``: the private states of the clients that rank R hosted, each tensor named CLIENT/NAME;
+- ``clients-R-I.safetensors``: the private states of the clients that rank R owned, each tensor named CLIENT/NAME;
 - ``config.yaml``: the resolved configuration, if the run was started from the command line.
 
 Only tensors and plain types are unpickled.

@@ -30,7 +30,7 @@ class Machine:
         self.strategy, self.ranks = strategy, ranks
         self._queues = 0
         with self.folder() as folder:
-            self._counter = Counter(folder / "deals")
+            self._counter = Counter(folder / "queue")
 
     @contextmanager
     def folder(self, num_bytes: float = 0.0, in_memory: bool = True) -> Iterator[Path]:

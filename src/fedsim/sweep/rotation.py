@@ -36,7 +36,7 @@ def run(words: Sequence[str]) -> str:
 
     Raises:
         ConfigError: if an option is wrong.
-        DrawsFailedError: if a run failed; all other runs are finished.
+        RunsFailedError: if a run failed; all other runs are finished.
     """
     options, seeds, parallel = seeds_and_parallel(words)
     options, data_sets = _take_sets(options)

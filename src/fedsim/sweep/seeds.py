@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedsim.core.errors import ConfigError, DrawsFailedError
+from fedsim.core.errors import ConfigError, RunsFailedError
 from fedsim.core.files import expanded
 from fedsim.parsing.options import check_options
 from fedsim.report import report
@@ -30,7 +30,7 @@ def run(words: Sequence[str]) -> str:
 
     Raises:
         ConfigError: if an option is wrong.
-        DrawsFailedError: if a run failed; all other runs are finished.
+        RunsFailedError: if a run failed; all other runs are finished.
     """
     options, seeds, parallel = seeds_and_parallel(words)
     if not seeds:
@@ -59,12 +59,12 @@ def refuse_options(options: Sequence[str], reasons: Mapping[str, str]) -> None:
 
 
 def finish(runs: Sequence[SweepRun], parallel: int) -> None:
-    """Execute runs; raise DrawsFailedError, with the reason of the first one, if any failed."""
+    """Execute runs; raise RunsFailedError, with the reason of the first one, if any failed."""
     results = execute_runs(runs, _METRIC, parallel)
     failed = [result for result in results if result.code]
     if failed:
         logs, first = ", ".join(str(result.run.log) for result in failed), outcome_of(failed[0], _METRIC)
-        raise DrawsFailedError(
+        raise RunsFailedError(
             f"{len(failed)} of {len(results)} runs failed; call again to repeat only those ({logs}); the first {first}"
         )
 

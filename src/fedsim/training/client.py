@@ -23,10 +23,11 @@ from fedsim.training.batch import Batch, ClientImages, ScoredBatch
 from fedsim.training.centers import score_with_centers
 from fedsim.training.features import PLAIN, Extraction, extract_features
 from fedsim.training.flat_model import FlatModel, Head, Output
-from fedsim.training.labels.labeller import source_of
+from fedsim.training.labels.labeller import labeller_of
 from fedsim.training.messages import Download, Measured, Signals
 from fedsim.training.objective import Objective, supervised_loss
 from fedsim.training.optimizer import LocalOptimizer, loose_optimizer
+from fedsim.training.proxy_loss import score_with_proxies
 from fedsim.training.session import BatchReport, ClientSession, Outcome
 from fedsim.training.settings import LocalTraining
 
@@ -131,7 +132,7 @@ class Client(LightningModule):
         """
         self.round = round_
         self.session = ClientSession(
-            self.images, self.training_settings, source_of(self), self.generator, work=work, precision=precision,
+            self.images, self.training_settings, labeller_of(self), self.generator, work=work, precision=precision,
             report=partial(self._report, listener), rank_group=rank_group, reseed=self._seed_micro_batch,
             poison=poison, shown_round=round_ if self._loss_sees_batches else None,
         )  # fmt: skip
@@ -253,7 +254,7 @@ class Client(LightningModule):
             return score_with_centers(self, self.objective.center, output, batch, counts)
         pseudo = self.session.pseudo
         assert pseudo is not None, "there are no clusters before the first local epoch"
-        return pseudo.score(output.features.neck, batch.labels)
+        return score_with_proxies(pseudo, output.features.neck, batch.labels)
 
     def step(
         self,
@@ -304,7 +305,7 @@ class Client(LightningModule):
         """Finish the last batch; raise NoClustersError if the session had no labels to train on."""
         if self.session.micro_batches is not None:
             self.session.micro_batches.settle()
-        self.session.source.check()
+        self.session.labeller.check()
 
     def end_round(
         self,
@@ -352,7 +353,7 @@ class Client(LightningModule):
         if self.session.is_first:
             self.store_private(self.model.private, self.kept)
         facts = {
-            **self.session.source.facts,
+            **self.session.labeller.facts,
             **dict(zip(self.objective.parts, self.session.metrics.parts, strict=False)),
         }
         seconds = time.perf_counter() - self.session.started

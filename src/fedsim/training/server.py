@@ -18,7 +18,7 @@ from fedsim.training.public import PublicImages
 class Server(nn.Module):
     """The global model: a flat vector per architecture. ``state_dict()`` contains only these vectors.
 
-    It begins with the weights of the resident ``models``, by architecture. ``archs`` has the architecture of every
+    It begins with the weights of this rank's ``models``, by architecture. ``archs`` has the architecture of every
     client, ``augmentation`` is that of training images, and ``seed`` the run's. ``num_public``, the number of public
     images, is set before they are decoded.
     """

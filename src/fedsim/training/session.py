@@ -73,7 +73,7 @@ class ClientSession:
         self,
         images: ClientImages,
         settings: LocalTraining,
-        source: Labeller,
+        labeller: Labeller,
         stream: Callable[[str, torch.device | str], torch.Generator],
         *,
         work: float,
@@ -85,7 +85,7 @@ class ClientSession:
         shown_round: int | None = None,
     ) -> None:
         self.started = time.perf_counter()
-        self.source, self.work, self.precision, self.report = source, work, precision, report
+        self.labeller, self.work, self.precision, self.report = labeller, work, precision, report
         size = settings.micro_batch_of(len(images.labels))
         self.micro_batches = None if size is None else MicroBatches(size, rank_group, reseed)
         """the micro-batches of its batches; None: batches are not cut"""
@@ -118,7 +118,7 @@ class ClientSession:
     @property
     def pseudo(self) -> PseudoLabels | None:
         """Clusters of the current local epoch, for clients without identities."""
-        return self.source.pseudo
+        return self.labeller.pseudo
 
     @property
     def is_first(self) -> bool:
@@ -144,7 +144,7 @@ class ClientSession:
         for optimizer in self.optimizers.values():
             optimizer.begin_epoch(epoch)
         share = min(max(self.work * local_epochs - epoch, 0.0), 1.0)
-        labels, order = self.source.plan(self.batch_stream, share > 0)
+        labels, order = self.labeller.plan(self.batch_stream, share > 0)
         order = limited(order, limit)
         count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
         count = self.within_steps(epoch, count)
@@ -173,7 +173,7 @@ class ClientSession:
         images = self._images
         groups = grouped(batches, images.pixels.num_values * self._settings.batch_of(len(images.labels)))
         indices = [torch.cat(group) for group in groups]
-        rows = [self.source.rows(index) for index in indices]
+        rows = [self.labeller.rows(index) for index in indices]
         real = images.pixels.batches(rows)
         if self._copies is not None:
             real = ahead(real, self._copies)

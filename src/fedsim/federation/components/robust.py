@@ -103,7 +103,7 @@ class TrimmedMean(Aggregation):
         """Return the trimmed mean."""
         self.check_number(len(reports), arch)
         cut = self._cut(len(reports))
-        return uploads.combine(lambda piece: trimmed_mean(piece, cut))
+        return uploads.combine(lambda chunk: trimmed_mean(chunk, cut))
 
     def check_number(self, clients: int, arch: str) -> None:
         """Refuse a share that leaves no client."""
@@ -144,7 +144,7 @@ class Krum(Aggregation):
         self.check_number(len(reports), arch)
         scores = krum_scores(_squared_distances(uploads), self.bad)
         chosen = scores.argsort(stable=True)[: self.keep].sort().values
-        return uploads.combine(lambda piece: piece[chosen].double().mean(0).float())
+        return uploads.combine(lambda chunk: chunk[chosen].double().mean(0).float())
 
 
 class NormClipping(Aggregation):
@@ -164,12 +164,12 @@ class NormClipping(Aggregation):
         """Return the global model plus the mean of the clipped updates."""
         start = server.vector(arch).detach().double().cpu()
         squares = torch.zeros(len(uploads.clients), dtype=torch.float64)
-        for span, piece in uploads.pieces():
-            squares += (piece.double() - start[span]).square().sum(1)
+        for span, chunk in uploads.chunks():
+            squares += (chunk.double() - start[span]).square().sum(1)
         factors = (self.bound / squares.sqrt()).clamp(max=1.0)  # of an update of 0 it is 1
         result = torch.empty(uploads.length)
-        for span, piece in uploads.pieces():
-            changes = (piece.double() - start[span]) * factors[:, None]
+        for span, chunk in uploads.chunks():
+            changes = (chunk.double() - start[span]) * factors[:, None]
             result[span] = (start[span] + changes.mean(0)).float()
         return result
 
@@ -193,7 +193,7 @@ class GeometricMedian(Aggregation):
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the smoothed geometric median."""
         weights = geometric_median_weights(_squared_distances(uploads), self.smoothing, self.iterations)
-        return uploads.combine(lambda piece: (piece.double() * weights[:, None]).sum(0).float())
+        return uploads.combine(lambda chunk: (chunk.double() * weights[:, None]).sum(0).float())
 
 
 class Bulyan(Aggregation):
@@ -223,15 +223,15 @@ class Bulyan(Aggregation):
         self.check_number(len(reports), arch)
         chosen = bulyan_choice(_squared_distances(uploads), self.bad)
         count = len(reports) - 4 * self.bad
-        return uploads.combine(lambda piece: mean_around_median(piece[chosen], count))
+        return uploads.combine(lambda chunk: mean_around_median(chunk[chosen], count))
 
 
 def _squared_distances(uploads: Uploads) -> Tensor:
     """Return the squared distances between all uploads, [K, K] float64, over parameters and running statistics."""
-    # differences in float64, summed over pieces: large norms do not cancel
+    # differences in float64, summed over chunks: large norms do not cancel
     distances = torch.zeros(len(uploads.clients), len(uploads.clients), dtype=torch.float64)
-    for _, piece in uploads.pieces():
-        exact = piece.double()
+    for _, chunk in uploads.chunks():
+        exact = chunk.double()
         for i, row in enumerate(exact):
             distances[i] += (exact - row).square().sum(1)
     return distances

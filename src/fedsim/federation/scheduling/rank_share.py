@@ -20,13 +20,13 @@ class RankShare:
     """The clients of a rank, and the stores that it shares with the ranks of its machine."""
 
     placement: Placement
-    """which rank hosts which client"""
+    """client -> the rank that owns it"""
     machine: Machine | None
     """the ranks that share clients with this one; None: there are none"""
-    hosted_clients: list[str]
-    """clients that this rank hosts: it creates and saves their states"""
+    owned_clients: list[str]
+    """clients that this rank owns: it creates and saves their states"""
     trainable_clients: list[str]
-    """clients that this rank may train: those that it hosts, or all of its machine"""
+    """clients that this rank may train: those that it owns, or all of its machine"""
     states: ClientStore
     """private states between sessions"""
     snapshots: Snapshots
@@ -55,7 +55,7 @@ def make_rank_share(
     ``places`` clients may be under way.
     """
     placement = place(costs, world_size, len(machine.ranks) if machine else 1)
-    hosted_clients = trainable_clients = placement.clients_of(rank)
+    owned_clients = trainable_clients = placement.clients_of(rank)
     old_models = OldModels(MemoryStore(torch.device("cpu")), saves=rank == 0)
     if machine is None:
         states, snapshots = make_store(store, device, trainable_clients), Snapshots(MemoryStore(torch.device("cpu")))
@@ -73,7 +73,7 @@ def make_rank_share(
     return RankShare(
         placement=placement,
         machine=machine,
-        hosted_clients=hosted_clients,
+        owned_clients=owned_clients,
         trainable_clients=trainable_clients,
         states=states,
         snapshots=snapshots,

@@ -1,4 +1,4 @@
-"""Training without identities: clusters of features, their proxies, and losses on proxies."""
+"""Labels of clients without identities: clusters of features, and the settings of the clustering."""
 
 from fedsim.training.labels.settings import BottomUp, Clustering, ClusterOverride
 

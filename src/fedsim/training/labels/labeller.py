@@ -1,6 +1,6 @@
-"""The source of labels of a client's images in a session: identities, or clusters that are found in the session.
+"""Labels of a client's images in a session: identities, or clusters that are found in it.
 
-The loss of identities is in :mod:`fedsim.training.objective`; the loss of clusters, on their proxies, is here.
+The loss of identities is in :mod:`fedsim.training.objective`, that of clusters in :mod:`fedsim.training.proxy_loss`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fedsim.core.errors import NoClustersError
 from fedsim.data.batches import identity_batches, shuffled_batches
-from fedsim.training.batch import ClientImages, ScoredBatch
+from fedsim.training.batch import ClientImages
 from fedsim.training.features import PLAIN, POOLED, Extraction
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.labels.bottom_up import merge_clusters
-from fedsim.training.labels.losses import ProxyLoss, similarities
-from fedsim.training.labels.proxies import Proxies, make_proxies, proxy_batches, update_memory
 from fedsim.training.labels.pseudo_labels import find_clusters
+from fedsim.training.proxies import Proxies, make_proxies, proxy_batches
+from fedsim.training.proxy_loss import ProxyLoss
 from fedsim.training.settings import LocalTraining
 
 CLUSTERS = "bottom_up"
@@ -31,12 +31,12 @@ FACTS = ("clusters", "clustered")
 
 
 class PseudoLabels:
-    """Labels of a local epoch that come from clusters: proxies replace the head, and move with each batch.
+    """Labels of a local epoch that come from clusters. Proxies replace the head, and move with each batch.
 
     ``labels`` [n * r] int64 on the CPU are the proxy of each copy of each image, -1: none; copy c of image i is at
     c * n + i. ``proxies`` are on the device; ``loss`` is of similarities to them, ``momentum`` of their memory.
-    ``batches`` makes an epoch's batches, as positions in ``labels``, by a random stream; ``most`` is the largest number
-    of images of one proxy in a batch.
+    ``batches`` makes an epoch's batches, as positions in ``labels``, by a random stream; ``max_per_proxy`` is
+    the largest number of images of one proxy in a batch.
     """
 
     def __init__(
@@ -46,22 +46,13 @@ class PseudoLabels:
         loss: ProxyLoss,
         momentum: float,
         batches: Callable[[torch.Generator], list[Tensor]],
-        most: int,
+        max_per_proxy: int,
     ) -> None:
         self.labels, self.proxies = labels, proxies
-        self.loss, self.momentum, self.batches, self.most = loss, momentum, batches, most
+        self.loss, self.momentum, self.batches, self.max_per_proxy = loss, momentum, batches, max_per_proxy
         self.num_clusters = int(proxies.clusters.max()) + 1 if len(proxies) else 0
         self.share = float((labels >= 0).double().mean())
         """share of the images that are in clusters"""
-
-    def score(self, features: Tensor, labels: Tensor) -> ScoredBatch:
-        """Return the loss of neck features [B, D], of any length, with proxies ``labels`` [B]; then move these."""
-        similarity = similarities(features, self.proxies, self.loss.temperature)
-        loss = self.loss(similarity, labels, self.proxies)
-        guesses, truth = self.proxies.clusters[similarity.argmax(1)], self.proxies.clusters[labels]
-        unit = torch.nn.functional.normalize(features.detach())
-        self.proxies.memory = update_memory(self.proxies.memory, unit, labels, self.momentum, self.most)
-        return ScoredBatch(loss, guesses, truth)
 
 
 def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining, settings: Clustering) -> PseudoLabels:
@@ -85,12 +76,12 @@ def label_by_clusters(labels: Tensor, model: FlatModel, training: LocalTraining,
     loss = ProxyLoss(intra=1.0, inter=0.0, camera=0.0, temperature=settings.temperature)
     size = training.batch_of(len(labels))
     batches = partial(shuffled_batches, len(labels), size, drop_partial=training.drop_partial)
-    proxies, most = Proxies(memory, clusters, torch.zeros_like(clusters)), int(labels.bincount().max())
-    return PseudoLabels(labels, proxies, loss, settings.momentum, batches, most)
+    proxies, largest = Proxies(memory, clusters, torch.zeros_like(clusters)), int(labels.bincount().max())
+    return PseudoLabels(labels, proxies, loss, settings.momentum, batches, largest)
 
 
 class Labelled(Protocol):
-    """The part of a client that a label source needs."""
+    """The part of a client that a labeller needs."""
 
     client_name: str
     round: int
@@ -193,6 +184,6 @@ class Clusters(Labeller):
             raise NoClustersError(f"client {name}, round {round_}: no clusters of its images")
 
 
-def source_of(client: Labelled) -> Labeller:
-    """Return the source of labels by a client's settings."""
+def labeller_of(client: Labelled) -> Labeller:
+    """Return the labeller of a client's settings."""
     return (Clusters if client.training_settings.clusters else Labeller)(client)

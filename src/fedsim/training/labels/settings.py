@@ -7,7 +7,7 @@ from typing import Literal
 
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
-from fedsim.training.labels.losses import ProxyLoss
+from fedsim.training.proxy_loss import ProxyLoss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Camera-aware contrastive losses of images against proxies.
+"""The loss of clusters: camera-aware contrastive losses of images against proxies.
 
 B images of a batch, A proxies, D features, C cameras of a client. Features and memory have unit length; s_ip is the
 similarity of image i and proxy p, divided by the temperature tau.
@@ -10,13 +10,14 @@ mean over the images of one camera, summed over the cameras in the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.training.labels.proxies import Proxies
+from fedsim.training.batch import ScoredBatch
+from fedsim.training.proxies import Proxies, update_memory
 
 CameraReduction = Literal["sum", "mean"]
 
@@ -129,3 +130,25 @@ class ProxyLoss:
             positives, negatives = self.camera_positives, self.camera_negatives
             total = total + self.camera * camera_aware_loss(similarity, proxies, positives, negatives)
         return across_cameras(total, proxies.cameras[labels], self.camera_reduction)
+
+
+class HasProxies(Protocol):
+    """The part of pseudo-labels that their loss needs."""
+
+    proxies: Proxies
+    loss: ProxyLoss
+    momentum: float
+    """mu, of the proxies' memory"""
+    max_per_proxy: int
+    """the largest number of images of one proxy in a batch"""
+
+
+def score_with_proxies(pseudo: HasProxies, features: Tensor, labels: Tensor) -> ScoredBatch:
+    """Return the loss of neck features [B, D], of any length, with proxies ``labels`` [B] int64; then move these."""
+    proxies = pseudo.proxies
+    similarity = similarities(features, proxies, pseudo.loss.temperature)
+    loss = pseudo.loss(similarity, labels, proxies)
+    guesses, truth = proxies.clusters[similarity.argmax(1)], proxies.clusters[labels]
+    unit = F.normalize(features.detach())
+    proxies.memory = update_memory(proxies.memory, unit, labels, pseudo.momentum, pseudo.max_per_proxy)
+    return ScoredBatch(loss, guesses, truth)
