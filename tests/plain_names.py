@@ -20,6 +20,7 @@ VAGUE = frozenset(
 )  # fmt: skip
 VAGUE_FIELDS = VAGUE - {"found", "known", "others", "own", "rest", "where"}
 """their object says what they are of: ``plan.rest``, ``room.where``"""
+ASKING = re.compile(r"(What|Who|Return what|Yield what)\b")
 WORDS = re.compile(r"\b(nobody|somebody|anybody|everybody|whoever|tears?|tells?|told)\b", re.IGNORECASE)
 
 
@@ -49,6 +50,15 @@ def words(source):
         if token.type in (tokenize.COMMENT, tokenize.STRING):
             for match in WORDS.finditer(token.string):
                 yield token.start[0] + token.string[: match.start()].count("\n"), match[0]
+
+
+def asking_docstrings(source):
+    """Yield line and beginning of each docstring that asks in place of naming the thing: ``Return what is wrong``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match = ASKING.match(ast.get_docstring(node) or "")
+            if match:
+                yield node.body[0].lineno, match[0]
 
 
 def findings(folder):
