@@ -44,7 +44,7 @@ test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and
 	$(BIN)/python -m pytest tests/cluster
 
 # the tests that depend most on versions: training, ranks that fail, rank groups, simulated GPUs
-OLD_TESTS = tests/device tests/strategy tests/federation/test_failures.py tests/federation/test_spans.py
+OLD_TESTS = tests/device tests/strategy tests/federation/test_failures.py tests/federation/test_rank_groups.py
 test-oldest: OLDEST ?= $(VENV)-oldest
 test-oldest:  ## run fast tests, and those of ranks and devices, with the oldest torch, Lightning, numpy: several GB, 20 minutes
 	$(PYTHON) -m venv $(OLDEST)
@@ -76,7 +76,7 @@ acceptance: $(STAMP)  ## try what README and docs promise, on a machine with GPU
 check: $(STAMP)  ## lint, names, types, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tests/plain_names.py src/fedsim
+	$(BIN)/python tests/plain_names.py src/fedsim benchmarks
 	$(BIN)/mypy
 	$(BIN)/codespell
 
