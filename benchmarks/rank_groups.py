@@ -6,8 +6,8 @@ micro-batches no schedule could be faster than 1 / 0.8 = 1.25 times one rank.
 
 The second has the proportions of paper 003's nine data sets, and one pass of each over its images: the plan for the
 ranks of one machine. The host launches kernels, the device computes, and the sums of a batch take their time among
-ranks. Gains are those over one rank without micro-batches, which has fewer launches. All numbers are assumptions, which are printed; the launches are those of ResNet-50 on the simulated GPU
-(tests/device/test_device_budgets.py).
+ranks. Gains are those over one rank without micro-batches, which has fewer launches. All numbers are assumptions, which
+are printed; the launches are those of ResNet-50 on the simulated GPU (tests/device/test_device_budgets.py).
 
     python benchmarks/rank_groups.py                          # both tables
     python benchmarks/rank_groups.py --simulate --launch 5 --images-per-second 2500 --bandwidth 200
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--launch", type=float, default=10.0, help="microseconds of the host for a launch")
     parser.add_argument("--images-per-second", type=float, default=2500.0, help="that a device trains")
     parser.add_argument("--bandwidth", type=float, default=200.0, help="GB/s between ranks, each way")
-    parser.add_argument("--latency", type=float, default=30.0, help="microseconds of a sum among ranks besides its bytes")
+    parser.add_argument("--latency", type=float, default=30.0, help="microseconds of a sum besides its bytes")
     parser.add_argument("--measure", action="store_true", help="measure images per second and bandwidth on this CPU")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, default=16)

@@ -110,12 +110,12 @@ def test_gloo_by_choice_needs_no_nccl():
     without = replace(WELL, torch=replace(WELL.torch, nccl=""), plan=plan)
     checkup = examine(without, Wish(process_group_backend="gloo"))
     assert checkup.findings == []
-    assert {line.about: line.says for line in checkup.uses}["sums over ranks"] == "gloo, a sum was right"
+    assert {line.about: line.text for line in checkup.uses}["sums over ranks"] == "gloo, a sum was right"
     [finding] = examine(replace(without, sums="no"), Wish(process_group_backend="gloo")).findings
     assert finding == ("gloo cannot sum over the ranks of this machine: no", "see docs/cluster.md", True)
     four = replace(plan, devices=("cuda:0", "cuda:1") * 2, world=4)
-    says = {line.about: line.says for line in examine(replace(without, plan=four), Wish()).uses}
-    assert says["sums over ranks"] == "gloo within a GPU, gloo among GPUs, a sum was right"
+    texts = {line.about: line.text for line in examine(replace(without, plan=four), Wish()).uses}
+    assert texts["sums over ranks"] == "gloo within a GPU, gloo among GPUs, a sum was right"
 
 
 IN_THE_WAY = {
@@ -135,12 +135,18 @@ IN_THE_WAY = {
         replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, problem="no kernel image")))), Wish(),
         "cuda:1 (NVIDIA H100) does not work: no kernel image", "trainer.devices",
     ),
-    "no sum": (replace(WELL, sums="unhandled system error"), Wish(), "NCCL cannot sum", "for more, --trainer.strategy.process_group_backend gloo, or --trainer.devices 1"),
+    "no sum": (
+        replace(WELL, sums="unhandled system error"), Wish(), "NCCL cannot sum",
+        "for more, --trainer.strategy.process_group_backend gloo, or --trainer.devices 1",
+    ),
     "no sum on CPUs": (
         replace(WELL, plan=FitDevices(("cpu", "cpu"), 2), sums="no answer"), Wish(), "gloo cannot sum",
         "docs/cluster.md",
     ),
-    "no NCCL": (replace(WELL, torch=replace(WELL.torch, nccl="")), Wish(), "torch has no NCCL", "set --trainer.strategy.process_group_backend gloo, or use one rank"),
+    "no NCCL": (
+        replace(WELL, torch=replace(WELL.torch, nccl="")), Wish(), "torch has no NCCL",
+        "set --trainer.strategy.process_group_backend gloo, or use one rank",
+    ),
     "little shared memory": (
         replace(WELL, shared=Room("/dev/shm", 64 * 2**20, 64 * 2**20)), Wish(),
         "/dev/shm has 64 MiB free, which 2 ranks", "--shm-size",
@@ -299,7 +305,13 @@ def test_a_trial_that_fails_says_its_last_line():
 
 def test_the_backend_of_the_fit_reaches_its_plan_and_a_wrong_one_is_refused():
     wish = asdict(Wish("cpu", 2, process_group_backend="gloo"))
-    assert probe.plan(wish) == {"devices": ["cpu", "cpu"], "world": 2, "shared": "/dev/shm", "launcher": "", "by": "gloo"}
+    assert probe.plan(wish) == {
+        "devices": ["cpu", "cpu"],
+        "world": 2,
+        "shared": "/dev/shm",
+        "launcher": "",
+        "by": "gloo",
+    }
     refusal = probe.plan(wish | {"process_group_backend": "mpi"})["refusal"]
     assert refusal == "trainer.strategy.process_group_backend: mpi is not a backend; choose nccl, gloo or null"
 

@@ -58,7 +58,10 @@ REMEDY = "start NVIDIA's MPS (nvidia-cuda-mps-control -d), set the mode to Defau
 
 @pytest.mark.parametrize(
     ("share", "has_it", "instead"),
-    [(2, "another rank", "leave ranks_per_device out"), (1, "another process", "choose other GPUs with trainer.devices")],
+    [
+        (2, "another rank", "leave ranks_per_device out"),
+        (1, "another process", "choose other GPUs with trainer.devices"),
+    ],
 )
 def test_without_nvidia_smi_the_refusal_of_cuda_is_the_same_line(share, has_it, instead):
     with pytest.raises(ConfigError) as refused, sharing.naming_the_mode(torch.device("cuda", 1), share):

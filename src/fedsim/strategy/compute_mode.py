@@ -43,7 +43,7 @@ def read_listing() -> str:
 def has_mps(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether NVIDIA's MPS runs here: its server is the one process of a GPU, and the ranks are its clients.
 
-    The control pipe of a daemon that was killed stays, and nobody reads from it.
+    The control pipe of a daemon that was killed stays, without a reader.
     """
     try:
         os.close(os.open(Path(environ.get(_PIPES, "/tmp/nvidia-mps")) / "control", os.O_WRONLY | os.O_NONBLOCK))
@@ -64,11 +64,11 @@ def is_refused_by_mode(error: str) -> bool:
 
 
 def why_busy(ranks_per_device: int) -> str:
-    """Return why CUDA refuses a rank its GPU, as far as its message tells, with the remedy."""
+    """Return the likely reason why CUDA refuses a rank its GPU, with the remedy."""
     is_shared = ranks_per_device > 1
-    other = "another rank" if is_shared else "another process"
+    owner = "another rank" if is_shared else "another process"
     instead = "leave ranks_per_device out" if is_shared else "choose other GPUs with trainer.devices"
-    return f"is busy or unavailable: its compute mode may take one process, and {other} has it; {_SHARING}{instead}"
+    return f"is busy or unavailable: its compute mode may take one process, and {owner} has it; {_SHARING}{instead}"
 
 
 def why_not_shared(address: int, listing: str, with_mps: bool) -> str | None:

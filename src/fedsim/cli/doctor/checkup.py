@@ -116,7 +116,8 @@ def _sums(facts: Facts, _: Wish) -> Iterator[Problem]:
     several, by_nccl = len(facts.plan.devices) > 1, facts.plan.by_nccl
     if facts.sums:
         name = "NCCL" if by_nccl else "gloo"
-        remedy = f"set NCCL_DEBUG=INFO for more, {_BY_GLOO}, or --trainer.devices 1" if by_nccl else "see docs/cluster.md"
+        of_nccl = f"set NCCL_DEBUG=INFO for more, {_BY_GLOO}, or --trainer.devices 1"
+        remedy = of_nccl if by_nccl else "see docs/cluster.md"
         yield Problem(f"{name} cannot sum over the ranks of this machine: {facts.sums}", remedy)
     if by_nccl and not facts.torch.nccl:
         yield Problem(

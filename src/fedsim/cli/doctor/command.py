@@ -79,8 +79,8 @@ def _wish(options: dict[str, Any]) -> Wish:
         stated = {name: trainer.get(name) for name in ("accelerator", "devices", "num_nodes")}
         stated |= {"backend": evaluation.get("backend"), "run_dir": content.get("run_dir")}
         if isinstance(strategy := trainer.get("strategy"), dict):
-            given = strategy | (strategy.get("init_args") or {})
-            stated |= {name: given.get(name) for name in ("ranks_per_device", "process_group_backend")}
+            arguments = strategy | (strategy.get("init_args") or {})
+            stated |= {name: arguments.get(name) for name in ("ranks_per_device", "process_group_backend")}
         stated["tracked"] = "Wandb" in str(trainer["logger"]) if "logger" in trainer else None
         fields |= {name: value for name, value in stated.items() if value is not None}
     return Wish(**fields)

@@ -34,16 +34,16 @@ def current(measured: Mapping[int, Measured], sessions: int) -> dict[int, float]
     after :data:`AGAIN` sessions, and as many times later as it was slower than the newest one: a new trial then takes
     at most a twentieth of the time.
 
-    >>> current({4: Measured(1.0, 3), 1: Measured(2.0, 4)}, 22), current({4: Measured(1.0, 3), 1: Measured(2.0, 44)}, 44)
-    ({4: 1.0, 1: 2.0}, {1: 2.0})
+    >>> [current({4: Measured(1.0, 3), 1: Measured(2.0, last)}, last) for last in (22, 44)]
+    [{4: 1.0, 1: 2.0}, {1: 2.0}]
     """
     if not measured:
         return {}
-    newest = max(measured.values(), key=lambda one: one.session)
+    newest = max(measured.values(), key=lambda measurement: measurement.session)
     return {
-        ranks: one.seconds
-        for ranks, one in measured.items()
-        if sessions - one.session <= AGAIN * max(1.0, one.seconds / newest.seconds)
+        ranks: measurement.seconds
+        for ranks, measurement in measured.items()
+        if sessions - measurement.session <= AGAIN * max(1.0, measurement.seconds / newest.seconds)
     }
 
 
@@ -53,8 +53,7 @@ def verdict(task: Task, ranks: int) -> str:
     >>> verdict(Task("town0", 10, 8, {4: 9.8, 1: 10.0}), 1)
     'town0: 10.0 s on 1 rank, 9.8 s on 4: one rank'
     """
-    one, *others = sorted(task.measured.items())
-    seconds = [f"{one[1]:.1f} s on 1 rank", *(f"{seconds:.1f} s on {number}" for number, seconds in others)]
+    seconds = [f"{taken:.1f} s on {number}{' rank' * (number == 1)}" for number, taken in sorted(task.measured.items())]
     return f"{printable(task.client)}: {', '.join(seconds)}: {f'{ranks} ranks' if ranks > 1 else 'one rank'}"
 
 

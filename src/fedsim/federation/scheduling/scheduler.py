@@ -34,8 +34,8 @@ class RoundScheduler(RoundListener):
     The gain of several ranks is assumed until it is measured, for each number of ranks by itself. So a client that
     several ranks have trained has its next session on one rank, once: from then on it gets several only if they are
     faster. A number of ranks that is not used is tried again after some sessions, see
-    :func:`~fedsim.federation.scheduling.plan.current`. Sessions with the costs of a beginning measure no gain: the first round compiles networks and chooses
-    kernels, and the first session of a rank group connects its ranks.
+    :func:`~fedsim.federation.scheduling.plan.current`. Sessions with the costs of a beginning measure no gain: the
+    first round compiles networks and chooses kernels, and the first session of a rank group connects its ranks.
 
     Ranks share a client for which the others would wait, if its batches are split into micro-batches; see
     :func:`~fedsim.federation.scheduling.plan.make_plan`. The other clients follow list scheduling, the longest first
@@ -157,6 +157,6 @@ class RoundScheduler(RoundListener):
             else:
                 is_new = size not in self._current(name)
                 self._measured.setdefault(name, {})[size] = Measured(seconds, self._sessions[name])
-                known = self._current(name)
-                if is_new and 1 in known and len(known) > 1:
+                compared = self._current(name)
+                if is_new and 1 in compared and len(compared) > 1:
                     self._tried.add(name)
