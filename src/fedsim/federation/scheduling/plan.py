@@ -18,7 +18,7 @@ AGAIN = 20
 """sessions of a client after which a number of ranks that it does not use is tried again"""
 
 
-class Measured(NamedTuple):
+class SessionTime(NamedTuple):
     """A session of a client on some number of ranks."""
 
     seconds: float
@@ -27,14 +27,14 @@ class Measured(NamedTuple):
     """which of the client's sessions it was, counted from 1"""
 
 
-def current(measured: Mapping[int, Measured], sessions: int) -> dict[int, float]:
+def current(measured: Mapping[int, SessionTime], sessions: int) -> dict[int, float]:
     """Return the seconds on each number of ranks that still count, after so many sessions of the client.
 
     A single measurement is noisy, and nothing corrects that of a number of ranks that is not used. So it is forgotten
     after :data:`AGAIN` sessions, and as many times later as it was slower than the newest one: a new trial then takes
     at most a twentieth of the time.
 
-    >>> [current({4: Measured(1.0, 3), 1: Measured(2.0, last)}, last) for last in (22, 44)]
+    >>> [current({4: SessionTime(1.0, 3), 1: SessionTime(2.0, last)}, last) for last in (22, 44)]
     [{4: 1.0, 1: 2.0}, {1: 2.0}]
     """
     if not measured:

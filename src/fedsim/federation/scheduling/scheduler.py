@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from fedsim.federation.components.listener import RoundListener, RoundRecord
-from fedsim.federation.scheduling.plan import Measured, RoundPlan, Task, current, make_plan, verdict
+from fedsim.federation.scheduling.plan import RoundPlan, SessionTime, Task, current, make_plan, verdict
 from fedsim.strategy.machine import Machine
 from fedsim.strategy.rank_group import RankGroup
 
@@ -58,7 +58,7 @@ class RoundScheduler(RoundListener):
     ) -> None:
         self._costs, self._micro_batches, self._machine = costs, micro_batches, machine
         self._clients = [frozenset(names) for names in clients]
-        self._measured: dict[str, dict[int, Measured]] = {}
+        self._measured: dict[str, dict[int, SessionTime]] = {}
         """client -> number of ranks -> its last session on so many"""
         self._sessions: Counter[str] = Counter()
         """client -> number of its sessions so far"""
@@ -156,7 +156,7 @@ class RoundScheduler(RoundListener):
                 self._guessed[name] = seconds / Task(name, 1.0, self._micro_batches[name]).shared_by(size)
             else:
                 is_new = size not in self._current(name)
-                self._measured.setdefault(name, {})[size] = Measured(seconds, self._sessions[name])
+                self._measured.setdefault(name, {})[size] = SessionTime(seconds, self._sessions[name])
                 compared = self._current(name)
                 if is_new and 1 in compared and len(compared) > 1:
                     self._tried.add(name)
