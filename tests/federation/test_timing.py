@@ -622,8 +622,8 @@ def test_a_forecast_is_counted_by_hand():
     """Three rounds: b begins in the first and answers in the third; c is late once; two ranks."""
     costs = {"a": 4.0, "b": 6.0, "c": 2.0}
     tables = [
-        Timetable(["a", "b", "c"], {"a": 1.0, "c": 0.5}, {"a": 0, "c": 0}, outlasted=True, seconds=2.0),
-        Timetable(["a"], {"a": 1.0}, {"a": 1}, too_old=["c"], seconds=1.0),
+        Timetable(["a", "b", "c"], {"a": 1.0, "c": 0.5}, {"a": 0, "c": 0}, kept={0}, seconds=2.0),
+        Timetable(["a"], {"a": 1.0}, {"a": 1}, too_old=["c"], kept={0}, seconds=1.0),
         Timetable(["c"], {"b": 1.0, "c": 1.0}, {"b": 0, "c": 2}, late=1, seconds=3.5),
     ]
     forecast = replay(tables, costs, dict.fromkeys(costs, 1), place(costs, 2, 2))
@@ -632,7 +632,7 @@ def test_a_forecast_is_counted_by_hand():
     assert (forecast.fewest, forecast.most) == ("b", "a")
     assert forecast.staleness == [0, 0, 0, 2, 0]
     assert (forecast.mean_staleness, forecast.largest_staleness) == (0.4, 2)
-    assert forecast.old_models == 1  # that of the first round, during all three
+    assert (forecast.old_models, forecast.slots) == (1, 1)  # that of the first round, during all three
     busy, spans = (4 + 1) + 4 + (6 + 2), 4 + 4 + 6  # of a round, the longer rank
     assert forecast.idle == pytest.approx(1 - busy / (2 * spans))
 
@@ -640,6 +640,11 @@ def test_a_forecast_is_counted_by_hand():
 def test_old_models_of_which_one_follows_the_other_are_kept_one_at_a_time():
     """a begins in rounds 0 and 2, and answers in rounds 1 and 3."""
     versions = [{}, {"a": 0}, {}, {"a": 2}]
-    tables = [Timetable(["a"] if not v else [], dict.fromkeys(v, 1.0), v, seconds=1.0) for v in versions]
+    kept = [{0}, (), {2}, ()]
+    tables = [
+        Timetable(["a"] if not v else [], dict.fromkeys(v, 1.0), v, kept=of_round, seconds=1.0)
+        for v, of_round in zip(versions, kept, strict=True)
+    ]
     costs = {"a": 1.0}
-    assert replay(tables, costs, {"a": 1}, place(costs, 1, 1)).old_models == 1
+    forecast = replay(tables, costs, {"a": 1}, place(costs, 1, 1))
+    assert (forecast.old_models, forecast.slots) == (1, 2)  # the slot of round 0 rests during round 2

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from lightning import Callback
 
 from fedsim.cli.describe import describe_federation
 from fedsim.data import SyntheticReID
@@ -14,17 +15,28 @@ from small import fit, make_data, make_model
 
 NEEDS = {"town0": 1.0, "town1": 1.0, "town2": 2.5}
 """seconds of a session"""
+MEMORY = "host memory: models of earlier rounds, once per machine"
 
 
-def rows_of(timing, rounds, ranks):
-    """The rows of the last table, by their labels; and the bytes of a model."""
-    data = make_data(SyntheticReID(clients=3, unseen=1, scale=0.2))
-    clients = {c.name: ClientHardware(images_per_second=c.num_images / NEEDS[c.name]) for c in data.federated.clients}
+def configured(timing, needs=NEEDS, **options):
+    """A federation whose sessions take so many seconds, and its data."""
+    data = make_data(SyntheticReID(clients=len(needs), unseen=1, scale=0.2))
+    clients = {c.name: ClientHardware(images_per_second=c.num_images / needs[c.name]) for c in data.federated.clients}
     hardware = Hardware(down_mbit=float("inf"), up_mbit=float("inf"), images_per_second=1.0, clients=clients)
-    model = make_model(FedPav(), timing=timing, hardware=hardware)
-    text = describe_federation(model, data, ranks, rounds)
+    return make_model(FedPav(), timing=timing, hardware=hardware, **options), data
+
+
+def text_of(timing, rounds, ranks=1, needs=NEEDS, **options):
+    """What ``fedsim describe`` says; and the architecture's model."""
+    model, data = configured(timing, needs, **options)
+    return describe_federation(model, data, ranks, rounds), model.parts.models["smallcnn"]
+
+
+def rows_of(timing, rounds, ranks=1, needs=NEEDS, **options):
+    """The rows of the last table, by their labels; and the architecture's model."""
+    text, flat = text_of(timing, rounds, ranks, needs, **options)
     table = text.partition(f"Simulated time, with {type(timing).__name__}\n")[2]
-    return dict(re.split("  +", line, maxsplit=1) for line in table.splitlines()), model.parts.models["smallcnn"]
+    return dict(re.split("  +", line, maxsplit=1) for line in table.splitlines()), flat
 
 
 def test_the_schedule_of_a_buffer_is_told_before_the_run():
@@ -38,8 +50,40 @@ def test_the_schedule_of_a_buffer_is_told_before_the_run():
         "answers per second, over those of synchronous rounds of all clients": "1.67x",  # (10 / 5) / (3 / 2.5)
         "the price: fewest answers": "1 of town2; most: 5 of town0",
         "staleness of answers: mean, largest": "0.3, 2",  # town2's two, and one of town1
-        "host memory: models of earlier rounds, once per machine": f"2: {2 * flat.shared_bytes / 2**20:,.1f} MiB",
+        # three models follow each other, and a slot that becomes free rests for a round
+        MEMORY: f"1 at once, in 3 slots: {3 * flat.shared_bytes / 2**20:,.1f} MiB",
     }
+
+
+class Noted(Callback):
+    """Old models that are kept after each round."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.kept = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.kept.append(pl_module.round_metrics["timing/old_models"])
+
+
+@pytest.mark.parametrize(
+    ("timing", "needs", "kept"),
+    [
+        (Buffered(buffer=2), (1.0, 1.0, 999.0), 1),
+        (Buffered(buffer=1), (1.0, 1.5, 998.0, 999.0), 2),
+        (Buffered(buffer=1, max_staleness=1), (1.0, 1.9, 2.7, 4.2), 1),
+        (Buffered(buffer=1, max_staleness=3), (1.0, 1.9, 2.7, 40.0), 2),
+    ],
+    ids=["slow", "two that are slow", "too old", "slow and too old"],
+)
+def test_old_models_of_clients_that_never_answer_are_counted(timing, needs, kept):
+    """A client under way at the end, or whose answer will be too old, has its model until then."""
+    needs = {f"town{i}": seconds for i, seconds in enumerate(needs)}
+    model, data = configured(timing, needs)
+    fit(model, data, rounds=8, callbacks=[noted := Noted()])
+    rows, flat = rows_of(timing, 8, needs=needs)
+    slots = model.parts.rank_share.old_models.num_slots
+    assert max(noted.kept) == kept
+    assert rows[MEMORY] == f"{kept} at once, in {slots} slots: {slots * flat.shared_bytes / 2**20:,.1f} MiB"
 
 
 def test_the_schedule_of_a_deadline_is_told_before_the_run():

@@ -311,7 +311,7 @@ def _timing_table(model: Federation, placement: Placement, tables: Sequence[Time
             ["staleness of answers: mean, largest", f"{run.mean_staleness:.1f}, {run.largest_staleness}"],
             [
                 "host memory: models of earlier rounds, once per machine",
-                f"{run.old_models}: {_mib(run.old_models * size)}",
+                f"{run.old_models} at once, in {run.slots} slots: {_mib(run.slots * size)}",
             ],
         ]
     if len(placement.loads) > 1:

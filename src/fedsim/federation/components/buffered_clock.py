@@ -51,7 +51,7 @@ class BufferedClock(Clock):
             {job.client: self._work(job.client, job.version) for job in answers},
             {job.client: job.version for job in answers},
             [job.client for job in window.too_old],
-            outlasted=round_ in self._needed(window.after, round_ + 1),
+            kept=self._needed(window.after, round_ + 1),
             seconds=(window.after.clock - moment.clock) / NANO,
         )
         return table, window.after
