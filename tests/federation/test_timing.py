@@ -47,7 +47,7 @@ from fedsim.methods import (
     SubFedAvg,
     WeightedPav,
 )
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, Payload
 from fedsim.models import SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.old_models import OldModels
@@ -528,6 +528,15 @@ def test_methods_are_allowed_by_what_they_declare():
             refused[cls.__name__] = str(error)
     assert len(classes) == 31
     assert refused.keys() == REFUSED, refused
+
+
+def test_tensors_that_a_method_sends_from_the_second_round_on_are_refused():
+    class Later(FedPav):
+        def payload(self, server, arch, round_):
+            shape = (server.models[arch].flat.num_shared_parameters,)
+            return Payload(up={"drift": shape} if round_ else {})
+
+    assert "sends tensors beside the model" in refusal(Buffered(buffer=2), Later())
 
 
 # -- the effect --------------------------------------------------------------------------------------------------------

@@ -186,7 +186,10 @@ def _of_parameters(weights: Weights, statistics: BatchNormStatistics) -> list[St
 def check_buffered(conditions: Conditions) -> None:
     """Raise ConfigError for settings under which old answers mean nothing, or something else."""
     method, name = conditions.method, f"model.method: {type(conditions.method).__name__}, as it is configured,"
-    payloads = [method.payload(conditions.server, arch, 0) for arch in conditions.server.models]
+    # of two rounds, as a method may begin to send with the second
+    payloads = [
+        method.payload(conditions.server, arch, round_) for arch in conditions.server.models for round_ in (0, 1)
+    ]
     sends = any(p.down or p.known or p.up or p.mask for p in payloads)
     rounds = f"; Buffered of {FIELD} has answers from several rounds: "
     remedy = "choose another method, or Deadline"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from fedsim.core.placement import Placement
 from fedsim.core.store import MemoryStore
+from fedsim.federation.components.clock import Conditions, SynchronousClock
 from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.training.old_models import OldModels
 from fedsim.training.timetable import Timetable
@@ -41,6 +43,11 @@ class Forecast:
     def answers(self) -> int:
         """Number of answers that count."""
         return sum(self.count.values())
+
+    @property
+    def rate(self) -> float:
+        """Answers that count per simulated second; infinite if the run takes no time."""
+        return self.answers / self.seconds if self.seconds else math.inf
 
     @property
     def fewest(self) -> str:
@@ -90,6 +97,21 @@ def replay(
         slots=slots,
         idle=_idle(tables, costs, micro_batches, placement),
     )
+
+
+def synchronous_rate(conditions: Conditions, rounds: int) -> float:
+    """Return the answers per simulated second of synchronous rounds, with the run's selection and drop-outs.
+
+    It is infinite if rounds take no time.
+    """
+    ledger, answers, seconds = conditions.ledger, 0, 0.0
+    for round_, table in enumerate(SynchronousClock(conditions).timetables(rounds)):
+        whole, work = ledger.expected(round_, table.called), table.work
+        traffic = {name: t if name in work else t._replace(up=0, extra_up=0) for name, t in whole.items()}
+        images = {name: share * conditions.costs[name] for name, share in work.items()}
+        answers += len(work)
+        seconds += ledger.simulated_seconds(traffic, images) or 0.0
+    return answers / seconds if seconds else math.inf
 
 
 def _old_models(tables: Sequence[Timetable]) -> tuple[int, int]:
