@@ -177,6 +177,8 @@ def _check_listener(listener: RoundListener, state: Any) -> None:
         return
     if isinstance(state, Mapping) and listener.key == Ledger.key and state.get("totals") is None:
         return  # of an old version
+    if isinstance(state, Mapping) and listener.key == Clock.key:
+        state = {"settings": {}, **state}  # an old version has none
     if (name := unlike(state, fresh, listener.key)) is not None:
         raise _damaged(f"{name} is missing, or of another kind")
 
