@@ -32,8 +32,8 @@ def groups(bench: Bench) -> Outcome:
     ranks = several(bench, MOST_RANKS)
     if not make_plan([Task("town0", 1.0, MICRO_BATCHES)], ranks).rank_groups:
         raise RuntimeError(f"{ranks} ranks would not share the client: the row tries nothing")
-    one, together = finished(bench, "alone", 1, *ONE_CLIENT), finished(bench, "together", ranks, *ONE_CLIENT)
-    return compare(f"1 rank and a group among {ranks}", one, together)
+    on_one, in_groups = finished(bench, "alone", 1, *ONE_CLIENT), finished(bench, "together", ranks, *ONE_CLIENT)
+    return compare(f"1 rank and a group among {ranks}", on_one, in_groups)
 
 
 def two_on_each_of_two(bench: Bench) -> Outcome:
@@ -55,18 +55,18 @@ def frozen(bench: Bench) -> Outcome:
     return lost(bench, signal.SIGSTOP)
 
 
-def lost(bench: Bench, how: signal.Signals) -> Outcome:
+def lost(bench: Bench, signal_: signal.Signals) -> Outcome:
     """Send a signal to rank 1: the others must name it in a line, and no process may stay."""
     ranks = min(several(bench, 2), 2)
-    name = f"lost-{how.name}"
+    name = f"lost-{signal_.name}"
     endless = ["--trainer.max_epochs=1000000", f"--trainer.strategy.silence_timeout=0:00:{SILENCE}"]
     process = start([*options_of(bench, name), f"--trainer.devices={ranks}", *endless], own_session=True)
     try:
         await_checkpoint(bench.folder / name, process)
-        others = [pid for pid in members(process.pid) if pid != process.pid and is_rank(pid)]
-        if process.poll() is not None or len(others) != 1:
-            raise RuntimeError(f"the fit has ended, or has {len(others)} other ranks than rank 0 in place of one")
-        os.kill(others[0], how)
+        victims = [pid for pid in members(process.pid) if pid != process.pid and is_rank(pid)]
+        if process.poll() is not None or len(victims) != 1:
+            raise RuntimeError(f"the fit has ended, or has {len(victims)} other ranks than rank 0 in place of one")
+        os.kill(victims[0], signal_)
         begin = time.monotonic()
         output, _ = process.communicate(timeout=LIMIT)
         while (left := members(process.pid)) and time.monotonic() < begin + LIMIT:

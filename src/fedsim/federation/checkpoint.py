@@ -127,9 +127,9 @@ def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
 
 def _other_clients(saved: Sequence[str], names: Sequence[str]) -> str:
     """Return a line with the first client that only one of two federations has, of however many."""
-    here, there = {*names}, {*saved}
-    first = next((f"has {name}, which this federation lacks" for name in saved if name not in here), None)
-    first = first or next(f"lacks {name}, which this federation has" for name in names if name not in there)
+    all_names, all_saved = {*names}, {*saved}
+    first = next((f"has {name}, which this federation lacks" for name in saved if name not in all_names), None)
+    first = first or next(f"lacks {name}, which this federation has" for name in names if name not in all_saved)
     return (
         f"ckpt_path: the checkpoint has {len(saved)} clients and this federation {len(names)}; it {first}; use the "
         "data of the run that wrote it"

@@ -94,15 +94,15 @@ def answers_line(groups: Sequence[RunGroup]) -> Iterator[str]:
 
 
 def _span(group: RunGroup) -> str:
-    found = [answers for run in group.runs if (answers := answers_of(run)) is not None]
-    if not found:
+    counted = [answers for run in group.runs if (answers := answers_of(run)) is not None]
+    if not counted:
         return "unknown"
     fewest, median, most, work = (
-        statistics.fmean(values) for values in zip(*((a.count, a.median, a.most, a.work) for a in found), strict=True)
+        statistics.fmean(values) for values in zip(*((a.count, a.median, a.most, a.work) for a in counted), strict=True)
     )
-    is_partial = any(answers.is_partial for answers in found)
+    is_partial = any(answers.is_partial for answers in counted)
     if fewest == most and not is_partial:
-        return f"{most:g} each{found[0].beginning}"
-    names = " or ".join(dict.fromkeys(answers.client for answers in found))
+        return f"{most:g} each{counted[0].beginning}"
+    names = " or ".join(dict.fromkeys(answers.client for answers in counted))
     done = f", {work:.2g} of its work" if is_partial else ""
-    return f"{fewest:g} ({names}{done}), {median:g}, {most:g}{found[0].beginning}"
+    return f"{fewest:g} ({names}{done}), {median:g}, {most:g}{counted[0].beginning}"
