@@ -4,7 +4,7 @@ import pytest
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
-from fedsim.report.answers import Answers, answers_of, fewest_answers
+from fedsim.report.answers import Price, answers_of, fewest_answers
 from fedsim.report.runs import read_run
 from run_dirs import scores_of, training, with_mean, write_log, write_run
 
@@ -38,8 +38,8 @@ def shown(capsys, *words):
 
 def test_answers_are_counted(runs):
     assert [answers_of(read_run(run)) for run in runs] == [
-        Answers("a", 4, median=4, most=4, total=8),
-        Answers("b", 1, median=2.5, most=4, total=5),
+        Price("a", 4, median=4, most=4, total=8),
+        Price("b", 1, median=2.5, most=4, total=5),
     ]
     assert [fewest_answers(read_run(run)) for run in runs] == ["4 of 8 (a)", "1 of 5 (b)"]
 

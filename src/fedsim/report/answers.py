@@ -12,8 +12,8 @@ from fedsim.report.runs import Run
 
 
 @dataclass(frozen=True)
-class Answers:
-    """The answers of the client that has done the least work, and of others."""
+class Price:
+    """Who pays for rounds that do not wait: the answers of the client that has done the least work, and of others."""
 
     client: str
     """with the least work: where all answers are whole, with the fewest answers"""
@@ -46,7 +46,7 @@ class Answers:
         return f" since round {self.since}" if self.since > 1 else ""
 
 
-def answers_of(run: Run) -> Answers | None:
+def answers_of(run: Run) -> Price | None:
     """Return the answers of a run's clients; None if neither its summary nor its log has them.
 
     Timed runs count them in their summary. Others do not: their log names the clients if there are few, and it has
@@ -54,7 +54,7 @@ def answers_of(run: Run) -> Answers | None:
     """
     if (counted := run.summary.get("answers")) is not None:
         least = counted["least"]
-        return Answers(
+        return Price(
             str(least["client"]), least["answers"], counted["median"], counted["most"], counted["total"],
             least["work"], counted["since"],
         )  # fmt: skip
@@ -65,10 +65,10 @@ def answers_of(run: Run) -> Answers | None:
     counts = {name: sum(key in row for row in run.log.values()) for name, key in keys.items()}
     if any(counts.values()):
         fewest, numbers = min(counts, key=counts.__getitem__), counts.values()
-        return Answers(fewest, counts[fewest], statistics.median(numbers), max(numbers), sum(numbers))
+        return Price(fewest, counts[fewest], statistics.median(numbers), max(numbers), sum(numbers))
     number, rounds = len(names) or run.summary.get("num_clients"), len(run.log)
     if number and rounds and all(row.get("train/clients") == number for row in run.log.values()):
-        return Answers(names[0] if names else "each", rounds, rounds, rounds, number * rounds)
+        return Price(names[0] if names else "each", rounds, rounds, rounds, number * rounds)
     return None
 
 
@@ -78,7 +78,7 @@ def is_timed(run: Run) -> bool:
 
 
 def fewest_answers(run: Run) -> str:
-    """Return the answers of the client with the least work, and of all, see :class:`Answers`; ``-`` if unknown."""
+    """Return the answers of the client with the least work, and of all, see :class:`Price`; ``-`` if unknown."""
     answers = answers_of(run)
     return "-" if answers is None else str(answers)
 
