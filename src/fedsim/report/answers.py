@@ -1,4 +1,4 @@
-"""How often each client has answered: the price of rounds that do not wait for all of them."""
+"""The price of rounds that do not wait for all clients: some answer seldom."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedsim.report.runs import Run
 
 @dataclass(frozen=True)
 class Price:
-    """Who pays for rounds that do not wait: the answers of the client that has done the least work, and of others."""
+    """The price of rounds that do not wait: the answers of the client that has done the least work, and of others."""
 
     client: str
     """with the least work: where all answers are whole, with the fewest answers"""

@@ -1,4 +1,4 @@
-"""How often each client has answered, and with how much of its work: the price of rounds that do not wait for all."""
+"""The price of rounds that do not wait: a count of each client's answers, and of the work in them."""
 
 from __future__ import annotations
 
