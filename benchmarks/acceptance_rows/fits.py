@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -120,13 +121,13 @@ def options_of(bench: Bench, name: str) -> list[str]:
     return ["fit", "--config", str(config), "--run_dir", str(bench.folder / name)]
 
 
-def finished(bench: Bench, name: str, ranks: int = 1, *more: str) -> Path:
+def finished(bench: Bench, name: str, ranks: int = 1, *more: str, environ: Mapping[str, str] | None = None) -> Path:
     """Return the directory of a run, which is made unless another row has made it; see :func:`log_of`."""
     folder = bench.folder / name
     summary = folder / "summary.json"
     if not (summary.exists() and json.loads(summary.read_text())["finished"]):
         words = [*options_of(bench, name), "--overwrite", "true", f"--trainer.devices={ranks}", *more]
-        bench.folder.joinpath(f"{name}.log").write_text(run(words))
+        bench.folder.joinpath(f"{name}.log").write_text(run(words, environ))
     return folder
 
 
@@ -135,19 +136,29 @@ def log_of(folder: Path) -> list[str]:
     return folder.with_name(f"{folder.name}.log").read_text().splitlines()
 
 
-def run(words: list[str]) -> str:
-    """Run a command that must succeed; return its output."""
-    return finish(start(words))
+def run(words: list[str], environ: Mapping[str, str] | None = None) -> str:
+    """Run a command that must succeed; return its output. For ``environ`` see :func:`start`."""
+    return finish(start(words, environ=environ))
 
 
-def start(words: list[str], own_session: bool = False) -> subprocess.Popen[str]:
-    """Start a command of fedsim; ``own_session``: its processes can be told apart from others."""
+def start(
+    words: list[str], own_session: bool = False, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a command of fedsim.
+
+    ``own_session``: its processes can be told apart from others; ``environ``: what its environment has beside ours.
+    """
     if "--trainer.devices" not in " ".join(words):
         words = [*words, "--trainer.devices=1"]
     return subprocess.Popen(
         [sys.executable, "-m", "fedsim", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "WANDB_MODE": "disabled"}, start_new_session=own_session,
+        env={**os.environ, "WANDB_MODE": "disabled", **(environ or {})}, start_new_session=own_session,
     )  # fmt: skip
+
+
+def importing(folder: Path) -> dict[str, str]:
+    """Return the environment of a command that imports modules from a folder, where it does not run itself."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def finish(process: subprocess.Popen[str]) -> str:

@@ -69,6 +69,12 @@ def test_rows_of_whole_commands_run_in_small_sizes(acceptance, bench, quick_pyth
 
 
 @pytest.mark.slow
+def test_a_method_beside_the_runs_is_imported_by_the_command_that_is_started(acceptance, bench, quick_python):
+    run = acceptance.steps.with_waits(bench, "waiting", "--trainer.max_epochs=1", "--model.client.local_epochs=1")
+    assert acceptance.fits.rounds_of(run) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.parametrize("name", LOST)
 def test_a_lost_rank_is_named_and_nothing_stays(acceptance, bench, name):

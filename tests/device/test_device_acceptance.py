@@ -2,9 +2,11 @@
 
 import importlib
 import logging
+import os
 import sys
 from io import StringIO
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -24,7 +26,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def bench(tmp_path, monkeypatch):
     """A machine with a simulated GPU, whose rows run in this process."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.syspath_prepend(str(tmp_path))
     fits = importlib.import_module("acceptance_rows.fits")
     monkeypatch.setattr(fits, "run", in_this_process)
     with simulated.cuda(1):
@@ -32,13 +33,15 @@ def bench(tmp_path, monkeypatch):
     sys.modules.pop("waiting", None)
 
 
-def in_this_process(words):
-    """Run a command; return its messages."""
+def in_this_process(words, environ=None):
+    """Run a command; return its messages. It finds the modules that a process with this environment would find."""
     log, written = logging.getLogger("fedsim"), StringIO()
     handler = logging.StreamHandler(written)
     log.addHandler(handler)
+    path = (environ or {}).get("PYTHONPATH", "").split(os.pathsep)
     try:
-        assert main([*words, "--trainer.precision=32-true"]) == 0
+        with mock.patch.object(sys, "path", [*filter(None, path), *sys.path]):
+            assert main([*words, "--trainer.precision=32-true"]) == 0
     finally:
         log.removeHandler(handler)
     return written.getvalue()
