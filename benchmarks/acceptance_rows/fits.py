@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from acceptance_rows.terms import Bench, NotHereError, Outcome
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
+from fedsim.strategy.trial import try_sum
 
 ROUNDS, ROUNDS_BEFORE_THE_KILL = 3, 1
 CONFIG = """
@@ -65,6 +67,16 @@ def equal_bits(bench: Bench) -> Outcome:
     if bench.is_gpu and bench.gpus < 2:
         raise NotHereError("needs two GPUs: NCCL takes one rank of a GPU; the row shared has two")
     return compare("1 and 2 ranks", finished(bench, "first"), finished(bench, "two-ranks", ranks=2))
+
+
+def nccl_alone(bench: Bench) -> Outcome:
+    """Sum by NCCL on a single rank, and run the same fit with it: a rank that is alone has gloo by default."""
+    bench.need_gpu("NCCL sums between GPUs")
+    store = bench.folder / "nccl-alone.store"
+    store.unlink(missing_ok=True)
+    try_sum(0, [bench.device], store, seconds=60)
+    by_nccl = finished(bench, "nccl-alone", 1, "--trainer.strategy.process_group_backend=nccl")
+    return compare("1 rank with gloo and with NCCL", finished(bench, "first"), by_nccl)
 
 
 def shared(bench: Bench) -> Outcome:
@@ -142,18 +154,23 @@ def run(words: list[str], environ: Mapping[str, str] | None = None) -> str:
 
 
 def start(
-    words: list[str], own_session: bool = False, environ: Mapping[str, str] | None = None
+    words: list[str], own_session: bool = False, environ: Mapping[str, str] | None = None, log: Path | None = None
 ) -> subprocess.Popen[str]:
     """Start a command of fedsim.
 
-    ``own_session``: its processes can be told apart from others; ``environ``: what its environment has beside ours.
+    Args:
+        words: the command.
+        own_session: its processes can be told apart from others.
+        environ: what its environment has beside ours.
+        log: a file for its output, which can be read while it runs; None: a pipe.
     """
     if "--trainer.devices" not in " ".join(words):
         words = [*words, "--trainer.devices=1"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedsim", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "WANDB_MODE": "disabled", **(environ or {})}, start_new_session=own_session,
-    )  # fmt: skip
+    with nullcontext(subprocess.PIPE) if log is None else log.open("w") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedsim", *words], stdout=output, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "WANDB_MODE": "disabled", **(environ or {})}, start_new_session=own_session,
+        )  # fmt: skip
 
 
 def importing(folder: Path) -> dict[str, str]:

@@ -40,15 +40,16 @@ QUICK = {
     "reciprocal": "pass", "faiss": "pass",
 }  # fmt: skip
 SLOW = {
-    "doctor": "pass", "repeat": "pass", "ranks": "pass", "shared": "not here", "shared-2x2": "not here",
+    "doctor": "pass", "repeat": "pass", "ranks": "pass", "nccl-alone": "not here", "shared": "not here", "shared-2x2": "not here",
     "groups": "pass", "graph-bits": "not here", "graph-fails": "not here", "prefetch": "not here", "resume": "pass",
 }  # fmt: skip
 LOST = ("killed-rank", "frozen-rank")
+LOST_IN_GROUP = ("killed-in-group", "frozen-in-group")
 COMPILES = {"compile-32"}  # half a minute, and it needs a compiler of C++
 
 
 def test_all_rows_are_tried_here(acceptance):
-    assert {*QUICK, *SLOW, *LOST, *COMPILES} == {row.name for row in acceptance.ROWS}
+    assert {*QUICK, *SLOW, *LOST, *LOST_IN_GROUP, *COMPILES} == {row.name for row in acceptance.ROWS}
     assert {row.name for row in acceptance.ROWS if row.quick} == set(QUICK)
 
 
@@ -76,15 +77,27 @@ def test_a_method_beside_the_runs_is_imported_by_the_command_that_is_started(acc
 
 @pytest.mark.slow
 @pytest.mark.dist
-@pytest.mark.parametrize("name", LOST)
+@pytest.mark.parametrize("name", [*LOST, *LOST_IN_GROUP])
 def test_a_lost_rank_is_named_and_nothing_stays(acceptance, bench, name):
     result = acceptance.judge(row(acceptance, name), bench)
     assert result.verdict == "pass", result
     assert "code 2, 0 processes left" in result.figure
     assert "rank 1 " in result.figure
+    assert ("round 1, client town0" in result.figure) == (name in LOST_IN_GROUP)
 
 
-@pytest.mark.parametrize("name", ["ranks", "groups", "shared-2x2", *LOST])
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_rank_that_is_lost_without_a_group_fails_the_row(acceptance, bench, monkeypatch, quick_python):
+    monkeypatch.setattr(acceptance.ranks, "LIMIT", 20)
+    monkeypatch.setattr(acceptance.ranks, "IN_GROUP", [*acceptance.ranks.IN_GROUP, "--model.client.micro_batch=null"])
+    result = acceptance.judge(row(acceptance, "killed-in-group"), bench)
+    assert result.verdict == "fail"
+    # either rank may have taken the client
+    assert "but not while it trained the client" in result.figure or "rank 0 has trained no batch" in result.figure
+
+
+@pytest.mark.parametrize("name", ["ranks", "groups", "shared-2x2", *LOST, *LOST_IN_GROUP])
 def test_one_gpu_is_too_few_for_some_rows(acceptance, bench, name):
     result = acceptance.judge(row(acceptance, name), replace(bench, device=torch.device("cuda"), gpus=1))
     assert result.verdict == "not here"
@@ -196,6 +209,13 @@ def test_the_exit_code_says_whether_a_row_failed(acceptance, capsys, monkeypatch
         lines[-1].split(", ")[["pass", "fail", "not here"].index(verdict)].startswith("1" if verdict != "pass" else "2")
     )
     assert sum(line.startswith("|") for line in lines) == 2 + len(names)
+
+
+@pytest.mark.parametrize(("gpus", "says"), [(0, True), (1, True), (2, False)])
+def test_with_fewer_than_two_gpus_the_table_s_end_says_what_was_not_tried(acceptance, gpus, says):
+    last = acceptance.table({"faiss": acceptance.Result("pass", "1", "")}, gpus).splitlines()[-1]
+    assert (last == "Sums among GPUs were not tried: that needs two GPUs.") == says
+    assert says or last.startswith("| FAISS")
 
 
 def test_rows_without_time_left_have_failed(acceptance):

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import simulated
 from fedsim.__main__ import main
@@ -17,6 +18,7 @@ from fedsim.core.allocator import GraphMemory
 from fedsim.methods import FedAvg
 from fedsim.training.features import extract_features
 from runs import HAS_GRAPHS
+from simulated.collectives import Collectives
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_GRAPHS, reason="graphs are refused")]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -27,10 +29,14 @@ def bench(tmp_path, monkeypatch):
     """A machine with a simulated GPU, whose rows run in this process."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     fits = importlib.import_module("acceptance_rows.fits")
+    if dist.is_initialized():  # by an earlier test
+        dist.destroy_process_group()
     monkeypatch.setattr(fits, "run", in_this_process)
     with simulated.cuda(1):
         yield importlib.import_module("acceptance").make_bench(tmp_path, reduced=True)
     sys.modules.pop("waiting", None)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def in_this_process(words, environ=None):
@@ -44,6 +50,8 @@ def in_this_process(words, environ=None):
             assert main([*words, "--trainer.precision=32-true"]) == 0
     finally:
         log.removeHandler(handler)
+        if dist.is_initialized():  # a process of its own would end
+            dist.destroy_process_group()
     return written.getvalue()
 
 
@@ -80,6 +88,32 @@ def test_a_recording_that_fails_without_a_line_fails_the_row(bench, monkeypatch)
 
 def test_copies_ahead(bench):
     assert judged(bench, "prefetch").verdict == "pass"
+
+
+def test_nccl_on_a_single_rank(bench, monkeypatch):
+    backends, by_nccl, opened, problems = [], [], Collectives.opened, Collectives.problems
+
+    def note(collectives, group, backend):
+        backends.append(backend)
+        opened(collectives, group, backend)
+
+    def note_call(collectives, name, args, tensors):
+        by_nccl.extend([name] * (backends[-1] == "nccl"))
+        return problems(collectives, name, args, tensors)
+
+    monkeypatch.setattr(Collectives, "opened", note)
+    monkeypatch.setattr(Collectives, "problems", note_call)
+    result = judged(bench, "nccl-alone")
+    assert result.verdict == "pass", result
+    assert backends[:3] == ["nccl", "nccl", "gloo"], "the trial, the fit, and the one beside which it stands"
+    assert {"allreduce", "broadcast"} <= {name.removeprefix("c10d::").strip("_") for name in by_nccl}
+
+
+def test_nccl_that_sums_wrongly_fails_its_row(bench, monkeypatch):
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, *args, **options: tensor.add_(1))
+    result = judged(bench, "nccl-alone")
+    assert result.verdict == "fail"
+    assert "wrong sum" in result.figure
 
 
 def test_speed_with_graphs_is_not_that_of_plain_steps(bench, monkeypatch):
