@@ -100,21 +100,25 @@ def lost(bench: Bench, how: signal.Signals, in_group: bool = False) -> Outcome:
     finally:
         for pid in members(process.pid):
             os.kill(pid, signal.SIGKILL)
-    output = log.read_text()
+    return judge_end(log.read_text(), process.returncode, left, seconds, in_group)
+
+
+def judge_end(output: str, code: int, left: list[int], seconds: float, in_group: bool) -> Outcome:
+    """Judge how a fit has ended whose rank 1 was lost; ``left``: its processes that have stayed."""
     named = [line for line in output.splitlines() if line.startswith("fedsim: error: rank 1 ")]
-    figure = f"code {process.returncode}, {len(left)} processes left, {seconds:.0f} s" + f": {named[0]}" * bool(named)
-    holds = process.returncode == 2 and not left and bool(named) and "Traceback" not in output
+    figure = f"code {code}, {len(left)} processes left, {seconds:.0f} s" + f": {named[0]}" * bool(named)
     if in_group and not any("client town0" in line for line in named):
-        return Outcome(f"rank 1 was lost, but not while it trained the client; {figure}", "within a group", holds=False)
+        return Outcome(f"{figure}; it was not training the client", "a loss within a group", holds=False)
+    holds = code == 2 and not left and bool(named) and "Traceback" not in output
     return Outcome(figure, f"code 2, 0 left, a line that names rank 1, {LIMIT} s", holds)
 
 
 def await_batch(log: Path, process: subprocess.Popen[str]) -> None:
     """Wait until rank 0 has trained batches of the only client, or the end of its process."""
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + 2 * LIMIT
     while process.poll() is None and "town0 (1/1), batch " not in log.read_text():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"rank 0 has trained no batch within {LIMIT} s")
+            raise RuntimeError(f"rank 0 has trained no batch within {2 * LIMIT} s")
         time.sleep(0.05)
 
 

@@ -1,9 +1,11 @@
-"""Rows of ``make acceptance`` about steps, in small sizes on a simulated GPU: they pass, and each of them can fail."""
+"""Rows of ``make acceptance`` in small sizes on simulated GPUs: they pass, and each of them can fail."""
 
+import functools
 import importlib
 import logging
 import os
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from unittest import mock
@@ -13,10 +15,12 @@ import torch
 import torch.distributed as dist
 
 import simulated
+from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.allocator import GraphMemory
 from fedsim.methods import FedAvg
 from fedsim.training.features import extract_features
+from fedsim.training.flat_model import FlatModel
 from runs import HAS_GRAPHS
 from simulated.collectives import Collectives
 
@@ -127,6 +131,48 @@ def test_speed_with_graphs_is_not_that_of_plain_steps(bench, monkeypatch):
     monkeypatch.setattr(FedAvg, "take_step", waiting)
     result = judged(bench, "graph-32")
     assert (result.verdict, result.figure) == ("fail", "RuntimeError: recording failed, and steps stayed plain")
+
+
+@pytest.mark.parametrize(("name", "verdict"), [
+    ("channels-32", "not here"), ("many", "not here"), ("memory", "not here"), ("reciprocal", "pass"),
+    ("faiss", "pass"),
+])  # fmt: skip
+def test_rows_in_small_sizes(bench, name, verdict):
+    result = judged(bench, name)
+    assert result.verdict == verdict, result
+    assert verdict == "pass" or result.figure.endswith("(small sizes)"), "it was left before its end"
+
+
+def test_images_in_the_usual_order_fail_the_row_of_the_other_one(bench, monkeypatch):
+    monkeypatch.setattr(FlatModel, "prepare", lambda model, settings: None)
+    result = judged(bench, "channels-32")
+    assert (result.verdict, "in the usual order" in result.figure) == ("fail", True), result
+
+
+def on_ranks(words, gpus, folder):
+    """What each rank does: its part of a command."""
+    with simulated.cuda(gpus, board=folder / "board"):
+        assert main([*words, "--trainer.precision=32-true"]) == 0
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("name", "gpus", "ranks"), [("shared", 1, 2), ("shared-2x2", 2, 4), ("groups", 2, 2)])
+def test_rows_of_several_ranks(bench, monkeypatch, name, gpus, ranks):
+    started = []
+
+    def run(words, environ=None):
+        [devices] = [word for word in words if word.startswith("--trainer.devices=")]
+        if devices.endswith("=1"):
+            return in_this_process(words, environ)
+        folder = bench.folder / "ranks"
+        folder.mkdir()
+        started.append(int(devices.partition("=")[2]))
+        run_on_ranks(functools.partial(on_ranks, words, gpus), folder, ranks=started[-1])
+        return ""
+
+    monkeypatch.setattr(importlib.import_module("acceptance_rows.fits"), "run", run)
+    result = judged(replace(bench, gpus=gpus), name)
+    assert (result.verdict, started) == ("pass", [ranks]), result
 
 
 @pytest.mark.parametrize("off", [0.0, 1.0])
