@@ -132,6 +132,7 @@ def test_a_wait_per_batch_is_counted(acceptance, bench, monkeypatch):
     assert result.figure.startswith("1 per step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "said"), [
     ("channels-32", "images reached fedsim's convolutions in the usual order"),
     ("compile-32", "fedsim compiled nothing"),

@@ -231,7 +231,8 @@ class FederatedStrategy(WatchedStrategy):
     def open_groups(self, groups: Sequence[range]) -> None:
         """Let the ranks of each group sum among themselves, see :meth:`sum_within_`, unless they can already.
 
-        All ranks of the run, also those outside, call it with the same groups.
+        All ranks of the run, also those outside, call it with the same groups. A group of gloo's waits up to
+        ``round_timeout``; on GPUs it has one of NCCL's beside it, which waits up to ``timeout``.
         """
         new = [ranks for ranks in groups if (ranks, "cpu") not in self._groups]
         if new:
