@@ -34,17 +34,17 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
 	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
 
-test: $(STAMP)  ## test each part of fedsim on some configs, rows and draws, in four processes (JOBS=8: in eight)
+test: $(STAMP)  ## test each part of fedsim on some configs, rows and random cases, in four processes (JOBS=8: in eight)
 	$(BIN)/python -m $(PYTEST) -m "not others and not cluster"
 
-test-others: $(STAMP)  ## test each part of fedsim on the configs, rows and draws that `make test` leaves out
+test-others: $(STAMP)  ## test each part of fedsim on the configs, rows and random cases that `make test` leaves out
 	$(BIN)/python -m $(PYTEST) -m "others and not cluster"
 
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes
 	$(BIN)/python -m pytest tests/cluster
 
 # the tests that depend most on versions: training, ranks that fail, rank groups, simulated GPUs
-OLD_TESTS = tests/device tests/strategy tests/federation/test_failures.py tests/federation/test_spans.py
+OLD_TESTS = tests/device tests/strategy tests/federation/test_failures.py tests/federation/test_rank_groups.py
 test-oldest: OLDEST ?= $(VENV)-oldest
 test-oldest:  ## run fast tests, and those of ranks and devices, with the oldest torch, Lightning, numpy: several GB, 20 minutes
 	$(PYTHON) -m venv $(OLDEST)
@@ -76,7 +76,7 @@ acceptance: $(STAMP)  ## try what README and docs promise, on a machine with GPU
 check: $(STAMP)  ## lint, names, types, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python tests/plain_names.py src/fedsim
+	$(BIN)/python tests/plain_names.py src/fedsim benchmarks
 	$(BIN)/mypy
 	$(BIN)/codespell
 

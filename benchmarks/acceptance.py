@@ -127,16 +127,16 @@ def run_apart(row: Row, folder: Path, reduced: bool, limit: float) -> Result:
     seconds = time.monotonic() - start
     with suppress(json.JSONDecodeError, IndexError, TypeError):
         return Result(**json.loads(out.splitlines()[-1]), seconds=seconds)
-    said = next(reversed(err.strip().splitlines()), "")
-    return Result(FAIL, f"its process ended with code {process.returncode}: {said[:200]}", "", seconds)
+    last_line = next(reversed(err.strip().splitlines()), "")
+    return Result(FAIL, f"its process ended with code {process.returncode}: {last_line[:200]}", "", seconds)
 
 
 def table(results: dict[str, Result], gpus: int) -> str:
     """Return the table for a record, and below it what a machine with so few GPUs cannot try at all."""
     rows = [
-        [f"{row.promise} ({row.where})", found.verdict, found.figure, found.bar or "-", f"{found.seconds:.0f}"]
+        [f"{row.promise} ({row.where})", result.verdict, result.figure, result.bar or "-", f"{result.seconds:.0f}"]
         for row in ROWS
-        if (found := results.get(row.name)) is not None
+        if (result := results.get(row.name)) is not None
     ]
     shown = tabulate(rows, ["promise", "verdict", "figure", "bar", "s"], tablefmt="github", disable_numparse=True)
     return shown if gpus > 1 else f"{shown}\n\nSums among GPUs were not tried: that needs two GPUs."
@@ -145,11 +145,11 @@ def table(results: dict[str, Result], gpus: int) -> str:
 def machine() -> str:
     """Return a line about hardware and versions."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    what = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "no GPU"
+    cards = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "no GPU"
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
     commit = f", commit {git.stdout.strip()}" if git.returncode == 0 else ""
     return (
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC; {what}; {os.cpu_count()} cores; Python {platform.python_version()}, "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC; {cards}; {os.cpu_count()} cores; Python {platform.python_version()}, "
         f"torch {torch.__version__}, fedsim {__version__}{commit}"
     )
 
@@ -204,9 +204,12 @@ def main() -> int:
         return 0
     results = run_all([row for row in ROWS if row.name in args.only], args.reduced, args.minutes)
     print(f"{machine()}\n\n{table(results, torch.cuda.device_count())}")
-    counts = [f"{sum(found.verdict == what for found in results.values())} {what}" for what in (PASS, FAIL, NOT_HERE)]
+    counts = [
+        f"{sum(outcome.verdict == verdict for outcome in results.values())} {verdict}"
+        for verdict in (PASS, FAIL, NOT_HERE)
+    ]
     print(f"\n{', '.join(counts)}")
-    return int(any(found.verdict == FAIL for found in results.values()))
+    return int(any(outcome.verdict == FAIL for outcome in results.values()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Attacks against rules: one seed was read before the size of the patch was set, all else was declared before.
 
 Eleven clients of drawn people (configs/quickstart.yaml's network and optimizer, half of its images, batches of 8), one
-unseen data set, 8 rounds of one epoch, everybody in every round, FedPav with equal weights. town3 and town8 attack:
+unseen data set, 8 rounds of one epoch, all clients in every round, FedPav with equal weights. town3 and town8 attack:
 
 - ``none``: never, the figures without an attack;
 - ``backdoor``: by a square of 4 of 64 x 32 pixels, updates boosted by 5;

@@ -43,19 +43,19 @@ def draw_features(num: int) -> Tensor:
     return torch.nn.functional.normalize(low @ torch.randn(64, 2048, generator=generator))
 
 
-def cluster_sparsely(features: Tensor, found: Neighbours) -> NDArray[np.int64]:
+def cluster_sparsely(features: Tensor, neighbours: Neighbours) -> NDArray[np.int64]:
     """As fedsim does it."""
 
     def search(query: Tensor, gallery: Tensor, k: int) -> Neighbours:  # noqa: ARG001 - a search's signature
-        return found
+        return neighbours
 
     encodings = encode(features, search, K1, K2, scale="none", rules="clustering")
     return cluster_graph(sparse_jaccard(encodings, EPS), EPS, MIN_SAMPLES)
 
 
-def cluster_densely(features: Tensor, found: Neighbours) -> NDArray[np.int64]:
+def cluster_densely(features: Tensor, neighbours: Neighbours) -> NDArray[np.int64]:
     """As public code does it."""
-    x, rank, num = features.numpy(), found.index, len(features)
+    x, rank, num = features.numpy(), neighbours.index, len(features)
     full = [_mutual(rank, i, K1) for i in range(num)]
     half = [_mutual(rank, i, round(K1 / 2)) for i in range(num)]
     weights = np.zeros((num, num), dtype=np.float32)
@@ -65,8 +65,8 @@ def cluster_densely(features: Tensor, found: Neighbours) -> NDArray[np.int64]:
             if len(np.intersect1d(half[j], full[i])) > 2 / 3 * len(half[j]):
                 grown = np.append(grown, half[j])
         grown = np.unique(grown)
-        near = np.exp(2 * (x[i] @ x[grown].T) - 2)
-        weights[i, grown] = near / near.sum()
+        similarity = np.exp(2 * (x[i] @ x[grown].T) - 2)
+        weights[i, grown] = similarity / similarity.sum()
     expanded = np.zeros_like(weights)
     for i in range(num):
         expanded[i] = weights[rank[i, :K2]].mean(axis=0)
@@ -88,15 +88,15 @@ def _mutual(rank: NDArray[np.int64], i: int, k: int) -> NDArray[np.int64]:
     return forward[(rank[forward, : k + 1] == i).any(axis=1)]
 
 
-def measure(how: str, num: int) -> None:
+def measure(kind: str, num: int) -> None:
     """Print one measurement as JSON."""
     torch.set_num_threads(1)
     features = draw_features(num)
     started = time.perf_counter()
-    found = nearest(features, features, min(K1, num))
+    neighbours = nearest(features, features, min(K1, num))
     searched, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cpu = time.process_time()
-    labels = (cluster_sparsely if how == "sparse" else cluster_densely)(features, found)
+    labels = (cluster_sparsely if kind == "sparse" else cluster_densely)(features, neighbours)
     row = {
         "search": searched - started,
         "cpu": time.process_time() - cpu,
@@ -118,14 +118,14 @@ def main() -> None:
         return
     rows = []
     for num in args.sizes:
-        found = {}
-        for how in ("sparse", "dense"):
-            command = [sys.executable, __file__, "--one", how, "--sizes", str(num)]
-            found[how] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        sparse, dense = found["sparse"], found["dense"]
+        measured = {}
+        for kind in ("sparse", "dense"):
+            command = [sys.executable, __file__, "--one", kind, "--sizes", str(num)]
+            measured[kind] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        sparse, dense = measured["sparse"], measured["dense"]
         times = [sparse["search"], sparse["cpu"], dense["cpu"], sparse["cpu"] / dense["cpu"]]
-        same = "yes" if sparse["labels"] == dense["labels"] else "no"
-        rows.append([num, sparse["clusters"], *times, sparse["mib"], dense["mib"], same])
+        equal = "yes" if sparse["labels"] == dense["labels"] else "no"
+        rows.append([num, sparse["clusters"], *times, sparse["mib"], dense["mib"], equal])
     headers = ["n", "clusters", "search s", "sparse s", "dense s", "ratio", "sparse MiB", "dense MiB", "same labels"]
     print(tabulate(rows, headers, floatfmt=".2f", intfmt=","))
 

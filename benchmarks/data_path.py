@@ -215,11 +215,11 @@ def main() -> None:
         started = cpu_seconds()
         decoded.build(root / "cache", wanted)
         decoding = cpu_seconds() - started
-        one = decoded.open_decoded(root / "cache", wanted)
-        assert one is not None
+        file = decoded.open_decoded(root / "cache", wanted)
+        assert file is not None
         labels = torch.zeros(len(files), dtype=torch.int64).numpy()
         split = Split(files, labels, labels)
-        mapped = decoded.use(split, [one]).images
+        mapped = decoded.use(split, [file]).images
         pixels = files.decode(SIZE)
         ways: dict[str, Callable[[], Iterator[Tensor]]] = {
             "ImageFolder + DataLoader": lambda: image_folder(root / "jpeg", args.workers, device),

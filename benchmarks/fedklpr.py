@@ -112,9 +112,9 @@ def settings(omniglot: str | None) -> list[Setting]:
     )  # fmt: skip
     drawn = FederatedDataModule(SyntheticReID(clients=4, unseen=0), val="none", size=(40, 20))
     idle = (*people, "--model.backbone", "fedklpr.IdleCNN")
-    found = [Setting("drawn people", people, drawn), Setting("idle weights", idle, drawn)]
+    data_sets = [Setting("drawn people", people, drawn), Setting("idle weights", idle, drawn)]
     if omniglot is None:
-        return found
+        return data_sets
     left_out = ["Japanese_katakana", "Sanskrit"]
     letters = (
         "--config", str(ROOT / "configs" / "omniglot.yaml"), "--data.source.root", omniglot, "--data.size", "[24, 24]",
@@ -122,7 +122,7 @@ def settings(omniglot: str | None) -> list[Setting]:
         "--model.client.cluster.k2", "6", "--model.client.cluster.min_samples", "4",
     )  # fmt: skip
     written = FederatedDataModule(MarketFolders(omniglot), val="none", size=(24, 24), unseen=left_out)
-    return [*found, Setting("Omniglot", letters, written)]
+    return [*data_sets, Setting("Omniglot", letters, written)]
 
 
 def fit(folder: Path, *options: str) -> Run:
@@ -170,38 +170,38 @@ def left(runs: list[Run]) -> str:
 
 def raw_pixels(data: FederatedDataModule) -> dict[str, float]:
     """Return what raw pixels reach on the clients' test sets, percent."""
-    found: dict[str, list[float]] = {metric: [] for metric in METRICS}
+    percents: dict[str, list[float]] = {metric: [] for metric in METRICS}
     for client in data.federated.clients:
         test = data.federated.tests[client.name]
         q, g = test.query, test.gallery
         features = [part.images.decode(data.size).float().flatten(1) / 255 - 0.5 for part in (q, g)]
         ranking = rank_features(*features, RetrievalLabels(q.pids, q.camids, g.pids, g.camids, own=test.own))
-        found["mAP"].append(100 * ranking.mAP)
-        found["rank1"].append(100 * ranking.rank1)
-    return {metric: float(np.mean(values)) for metric, values in found.items()}
+        percents["mAP"].append(100 * ranking.mAP)
+        percents["rank1"].append(100 * ranking.rank1)
+    return {metric: float(np.mean(values)) for metric, values in percents.items()}
 
 
-def compare(name: str, found: dict[str, list[Run]], pixels: dict[str, float]) -> str:
+def compare(name: str, runs_of: dict[str, list[Run]], pixels: dict[str, float]) -> str:
     """Return the table of a data set."""
-    first = next(iter(found))
-    whole = megabytes(found[first]).mean()
+    first = next(iter(runs_of))
+    whole = megabytes(runs_of[first]).mean()
     rows = []
-    for label, runs in found.items():
+    for label, runs in runs_of.items():
         if label == "untrained":
             continue
         cells = [" / ".join(show(scores(runs, kind, metric)) for metric in METRICS) for kind in KINDS]
         rows.append([label, left(runs), show(megabytes(runs)), f"{megabytes(runs).mean() / whole:.2f}", *cells])
-    untrained = " / ".join(show(scores(found["untrained"], "global", metric)) for metric in METRICS)
+    untrained = " / ".join(show(scores(runs_of["untrained"], "global", metric)) for metric in METRICS)
     rows.append(["untrained", "", "", "", untrained, "", ""])
     rows.append(["raw pixels", "", "", "", " / ".join(f"{value:.1f}" for value in pixels.values()), "", ""])
     return tabulate(rows, headers=[f"{name}, mAP / rank-1", "left, %", "MB sent", f"of {first}'s", *KINDS])
 
 
-def draw(found: dict[str, dict[str, list[Run]]], pixels: dict[str, dict[str, float]], path: Path) -> None:
+def draw(runs_of: dict[str, dict[str, list[Run]]], pixels: dict[str, dict[str, float]], path: Path) -> None:
     """Draw mAP against bytes, a panel for each data set."""
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(figsize=(9, 3.6), layout="constrained")
-        for axes, (name, runs) in zip(np.atleast_1d(figure.subplots(1, len(found))), found.items(), strict=True):
+        for axes, (name, runs) in zip(np.atleast_1d(figure.subplots(1, len(runs_of))), runs_of.items(), strict=True):
             for colour, label in enumerate(name for name in runs if name != "untrained"):
                 x = megabytes(runs[label])
                 for kind, fill in (("global", "full"), ("local", "none")):
@@ -230,13 +230,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/fedklpr"))
     parser.add_argument("--figure", type=Path, help="where to draw the picture")
     args = parser.parse_args()
-    found, pixels = {}, {}
+    runs_of, pixels = {}, {}
     for setting in settings(args.omniglot):
         pixels[setting.name] = raw_pixels(setting.data)
-        found[setting.name] = run_all(setting, args.runs / setting.name, args)
-        print(compare(setting.name, found[setting.name], pixels[setting.name]), end="\n\n", flush=True)
+        runs_of[setting.name] = run_all(setting, args.runs / setting.name, args)
+        print(compare(setting.name, runs_of[setting.name], pixels[setting.name]), end="\n\n", flush=True)
     if args.figure:
-        draw(found, pixels, args.figure)
+        draw(runs_of, pixels, args.figure)
 
 
 if __name__ == "__main__":

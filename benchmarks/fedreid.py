@@ -113,10 +113,10 @@ def run_all(rows: dict[str, Options], setting: Options, folder: Path, weights: s
     }
 
 
-def from_weights(name: str, of: list[Run], row: Options, setting: Options, mean: bool = False) -> list[Run]:
+def from_weights(name: str, sources: list[Run], row: Options, setting: Options, mean: bool = False) -> list[Run]:
     """Return runs that start from the models of other runs: from the global one, or from the mean of the clients'."""
     runs = []
-    for seed, source in zip(SEEDS, of, strict=True):
+    for seed, source in zip(SEEDS, sources, strict=True):
         weights = source.folder / ("mean.safetensors" if mean else "global.safetensors")
         if not weights.is_file():
             last = str(source.folder / "checkpoints" / "last.ckpt")
@@ -133,17 +133,17 @@ def cell(runs: list[Run], kind: str, domains: str) -> str:
     return " / ".join(show(np.array([score(run, kind, domains, metric) for run in runs])) for metric in METRICS)
 
 
-def compare_methods(name: str, found: dict[str, list[Run]]) -> str:
+def compare_methods(name: str, runs_of: dict[str, list[Run]]) -> str:
     """Tables 2 and 3, and Table 6 without its last row."""
-    local = found["Local"]
+    local = runs_of["Local"]
     rows = [
         ["clients alone", cell(local, "personalised", "seen"), cell(local, "personalised", "unseen")],
         ["features side by side", "-", cell(local, "ensemble", "unseen")],
     ]
     rows += [[label, cell(runs, "global", "seen"), cell(runs, "global", "unseen")]
-             for label, runs in found.items() if label != "Local"]  # fmt: skip
+             for label, runs in runs_of.items() if label != "Local"]  # fmt: skip
     headers = [f"{name}, mAP / rank-1", "clients' own domains", "unseen domains"]
-    pairs = differences(found["FedReID"], found["FedAvg"], "global", "unseen")
+    pairs = differences(runs_of["FedReID"], runs_of["FedAvg"], "global", "unseen")
     return f"{tabulate(rows, headers=headers)}\nFedReID minus FedAvg, mAP on unseen domains, by seed: {pairs}"
 
 
@@ -161,10 +161,10 @@ def differences(ours: list[Run], theirs: list[Run], kind: str, domains: str) -> 
     return ", ".join(f"{gain:+.1f}" for gain in gains)
 
 
-def compare_noise(name: str, found: dict[str, list[Run]]) -> str:
+def compare_noise(name: str, runs_of: dict[str, list[Run]]) -> str:
     """Figure 3, and differential privacy."""
     rows = []
-    for label, runs in found.items():
+    for label, runs in runs_of.items():
         kind = "global" if f"test/global/unseen/{METRICS[0]}" in runs[0].summary["final"]["metrics"] else "personalised"
         epsilon = runs[0].log[ROUNDS].get("privacy/epsilon", float("nan"))
         bound = "-" if np.isnan(epsilon) else f"{epsilon:.0f}"
@@ -172,13 +172,13 @@ def compare_noise(name: str, found: dict[str, list[Run]]) -> str:
     return tabulate(rows, headers=[f"{name}, mAP / rank-1", "models", "unseen domains", "epsilon"])
 
 
-def study(name: str, setting: Options, others: dict[str, Options], folder: Path, weights: str) -> None:
-    """Run and print all tables of one data set; ``others``: names of clients to tune for -> their data."""
-    found = run_all(METHODS, setting, folder, weights)
-    found["parameter average"] = from_weights("parameter average", found["Local"], NOBODY, setting, mean=True)
-    print(compare_methods(name, found), end="\n\n", flush=True)
-    for who, data in {"own clients": (), **others}.items():
-        tuned = {label: from_weights(f"{who}, {label}", found["FedReID"], row, (*setting, *data))
+def study(name: str, setting: Options, clients: dict[str, Options], folder: Path, weights: str) -> None:
+    """Run and print all tables of one data set; ``clients``: more clients to tune for -> their data."""
+    runs_of = run_all(METHODS, setting, folder, weights)
+    runs_of["parameter average"] = from_weights("parameter average", runs_of["Local"], NOBODY, setting, mean=True)
+    print(compare_methods(name, runs_of), end="\n\n", flush=True)
+    for who, data in {"own clients": (), **clients}.items():
+        tuned = {label: from_weights(f"{who}, {label}", runs_of["FedReID"], row, (*setting, *data))
                  for label, row in TUNED.items()}  # fmt: skip
         print(compare_tuning(f"{name}, {who}", tuned), end="\n\n", flush=True)
 

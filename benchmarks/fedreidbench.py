@@ -79,35 +79,35 @@ def compare_scenarios(setting: Setting, runs: Path) -> str:
     rows = []
     for name, partition in (("by camera", ("by_camera",)), ("by identity", ("by_identity",)), ("union", ("union",))):
         options = (*setting.divided, *FEDPAV, "--data.partition", *partition, "--data.parts", str(setting.parts))
-        found = [fit(runs / f"{name}-{s}", *setting.config, *options, "--seed_everything", str(s)) for s in SEEDS]
-        rows.append([name, *(show(np.array([score(r, "global", "seen", m) for r in found])) for m in ("mAP", "rank1"))])
+        group = [fit(runs / f"{name}-{s}", *setting.config, *options, "--seed_everything", str(s)) for s in SEEDS]
+        rows.append([name, *(show(np.array([score(r, "global", "seen", m) for r in group])) for m in ("mAP", "rank1"))])
     return tabulate(rows, headers=[f"FedPav, {setting.name}", "mAP", "rank-1"])
 
 
 def compare_methods(setting: Setting, runs: Path) -> str:
     """Tables 3, 4, 7 and 8, Figure 6: each client's own data, by method and kind of model; and who gains."""
-    found: dict[str, list[Run]] = {}
+    runs_of: dict[str, list[Run]] = {}
     for name, options in METHODS.items():
         public = ("--data.public", setting.data.federated.unseen[0]) if "KD" in name else ()
         every = (*setting.config, *setting.options, *options, *public)
-        found[name] = [fit(runs / f"{name}-{s}", *every, "--seed_everything", str(s)) for s in SEEDS]
+        runs_of[name] = [fit(runs / f"{name}-{s}", *every, "--seed_everything", str(s)) for s in SEEDS]
     sizes = {client.name: client.num_images for client in setting.data.federated.clients}
-    local = found.pop("Local")
+    local = runs_of.pop("Local")
     columns: dict[str, tuple[list[Run], str]] = {"Local": (local, "personalised")}
-    for name, group in found.items():
+    for name, group in runs_of.items():
         columns |= {f"{name}, {kind}": (group, kind) for kind in ("global", "local")}
     per_client = {
         label: {client: np.array([score(run, kind, client) for run in group]) for client in sizes}
         for label, (group, kind) in columns.items()
     }
     rows: list[list[object]] = [
-        [client, sizes[client], *(show(of[client]) for of in per_client.values())] for client in sizes
+        [client, sizes[client], *(show(scores[client]) for scores in per_client.values())] for client in sizes
     ]
-    rows.append(["mean", "", *(show(np.mean(list(of.values()), axis=0)) for of in per_client.values())])
-    lines = [tabulate(rows, headers=["mAP", "images", *per_client]), *map(fluctuation, found, found.values())]
-    for label, of in per_client.items():
+    rows.append(["mean", "", *(show(np.mean(list(scores.values()), axis=0)) for scores in per_client.values())])
+    lines = [tabulate(rows, headers=["mAP", "images", *per_client]), *map(fluctuation, runs_of, runs_of.values())]
+    for label, scores in per_client.items():
         if label != "Local":
-            gains = {client: float((of[client] - per_client["Local"][client]).mean()) for client in sizes}
+            gains = {client: float((scores[client] - per_client["Local"][client]).mean()) for client in sizes}
             order = spearmanr(list(sizes.values()), list(gains.values())).statistic
             lines.append(f"{label}: gain over Local by size of the client, rank correlation {order:+.2f}")
     return "\n".join(lines)

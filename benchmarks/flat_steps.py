@@ -83,8 +83,8 @@ def measure(size: int, tensors: int, repeats: int, optimizer: Callable[..., Any]
     assert [rival.optimizer.is_flat for rival in rivals] == [True, False]
     steps = max(3, int(0.05 / min(seconds(rival, 3) for rival in rivals)))
     taken = [[seconds(rival, steps) for rival in rivals] for _ in range(repeats)]
-    for one, other in zip(rivals[0].parameters, rivals[1].parameters, strict=True):
-        assert torch.equal(one, other)
+    for flat_tensor, plain_tensor in zip(rivals[0].parameters, rivals[1].parameters, strict=True):
+        assert torch.equal(flat_tensor, plain_tensor)
     flat, plain = (1e6 * statistics.median(column) / tensors for column in zip(*taken, strict=True))
     return flat, plain
 

@@ -159,9 +159,9 @@ def score_table(groups: Mapping[str, RunGroup]) -> str:
     """Return the scores of all rows."""
     rows = []
     for name, group in groups.items():
-        own, unseen = chosen(group, "seen"), chosen(group, "unseen")
+        seen, unseen = chosen(group, "seen"), chosen(group, "unseen")
         rounds = ", ".join(map(str, unseen.rounds["chosen"]))
-        rows.append([name, own.cell("chosen"), unseen.cell("chosen"), rounds, unseen.cell("oracle"),
+        rows.append([name, seen.cell("chosen"), unseen.cell("chosen"), rounds, unseen.cell("oracle"),
                      unseen.cell("gap")])  # fmt: skip
     headers = ["row", "own, mAP / rank-1", "unseen", "round, by seed", "oracle", "gap"]
     return tabulate(rows, headers=headers, disable_numparse=True)
@@ -197,7 +197,7 @@ def study(title: str, start: Start, methods: dict[str, Options], claims: tuple[C
         for method, options in methods.items():
             folder = args.runs / title / f"{method.replace(', ', '-').replace(' ', '-')}-{seed}"
             runs[method].append(fit(folder, *common, *options, *of_seed))
-    groups = {method: RunGroup(method, tuple(found)) for method, found in runs.items()}
+    groups = {method: RunGroup(method, tuple(method_runs)) for method, method_runs in runs.items()}
     print(
         f"{title}, {rounds} rounds",
         score_table(groups),

@@ -75,13 +75,13 @@ def scarce(folder: Path) -> Path:
 
 def generate(folder: Path, seed: int, steps: int) -> str:
     """Write the generated images of one seed, of all rows; return the table of its generators."""
-    of = ("--config", str(CONFIG), "--config", str(scarce(folder)))
+    configs = ("--config", str(CONFIG), "--config", str(scarce(folder)))
     for name in ("copies", "oracle"):
         if not generated(folder, name, seed).is_dir():
             draw(folder, name, seed)
     generators = folder / f"generators-{seed}"
-    said = fedsim(
-        "augment", "fit", *of, "--settings", str(SETTINGS), "--training.steps", str(steps), "--seed", str(seed),
+    table = fedsim(
+        "augment", "fit", *configs, "--settings", str(SETTINGS), "--training.steps", str(steps), "--seed", str(seed),
         "--device", "cpu", "--output", str(generators),
     )  # fmt: skip
     for labels in GENERATORS:
@@ -90,11 +90,11 @@ def generate(folder: Path, seed: int, steps: int) -> str:
             partial = images.with_name(f"{images.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)  # of an interrupted call
             fedsim(
-                "augment", "write", *of, "--generators", str(generators), "--labels", labels, "--seed", str(seed),
+                "augment", "write", *configs, "--generators", str(generators), "--labels", labels, "--seed", str(seed),
                 "--device", "cpu", "--output", str(partial),
             )  # fmt: skip
             partial.rename(images)
-    return said
+    return table
 
 
 def draw(folder: Path, name: str, seed: int) -> None:
@@ -122,7 +122,7 @@ def generated(folder: Path, name: str, seed: int) -> Path:
 
 def run_all(folder: Path, rounds: int) -> dict[str, list[Run]]:
     """Return the runs of each row, one per seed."""
-    found: dict[str, list[Run]] = {name: [] for name in ROWS}
+    runs: dict[str, list[Run]] = {name: [] for name in ROWS}
     for seed in SEEDS:
         for name, epochs in ROWS.items():
             options = ["--config", str(CONFIG), "--config", str(scarce(folder)), "--seed_everything", str(seed)]
@@ -131,29 +131,29 @@ def run_all(folder: Path, rounds: int) -> dict[str, list[Run]]:
             if not name.startswith("none"):
                 options += ["--data.generated.root", str(generated(folder, name, seed))]
                 options += ["--data.generated.share", "0.5"]
-            found[name].append(fit(folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}", *options))
-    return found
+            runs[name].append(fit(folder / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}", *options))
+    return runs
 
 
-def scores(runs: list[Run], where: str, metric: str = "mAP") -> NDArray[np.float64]:
+def scores(runs: list[Run], domain: str, metric: str = "mAP") -> NDArray[np.float64]:
     """Return a score, percent, for each seed."""
-    return np.array([score(run, *WHERE[where], metric) for run in runs])
+    return np.array([score(run, *WHERE[domain], metric) for run in runs])
 
 
-def score_table(found: dict[str, list[Run]]) -> str:
+def score_table(runs_of: dict[str, list[Run]]) -> str:
     """Return ``mAP / rank-1`` of each row over seeds."""
     table = [
-        [name, *(" / ".join(show(scores(runs, where, metric)) for metric in METRICS) for where in WHERE)]
-        for name, runs in found.items()
+        [name, *(" / ".join(show(scores(runs, domain, metric)) for metric in METRICS) for domain in WHERE)]
+        for name, runs in runs_of.items()
     ]
-    return tabulate(table, headers=["generated images", *(f"{where}, mAP / rank-1" for where in WHERE)])
+    return tabulate(table, headers=["generated images", *(f"{domain}, mAP / rank-1" for domain in WHERE)])
 
 
-def change_table(found: dict[str, list[Run]]) -> str:
+def change_table(runs_of: dict[str, list[Run]]) -> str:
     """Return what generated images change against as much work without them, in mAP, seed by seed."""
     table = []
     for name in [name for name in ROWS if name != "none, equal work"]:
-        gains = [scores(found[name], where) - scores(found["none, equal work"], where) for where in WHERE]
+        gains = [scores(runs_of[name], domain) - scores(runs_of["none, equal work"], domain) for domain in WHERE]
         table.append([name, *(", ".join(f"{gain:+.1f}" for gain in of_seeds) for of_seeds in gains)])
     return tabulate(table, headers=["change in mAP, by seed", *WHERE], disable_numparse=True)
 
@@ -167,8 +167,8 @@ def main() -> None:
     args = parser.parse_args()
     for seed in SEEDS:
         print(generate(args.runs, seed, args.steps), flush=True)
-    found = run_all(args.runs, args.rounds)
-    print(score_table(found), change_table(found), sep="\n\n", flush=True)
+    runs_of = run_all(args.runs, args.rounds)
+    print(score_table(runs_of), change_table(runs_of), sep="\n\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Pool(ReIDSource):
 
 
 class Ticks(Callback):
-    """Tells a clock when rounds begin and end."""
+    """Reports to a clock when rounds begin and end."""
 
     def __init__(self, clock: RoundClock) -> None:
         self.clock = clock
@@ -164,10 +164,10 @@ def ratio(above: Sequence[Result], below: Sequence[Result], key: str) -> str:
 def table(results: Results, engines: Sequence[str], numbers: Sequence[int]) -> str:
     """Return a row per engine and number of clients."""
     rows = [
-        [engine, f"{n:,}", cell(of, "assembly", form=".1f"), cell(of, "assembly_seconds", form=".1f"),
-         cell(of, "kb", form=".1f"), cell(of, "cpu", 1e3), ratio(of, results[engine, numbers[0]], "cpu"),
-         cell(of, "seconds", 1e3), cell(of, "peak"), cell(of, "slope", form="+.3f")]
-        for engine, n in product(engines, numbers) for of in [results[engine, n]]
+        [engine, f"{n:,}", cell(repeats, "assembly", form=".1f"), cell(repeats, "assembly_seconds", form=".1f"),
+         cell(repeats, "kb", form=".1f"), cell(repeats, "cpu", 1e3), ratio(repeats, results[engine, numbers[0]], "cpu"),
+         cell(repeats, "seconds", 1e3), cell(repeats, "peak"), cell(repeats, "slope", form="+.3f")]
+        for engine, n in product(engines, numbers) for repeats in [results[engine, n]]
     ]  # fmt: skip
     headers = ["engine", "clients", "assembly CPU-s", "assembly s", "KB / client", "CPU-ms / round", "ratio",
                "ms / round", "peak MB", "MB / round"]  # fmt: skip
@@ -204,7 +204,7 @@ def main() -> None:
     print(table(results, engines, args.clients))
     if args.python:
         print(f"\n{comparison(results, args.clients)}")
-        sizes = {of[0]["parameters"] for (engine, _), of in results.items() if engine != FEDSIM[0]}
+        sizes = {repeats[0]["parameters"] for (engine, _), repeats in results.items() if engine != FEDSIM[0]}
         if len(sizes) > 1:
             sys.exit(f"the engines averaged networks of different sizes: {sorted(sizes)} parameters")
 

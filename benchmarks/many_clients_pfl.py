@@ -78,7 +78,7 @@ class Network(nn.Module):
 
 
 class Ticks(TrainingProcessCallback[PyTorchModel]):
-    """Tells the clock when rounds begin and end."""
+    """Reports to the clock when rounds begin and end."""
 
     def __init__(self, clock: RoundClock) -> None:
         self.clock = clock

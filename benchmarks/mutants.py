@@ -114,8 +114,8 @@ def all_mutants(area: str, file: Path) -> Iterator[Mutant]:
             case ast.BoolOp(op=op, values=values):
                 word = " or " if isinstance(op, ast.And) else " and "
                 yield made(node, f"({word.join(f'({ast.unparse(value)})' for value in values)})")
-            case ast.Call(func=func, args=[first, second, *rest], keywords=keywords) if ast.unparse(func) not in EQUAL:
-                swapped = ast.Call(func=func, args=[second, first, *rest], keywords=keywords)
+            case ast.Call(func=func, args=[first, second, *tail], keywords=keywords) if ast.unparse(func) not in EQUAL:
+                swapped = ast.Call(func=func, args=[second, first, *tail], keywords=keywords)
                 yield made(node, ast.unparse(swapped))
             case ast.Constant(value=int(value)) if not isinstance(value, bool):
                 yield made(node, str(value + 1))
@@ -145,8 +145,8 @@ def draw(seed: int) -> list[Mutant]:
     rng, drawn = random.Random(seed), []
     for area, names in AREAS.items():
         files = [path for name in names for path in _files(ROOT / "src" / "fedsim" / name)]
-        found = {(m.file, m.start, m.after): m for file in files for m in all_mutants(area, file) if _is_new(m)}
-        drawn += rng.sample([found[key] for key in sorted(found)], PER_AREA)
+        mutants = {(m.file, m.start, m.after): m for file in files for m in all_mutants(area, file) if _is_new(m)}
+        drawn += rng.sample([mutants[key] for key in sorted(mutants)], PER_AREA)
     return drawn
 
 
@@ -162,12 +162,12 @@ def _is_new(mutant: Mutant) -> bool:
 
 def files_that_run(mutant: Mutant, coverage: CoverageData) -> list[str]:
     """Return the test files that run a line of a mutant's expression; those of doctests are files of ``src``."""
-    lines, found = range(mutant.line, mutant.line + mutant.before.count("\n") + 1), set[str]()
+    lines, files = range(mutant.line, mutant.line + mutant.before.count("\n") + 1), set[str]()
     for path in coverage.measured_files():
         if path.endswith(f"src/fedsim/{mutant.file}"):
             contexts = coverage.contexts_by_lineno(path)
-            found |= {context for line in lines for context in contexts.get(line, [])}
-    return sorted(found - {""})
+            files |= {context for line in lines for context in contexts.get(line, [])}
+    return sorted(files - {""})
 
 
 def kill(mutant: Mutant, suite: Path, jobs: int, coverage: CoverageData | None = None) -> dict[str, object]:
@@ -244,11 +244,11 @@ def main() -> None:
     if args.coverage:
         coverage = CoverageData(str(args.coverage))
         coverage.read()
-    known = {(r["file"], r["start"], r["after"]) for r in done}
+    written = {(r["file"], r["start"], r["after"]) for r in done}
     for mutant in (mutant for mutant in draw(args.seed) if mutant.area in args.areas):
         if args.list:
             print(f"{mutant.area:9} {mutant.name}")
-        elif (mutant.file, mutant.start, mutant.after) not in known:
+        elif (mutant.file, mutant.start, mutant.after) not in written:
             result = kill(mutant, args.suite, args.jobs, coverage)
             with args.out.open("a") as file:
                 file.write(json.dumps(result) + "\n")

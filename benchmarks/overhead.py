@@ -306,9 +306,9 @@ def _now() -> tuple[float, float]:
 
 def start_weights(model: Federation) -> dict[str, Tensor]:
     """Return the initial global model by the names of :class:`Net`."""
-    (resident,) = model.parts.models.values()
-    vector = model.state_dict()[f"server.vectors.{resident.arch}"]
-    names = {e.name: vector[e.span].view(e.shape).clone() for e in resident.flat.shared_entries}
+    (flat_model,) = model.parts.models.values()
+    vector = model.state_dict()[f"server.vectors.{flat_model.arch}"]
+    names = {e.name: vector[e.span].view(e.shape).clone() for e in flat_model.flat.shared_entries}
     return {name.replace("backbone.", "body."): tensor for name, tensor in names.items()}
 
 
@@ -322,8 +322,8 @@ def compare(case: Case, rounds: int, reduction: str, flat_step: bool) -> list[An
     equal = all(torch.equal(tensor, alternate.loop.weights[name]) for name, tensor in start_weights(model).items())
     wall, cpu, loop_wall, loop_cpu = alternate.medians()
     per_batch = 1e6 * (cpu - loop_cpu) / (case.clients * case.batches)
-    how = f"{reduction}, {'flat' if flat_step else 'tensor'} steps"
-    return [case.name, how, f"{1e3 * wall:.2f}", f"{1e3 * loop_wall:.2f}", f"{wall / loop_wall:.3f}",
+    variant = f"{reduction}, {'flat' if flat_step else 'tensor'} steps"
+    return [case.name, variant, f"{1e3 * wall:.2f}", f"{1e3 * loop_wall:.2f}", f"{wall / loop_wall:.3f}",
             f"{cpu / loop_cpu:.3f}", f"{per_batch:+.1f}", "yes" if equal else "no"]  # fmt: skip
 
 
@@ -363,12 +363,12 @@ class Clock(Callback):
         return float(np.median(np.diff(self.ends[5:])))
 
 
-def run_alone(case: Case, which: str, rounds: int, devices: int) -> None:
+def run_alone(case: Case, engine: str, rounds: int, devices: int) -> None:
     """Run fedsim or the plain loop by itself; print seconds of a round and peak megabytes."""
     torch.set_num_threads(1)
     clock = Clock()
     model, data = make_federation(case)
-    if which == "fedsim":
+    if engine == "fedsim":
         run_federation(model, data, rounds, [clock], devices)
     else:
         model.assemble(data, 0, 1, torch.device("cpu"))
@@ -397,8 +397,8 @@ def compare_ranks(rounds: int, repeats: int) -> str:
         for devices, values in seconds.items():
             values.append(in_a_process("--alone", "fedsim", "--case", "cnn", "--rounds", str(rounds),
                                        "--devices", str(devices))["seconds"])  # fmt: skip
-    one, two = (statistics.median(values) for values in seconds.values())
-    return tabulate([[CASES["cnn"].name, f"{1e3 * one:.1f}", f"{1e3 * two:.1f}", f"{two / one:.3f}"]],
+    on_one, on_two = (statistics.median(values) for values in seconds.values())
+    return tabulate([[CASES["cnn"].name, f"{1e3 * on_one:.1f}", f"{1e3 * on_two:.1f}", f"{on_two / on_one:.3f}"]],
                     headers=["work", "1 rank, ms", "2 ranks, ms", "ratio"], tablefmt="github")  # fmt: skip
 
 
@@ -406,8 +406,8 @@ def compare_memory(rounds: int) -> str:
     """Peak memory of fedsim and of the plain loop, each in a process with the same imports."""
     rows = []
     for key, case in CASES.items():
-        alone = {w: in_a_process("--alone", w, "--case", key, "--rounds", str(rounds)) for w in ("fedsim", "loop")}
-        ours, theirs = (alone[which]["megabytes"] for which in ("fedsim", "loop"))
+        measured = {w: in_a_process("--alone", w, "--case", key, "--rounds", str(rounds)) for w in ("fedsim", "loop")}
+        ours, theirs = (measured[engine]["megabytes"] for engine in ("fedsim", "loop"))
         rows.append([case.name, f"{ours:.0f}", f"{theirs:.0f}", f"{ours / theirs:.3f}"])
     return tabulate(rows, headers=["work", "fedsim MB", "by hand MB", "ratio"], tablefmt="github")
 

@@ -133,9 +133,9 @@ def verdict(gains: NDArray[np.float64]) -> str:
 def score_table(runs: Runs) -> str:
     """Return ``mAP / rank-1`` of all models over seeds."""
     rows = []
-    for method, found in runs.items():
+    for method, method_runs in runs.items():
         for kind in ("global", "local", "personalised"):
-            cells = [_cell(found, kind, domains) for domains in ("seen", "unseen")]
+            cells = [_cell(method_runs, kind, domains) for domains in ("seen", "unseen")]
             if set(cells) != {"-"}:
                 rows.append([method, kind, *cells])
     return tabulate(rows, headers=["method", "model", "own, mAP / rank-1", "unseen"])
@@ -161,10 +161,10 @@ def client_table(runs: Runs) -> str:
     test = "test/personalised/"
     names = [name.removeprefix(test).removesuffix("/mAP") for name in runs["LSN"][0].summary["final"]["metrics"]
              if name.startswith(test) and name.endswith("/mAP")]  # fmt: skip
-    alone: Model = ("Local", "personalised")
+    baseline: Model = ("Local", "personalised")
     models: tuple[Model, ...] = (("FedPav", "global"), ("LSN", "personalised"), ("FedReID", "global"))
     rows = [
-        [name, show(mean_ap(runs, alone, name)), *(by_seed(gain(runs, model, alone, name)) for model in models)]
+        [name, show(mean_ap(runs, baseline, name)), *(by_seed(gain(runs, model, baseline, name)) for model in models)]
         for name in names
         if name not in {"seen", "unseen"}
     ]

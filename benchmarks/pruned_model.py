@@ -29,7 +29,7 @@ from fedsim.training.statistics import shared_names
 TURNS, IMAGES, SIZE = 15, 4, (256, 128)
 
 
-def make_resident() -> FlatModel:
+def make_flat_model() -> FlatModel:
     """A ResNet-50 with random weights."""
     torch.manual_seed(0)
     model = ReIDModel(ResNet(depth=50), Neck(kind="bnneck"))
@@ -53,7 +53,7 @@ def seconds_of(models: list[nn.Module], images: torch.Tensor) -> list[float]:
 def main() -> None:
     """Measure, and print a table."""
     torch.set_num_threads(1)
-    dense, pruned = make_resident(), make_resident()
+    dense, pruned = make_flat_model(), make_flat_model()
     layers, mask = prunable_layers(pruned), full_mask(pruned)
     vector = pruned.shared[: len(mask)]
     rows: list[list[object]] = []
@@ -62,12 +62,12 @@ def main() -> None:
         ("layer-wise mask of 70 %", lambda: layerwise_magnitude_mask(vector, mask, layers, 0.7)),
     ):
         start = time.perf_counter()
-        found = make()
+        pruning_mask = make()
         rows.append([f"seconds: {name}", f"{time.perf_counter() - start:.2f}"])
     taken = []
     for _ in range(TURNS):
         start = time.perf_counter()
-        zero_pruned_(vector, found)
+        zero_pruned_(vector, pruning_mask)
         taken.append(time.perf_counter() - start)
     rows.append(["milliseconds: mask applied after a step", f"{1e3 * statistics.median(taken):.1f}"])
     models: list[nn.Module] = [dense.network.eval(), pruned.network.eval()]
@@ -75,7 +75,7 @@ def main() -> None:
         rows.append([f"milliseconds: forward pass of {IMAGES} images, {name}", f"{1e3 * seconds:.0f}"])
     entries = pruned.flat.shared_entries
     tensors = {e.name: pruned.flat.buffer[e.span].view(e.shape).clone() for e in entries}
-    names = {e.name for e in pruned.flat.shared_parameters if not found[e.span].all()}
+    names = {e.name for e in pruned.flat.shared_parameters if not pruning_mask[e.span].all()}
     with tempfile.TemporaryDirectory() as folder:
         save_file(tensors, Path(folder) / "dense")
         write_sparse(tensors, names, Path(folder) / "sparse")

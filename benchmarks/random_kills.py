@@ -4,8 +4,8 @@ A small run is started by ``fedsim fit --ckpt_path last`` until a random process
 random time so many times; then it may finish. The result is compared with that of a run that nothing interrupts:
 
     python benchmarks/random_kills.py --kills 30 --ranks 2
-    python benchmarks/random_kills.py --kills 20 --ranks 2 --spans   # ranks share a client; compared with one rank
-    python benchmarks/random_kills.py --kills 20 --ranks 2 --buffered   # clients are under way; compared with one rank
+    python benchmarks/random_kills.py --kills 20 --ranks 2 --rank-groups  # ranks share a client; compared with one rank
+    python benchmarks/random_kills.py --kills 20 --ranks 2 --buffered     # clients are under way; compared alike
 
 Exits with 1 if a tensor differs, or if a process outlived the one that was killed.
 """
@@ -45,7 +45,7 @@ data:
   val: none
   size: [32, 16]
 """
-_SPANS = ["--model.client.micro_batch=4", "--model.clients.town0={local_epochs: 16}"]
+_RANK_GROUP = ["--model.client.micro_batch=4", "--model.clients.town0={local_epochs: 16}"]
 """town0 has more to do than all others, so both ranks train it."""
 _SLOW = "{down_mbit: 8, up_mbit: 4, images_per_second: 100, clients: {town1: {latency_ms: 9000}}}"
 _BUFFERED = ["--model.timing=Buffered", "--model.timing.buffer=2", f"--model.hardware={_SLOW}"]
@@ -83,8 +83,8 @@ def main() -> int:
         kills.append(kill)
         print(f"kill {len(kills)}: {kill}", file=sys.stderr, flush=True)
     finish(folder / "killed", args)
-    alone = {"ranks": 1} if args.spans or args.buffered else {}
-    finish(folder / "whole", argparse.Namespace(**vars(args) | alone))
+    on_one_rank = {"ranks": 1} if args.rank_groups or args.buffered else {}
+    finish(folder / "whole", argparse.Namespace(**vars(args) | on_one_rank))
     different = compare(read_result(folder / "killed"), read_result(folder / "whole"))
     print(summary(kills, different, args))
     return int(bool(different) or any(kill.orphans for kill in kills))
@@ -99,7 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--earliest", type=float, default=5.0, help="seconds from a start to a kill, at least")
     parser.add_argument("--latest", type=float, default=15.0, help="and at most; more, where processes start slowly")
     parser.add_argument("--seed", type=int, default=0, help="of times and victims")
-    parser.add_argument("--spans", action="store_true", help="let ranks share a client")
+    parser.add_argument("--rank-groups", action="store_true", help="let ranks share a client")
     parser.add_argument("--buffered", action="store_true", help="let rounds not wait for slow clients")
     parser.add_argument("--folder", help="for the two runs; default: a new temporary one")
     return parser.parse_args()
@@ -116,7 +116,7 @@ def started(folder: Path, args: argparse.Namespace) -> Iterator[tuple[subprocess
     config.write_text(CONFIG)
     options = ["--config", config, "--run_dir", folder, "--ckpt_path", "last"]
     options += [f"--trainer.devices={args.ranks}", f"--trainer.max_epochs={args.rounds}"]
-    options += (_SPANS if args.spans else []) + (_BUFFERED if args.buffered else [])
+    options += (_RANK_GROUP if args.rank_groups else []) + (_BUFFERED if args.buffered else [])
     command = [sys.executable, "-m", "fedsim", "fit", *map(str, options)]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process:
         yield process, log
@@ -161,13 +161,13 @@ def finish(folder: Path, args: argparse.Namespace) -> None:
 
 def processes_of(first: subprocess.Popen[bytes]) -> list[int]:
     """Return the ids of the live processes of a run, in ascending order: those of the session of its first process."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == first.pid and state not in "ZX":
-                found.append(int(entry.name))
-    return sorted(found)
+                pids.append(int(entry.name))
+    return sorted(pids)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def summary(kills: list[Kill], different: list[str], args: argparse.Namespace) -
     """Return a Markdown table."""
     in_start = sum(kill.seen == kill.before for kill in kills)
     rows = [
-        ("ranks", f"{args.ranks}, which share a client" if args.spans else args.ranks),
+        ("ranks", f"{args.ranks}, which share a client" if args.rank_groups else args.ranks),
         ("rounds", args.rounds),
         ("kills", len(kills)),
         ("of these of rank 0", sum(kill.victim == "rank 0" for kill in kills)),

@@ -106,15 +106,17 @@ def in_a_process(devices: int, rounds: int, micro_batch: int | None) -> dict[str
 def compare(rounds: int, repeats: int) -> str:
     """Return the table of one and two ranks, with and without micro-batches."""
     cases = {"whole batches": None, "micro-batches of 16": 16}
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {(case, n): [] for case in cases for n in (1, 2)}
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {(case, n): [] for case in cases for n in (1, 2)}
     for _ in range(repeats):
-        for case, devices in found:
-            found[case, devices].append(in_a_process(devices, rounds, cases[case]))
+        for case, devices in runs:
+            runs[case, devices].append(in_a_process(devices, rounds, cases[case]))
     rows = []
     for case in cases:
-        one, two = (statistics.median(run["seconds"] for run in found[case, n]) for n in (1, 2))
-        equal = len({run["loss"] for n in (1, 2) for run in found[case, n]}) == 1
-        rows.append([case, f"{1e3 * one:.0f}", f"{1e3 * two:.0f}", f"{one / two:.2f}x", "yes" if equal else "no"])
+        on_one, on_two = (statistics.median(run["seconds"] for run in runs[case, n]) for n in (1, 2))
+        equal = len({run["loss"] for n in (1, 2) for run in runs[case, n]}) == 1
+        rows.append(
+            [case, f"{1e3 * on_one:.0f}", f"{1e3 * on_two:.0f}", f"{on_one / on_two:.2f}x", "yes" if equal else "no"]
+        )
     headers = ["batches of 64", "1 rank, ms per round", "2 ranks, ms per round", "faster", "same loss to the last bit"]
     return tabulate(rows, headers, tablefmt="github")
 
@@ -131,8 +133,8 @@ def step_seconds(batch: int, micro_batch: int, repeats: int) -> float:
     return statistics.median(times[1:]) * batch / micro_batch
 
 
-def sum_on_two(rank: int, port: int, repeats: int, found: Any) -> None:
-    """Sum float64 gradients over two ranks; append the seconds of each sum to ``found``."""
+def sum_on_two(rank: int, port: int, repeats: int, queue: Any) -> None:
+    """Sum float64 gradients over two ranks; put the seconds of each sum into ``queue``."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     gradients = torch.ones(RESNET50, dtype=torch.float64)
@@ -141,7 +143,7 @@ def sum_on_two(rank: int, port: int, repeats: int, found: Any) -> None:
         start = time.perf_counter()
         dist.all_reduce(gradients)
         if rank == 0:
-            found.put(time.perf_counter() - start)
+            queue.put(time.perf_counter() - start)
     dist.destroy_process_group()
 
 
@@ -151,11 +153,11 @@ def bandwidth_of_two(repeats: int) -> float:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = torch.multiprocessing.get_context("spawn")
-    found = context.SimpleQueue()
-    ranks = [context.Process(target=sum_on_two, args=(rank, port, repeats, found)) for rank in range(2)]
+    queue = context.SimpleQueue()
+    ranks = [context.Process(target=sum_on_two, args=(rank, port, repeats, queue)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    seconds: float = statistics.median(found.get() for _ in range(repeats))
+    seconds: float = statistics.median(queue.get() for _ in range(repeats))
     for rank in ranks:
         rank.join()
     return 8 * RESNET50 / seconds / 1e9

@@ -115,8 +115,8 @@ def draw_features(
     centres: Tensor, is_distractor: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], noise: float, g: torch.Generator
 ) -> Tensor:
     """Return [n, LATENT] of length 1: centres plus noise of different strengths; each distractor has its own centre."""
-    others = torch.randn(centres.shape, generator=g)
-    centres = torch.where(torch.from_numpy(is_distractor)[:, None], others, centres)
+    own_centres = torch.randn(centres.shape, generator=g)
+    centres = torch.where(torch.from_numpy(is_distractor)[:, None], own_centres, centres)
     strength = noise * torch.exp(SPREAD * torch.randn(len(centres), 1, generator=g))
     return torch.nn.functional.normalize(centres + strength * torch.randn(centres.shape, generator=g))
 
@@ -195,8 +195,8 @@ def measure_memory(shape: str, regime: str, queries: int) -> float:
 
 def run_alone(work: Work) -> float:
     """Rank after a warm-up that loads libraries; return MB at the peak beyond what there was before."""
-    few = RetrievalLabels(*(np.arange(8) for _ in range(4)))
-    rank_features(work.query[:8], work.gallery[:8], few)
+    labels = RetrievalLabels(*(np.arange(8) for _ in range(4)))
+    rank_features(work.query[:8], work.gallery[:8], labels)
     with PeakMemory() as memory:
         rank_features(work.query, work.gallery, work.labels)
     return memory.megabytes
@@ -340,7 +340,7 @@ def make_environment(name: str) -> Path:
 
 
 def install(python: Path, packages: list[str]) -> bool:
-    """Call pip; tell why if it fails."""
+    """Call pip; print why if it fails."""
     command = [str(python), "-m", "pip", "install", "--quiet", *packages]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

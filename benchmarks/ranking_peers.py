@@ -146,8 +146,8 @@ def argsort_block(work: Slice, distances: NDArray[np.float32], rows: slice) -> t
     counts = match.sum(axis=1)
     counts = counts[counts > 0]
     starts = np.cumsum(counts) - counts
-    found = np.arange(1, len(ranks) + 1) - np.repeat(starts, counts)
-    return ranks[starts], np.add.reduceat(found / ranks, starts) / counts
+    matches_so_far = np.arange(1, len(ranks) + 1) - np.repeat(starts, counts)
+    return ranks[starts], np.add.reduceat(matches_so_far / ranks, starts) / counts
 
 
 # -- metric learning and information retrieval -------------------------------------------------------------------------
@@ -164,12 +164,12 @@ def open_metric_learning(work: Slice) -> Callable[[], Scores]:
     cameras, size = int(gallery_camids.max()) + 1, len(gallery)
 
     def score() -> Scores:
-        _, found, wanted = batched_knn_qg(
+        _, retrieved, wanted = batched_knn_qg(
             query, gallery, size, query_pids, gallery_pids, None, None,
             query_pids * cameras + query_camids, gallery_pids * cameras + gallery_camids,
         )  # fmt: skip
         scores = calc_retrieval_metrics(
-            found, wanted, cmc_top_k=(1,), precision_top_k=(), map_top_k=(size,), verbose=False
+            retrieved, wanted, cmc_top_k=(1,), precision_top_k=(), map_top_k=(size,), verbose=False
         )
         return float(scores["cmc"][1]), float(scores["map"][size])
 
@@ -205,11 +205,11 @@ def torchmetrics(work: Slice) -> Callable[[], Scores]:
     torch = one_thread()
     from torchmetrics.retrieval import RetrievalMAP
 
-    same = work.query_pids[:, None] == work.gallery_pids
-    keep = ~(same & (work.query_camids[:, None] == work.gallery_camids))
-    keep &= (same & keep).any(axis=1, keepdims=True)
+    same_identity = work.query_pids[:, None] == work.gallery_pids
+    keep = ~(same_identity & (work.query_camids[:, None] == work.gallery_camids))
+    keep &= (same_identity & keep).any(axis=1, keepdims=True)
     scores = torch.from_numpy((work.load("similarity")[keep] + 1) / 2)
-    target, index = torch.from_numpy(same[keep]), torch.from_numpy(np.nonzero(keep)[0])
+    target, index = torch.from_numpy(same_identity[keep]), torch.from_numpy(np.nonzero(keep)[0])
 
     def score() -> Scores:
         return None, float(RetrievalMAP()(scores, target, index))

@@ -1,4 +1,4 @@
-"""How real drawn people are: what features of other pictures tell about them. Nothing is trained.
+"""How real drawn people are: what features of other pictures show of them. Nothing is trained.
 
 A network that has seen photographs only finds people again in pictures as far as these hold what photographs hold:
 clothes, colours, bodies. Its mAP is the gauge of a new drawing, beside what raw pixels and untrained networks reach. A
@@ -109,9 +109,9 @@ def gauge(name: str, source: ReIDSource, size: Size, pretrained: dict[str, Backb
     extracts |= {label: [pooled(network)] for label, network in pretrained.items()}
     sets, rows = test_sets(source, size), []
     for label, features in extracts.items():
-        found = np.array([[scores_of(extract, data) for data in sets] for extract in features])  # [seeds, sets, 2]
-        means = " / ".join(show(column) for column in found.mean(axis=1).T)
-        rows.append([label, means, *(f"{value:.1f}" for value in found[:, :, 0].mean(axis=0))])
+        scores = np.array([[scores_of(extract, data) for data in sets] for extract in features])  # [seeds, sets, 2]
+        means = " / ".join(show(column) for column in scores.mean(axis=1).T)
+        rows.append([label, means, *(f"{value:.1f}" for value in scores[:, :, 0].mean(axis=0))])
     headers = [f"{name}, {size[0]} x {size[1]}", "mAP / rank-1", *(f"mAP, {data.name}" for data in sets)]
     return tabulate(rows, headers=headers, disable_numparse=True)
 

@@ -1,11 +1,11 @@
 """Robust aggregation when a fifth of the clients lie: 3 seeds, all declared here before a run.
 
 Ten clients of drawn people (configs/quickstart.yaml's network and optimizer, half of its images, batches of 8), two
-unseen data sets, 8 rounds of one epoch, everybody in every round. Two clients, town3 and town8, send
+unseen data sets, 8 rounds of one epoch, all clients in every round. Two clients, town3 and town8, send
 
 - ``flipped``: the received model minus their update times SIZE;
 - ``noise``: the received model plus Gaussian noise, SIZE times as large as their update is on average;
-- ``none``: their update, for the price of a rule where nobody lies.
+- ``none``: their update, for the price of a rule where no client lies.
 
 SIZE is 10. A second declaration, after the first had been read, has 100 (``--size 100``): noise of size 10 is averaged
 away. A client whose numbers leave the range of exact sums is left out of the round.
@@ -114,7 +114,7 @@ def main() -> None:
                 for domains in (HONEST, UNSEEN)
             ]
         rows.append(row)
-    headers = ["rule", *(f"{attack}: {where}" for attack in ATTACKS for where in ("seen", "unseen"))]
+    headers = ["rule", *(f"{attack}: {kind}" for attack in ATTACKS for kind in ("seen", "unseen"))]
     print(tabulate(rows, headers))
 
 

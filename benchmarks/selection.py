@@ -117,12 +117,12 @@ def length(rounds: int) -> tuple[str, ...]:
 
 def run_all(setting: tuple[str, ...], folder: Path) -> dict[Row, list[Run]]:
     """Return the runs of each row, one per seed."""
-    found: dict[Row, list[Run]] = {row: [] for row in rows()}
+    runs: dict[Row, list[Run]] = {row: [] for row in rows()}
     for seed in SEEDS:
         for row, options in rows().items():
-            how = (*setting, *COMMON, *options, "--seed_everything", str(seed))
-            found[row].append(fit(folder / f"{'-'.join(row).replace(', ', '-').replace(' ', '-')}-{seed}", *how))
-    return found
+            words = (*setting, *COMMON, *options, "--seed_everything", str(seed))
+            runs[row].append(fit(folder / f"{'-'.join(row).replace(', ', '-').replace(' ', '-')}-{seed}", *words))
+    return runs
 
 
 def run_equal(setting: tuple[str, ...], folder: Path) -> dict[str, list[Run]]:
@@ -151,10 +151,12 @@ def equal_tables(name: str, runs: dict[str, list[Run]]) -> str:
         table.append([row, *(", ".join(map(str, column)) for column in columns), sent, *cells])
     headers = ["selection", "rounds, by seed", "images", "steps", "GB sent", f"{name}: own, mAP / rank-1", "unseen"]
     gains = []
-    for row, other in itertools.product([row for row in runs if row.startswith("UCB")], runs):
-        if not other.startswith("UCB"):
-            by_domain = [own_scores(runs[row], d) - own_scores(runs[other], d) for d in DOMAINS]
-            gains.append([f"{row}, not {other}", *(", ".join(f"{gain:+.1f}" for gain in gains) for gains in by_domain)])
+    for row, control in itertools.product([row for row in runs if row.startswith("UCB")], runs):
+        if not control.startswith("UCB"):
+            by_domain = [own_scores(runs[row], d) - own_scores(runs[control], d) for d in DOMAINS]
+            gains.append(
+                [f"{row}, not {control}", *(", ".join(f"{gain:+.1f}" for gain in gains) for gains in by_domain)]
+            )
     changes = ["equal images: change in mAP, by seed", "own", "unseen"]
     tables = (
         tabulate(rows, headers=head, disable_numparse=True) for rows, head in ((table, headers), (gains, changes))
@@ -172,10 +174,10 @@ def scores(runs: list[Run], domains: str, metric: str = "mAP") -> NDArray[np.flo
     return np.array([score(run, "global", domains, metric) for run in runs])
 
 
-def score_table(name: str, found: dict[Row, list[Run]]) -> str:
+def score_table(name: str, runs_of: dict[Row, list[Run]]) -> str:
     """Return ``mAP / rank-1`` of each row over seeds, and how many client rounds it has trained."""
     table = []
-    for row, runs in found.items():
+    for row, runs in runs_of.items():
         trained = CLIENTS * ROUNDS if row[0] == "all" else SELECTED * ROUNDS
         cells = [" / ".join(show(scores(runs, domains, metric)) for metric in METRICS) for domains in DOMAINS]
         table.append([*row, trained, *cells])
@@ -183,7 +185,7 @@ def score_table(name: str, found: dict[Row, list[Run]]) -> str:
     return tabulate(table, headers=headers)
 
 
-def change_table(found: dict[Row, list[Run]]) -> str:
+def change_table(runs_of: dict[Row, list[Run]]) -> str:
     """Return what each factor changes, in mAP, seed by seed; then adaptive against plain, and UCB against random."""
     pairs: dict[str, list[tuple[Row, Row]]] = {}
     for place, (factor, (first, second)) in enumerate(FACTORS.items()):
@@ -196,17 +198,17 @@ def change_table(found: dict[Row, list[Run]]) -> str:
     pairs["attention as shipped, not none"] = [(SHIPPED, PLAIN)]
     table = []
     for label, compared in pairs.items():
-        gains = [mean_gain(found, compared, domains) for domains in DOMAINS]
+        gains = [mean_gain(runs_of, compared, domains) for domains in DOMAINS]
         table.append([label, *(", ".join(f"{gain:+.1f}" for gain in of_domains) for of_domains in gains)])
     return tabulate(
         table, headers=["change in mAP, by seed", "clients' own domains", "unseen domains"], disable_numparse=True
     )
 
 
-def mean_gain(found: dict[Row, list[Run]], compared: list[tuple[Row, Row]], domains: str) -> NDArray[np.float64]:
+def mean_gain(runs_of: dict[Row, list[Run]], compared: list[tuple[Row, Row]], domains: str) -> NDArray[np.float64]:
     """Return the mean over pairs of rows of the difference in mAP, for each seed."""
     gains: NDArray[np.float64] = np.mean(
-        [scores(found[a], domains) - scores(found[b], domains) for a, b in compared], 0
+        [scores(runs_of[a], domains) - scores(runs_of[b], domains) for a, b in compared], 0
     )
     return gains
 
@@ -230,8 +232,8 @@ def main() -> None:
     for name, setting in settings.items():
         print(equal_tables(name, run_equal(setting, args.runs / name)), end="\n\n", flush=True)
         if not args.equal:
-            found = run_all(setting, args.runs / name)
-            print(score_table(name, found), change_table(found), sep="\n\n", end="\n\n", flush=True)
+            runs_of = run_all(setting, args.runs / name)
+            print(score_table(name, runs_of), change_table(runs_of), sep="\n\n", end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

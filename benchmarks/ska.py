@@ -184,19 +184,19 @@ def cell(scores: list[Scores]) -> str:
     return " / ".join(show(column) for column in np.array(scores).T)
 
 
-def component_table(setting: Setting, found: dict[str, list[Run]]) -> str:
+def component_table(setting: Setting, runs_of: dict[str, list[Run]]) -> str:
     """Table 4, and whether Dual changes anything on the clients' own domains."""
     kinds = {"clients alone": "personalised"}  # on unseen domains the mean of the clients' scores
     rows = [
         [name, cell([own_scores(r) for r in runs]), cell([unseen_scores(r, kinds.get(name, "global")) for r in runs])]
-        for name, runs in found.items()
+        for name, runs in runs_of.items()
     ]
     lines = [tabulate(rows, headers=[f"{setting.name}, mAP / rank-1", "clients' own domains", "unseen domains"])]
     for name in ("+LSN", "+LSN+AN"):
-        pairs = zip(found[name], found[f"{name}+Dual"], strict=True)
-        same = all(personal_metrics(one) == personal_metrics(other) for one, other in pairs)
+        pairs = zip(runs_of[name], runs_of[f"{name}+Dual"], strict=True)
+        is_equal = all(personal_metrics(static) == personal_metrics(dual) for static, dual in pairs)
         lines.append(
-            f"{name} and {name}+Dual on the clients' own domains: {'the same numbers' if same else 'DIFFERENT'}"
+            f"{name} and {name}+Dual on the clients' own domains: {'the same numbers' if is_equal else 'DIFFERENT'}"
         )
     return "\n".join(lines)
 
@@ -206,11 +206,11 @@ def personal_metrics(run: Run) -> dict[str, float]:
     return {name: value for name, value in run.summary["final"]["metrics"].items() if "/personalised/" in name}
 
 
-def norm_table(setting: Setting, found: dict[str, list[Run]]) -> str:
+def norm_table(setting: Setting, runs_of: dict[str, list[Run]]) -> str:
     """Table 6, with attentive normalisation as in the paper, and without."""
     columns = {}
     for label, suffix in (("with AN", "+AN"), ("without AN", "")):
-        lsn, dual = found[f"+LSN{suffix}"], found[f"+LSN{suffix}+Dual"]
+        lsn, dual = runs_of[f"+LSN{suffix}"], runs_of[f"+LSN{suffix}+Dual"]
         columns[label] = {
             "Dual": [unseen_scores(run) for run in dual],
             "Avg": [unseen_scores(run) for run in lsn],
@@ -238,9 +238,9 @@ def main() -> None:
     chosen += [omniglot(args.omniglot)] if args.omniglot else []
     chosen += [grocery(args.grocery, args.weights)] if args.grocery else []
     for setting in chosen:
-        found = run_all(setting, args.runs / setting.name, args.jobs)
-        print(component_table(setting, found), end="\n\n")
-        print(norm_table(setting, found), end="\n\n", flush=True)
+        runs_of = run_all(setting, args.runs / setting.name, args.jobs)
+        print(component_table(setting, runs_of), end="\n\n")
+        print(norm_table(setting, runs_of), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -92,9 +92,9 @@ def main() -> int:
             for method, settings in METHODS.items():
                 torch.manual_seed(0)
                 seconds[method].append(seconds_of(settings, NETWORKS[name](), args.rounds))
-        for method, own in seconds.items():
-            ratio = min(own) / min(seconds["FedAvg+D"])
-            rows.append([name, method, f"{min(own):.2f}", f"{ratio:.2f}"])
+        for method, of_method in seconds.items():
+            ratio = min(of_method) / min(seconds["FedAvg+D"])
+            rows.append([name, method, f"{min(of_method):.2f}", f"{ratio:.2f}"])
             worst = max(worst, ratio)
     headers = ["network", "method", "CPU-s / round", "ratio"]
     print(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))

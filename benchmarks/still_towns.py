@@ -56,9 +56,9 @@ def main() -> None:
     for name, options in WEIGHTINGS.items():
         every = (*COMMON, "--model.method", "FedPav", *options, *(short if args.rounds else ()))
         runs = [fit(args.runs / f"{name}-{s}", *every, "--seed_everything", str(s)) for s in SEEDS]
-        mover, own = (np.array([score(run, "global", domain) for run in runs]) for domain in (MOVER, "seen"))
+        mover, seen = (np.array([score(run, "global", domain) for run in runs]) for domain in (MOVER, "seen"))
         weights = np.array([run.log[max(run.log)].get(f"train/{MOVER}/weight", np.nan) for run in runs])
-        rows.append([name, show(mover), show(own), show(100 * weights)])
+        rows.append([name, show(mover), show(seen), show(100 * weights)])
         means[name] = mover.mean()
     print(tabulate(rows, headers=["weights", f"mAP, {MOVER}", "mAP, all towns", f"last weight of {MOVER}, %"]))
     print(

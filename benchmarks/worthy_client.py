@@ -49,10 +49,10 @@ class OneWorthy(ReIDSource):
 
     def domains(self) -> list[Domain]:
         """Return them."""
-        found = {domain.name: domain for domain in SyntheticReID(clients=9, unseen=2).domains()}
-        small = [found[f"town{i}"] for i in range(4, 9)]
-        others = small if self.different else [replace(small[-1], name=f"copy{i}") for i in range(5)]
-        return [found["town0"], *others, found["new0"], found["new1"]]
+        domains = {domain.name: domain for domain in SyntheticReID(clients=9, unseen=2).domains()}
+        small = [domains[f"town{i}"] for i in range(4, 9)]
+        small_clients = small if self.different else [replace(small[-1], name=f"copy{i}") for i in range(5)]
+        return [domains["town0"], *small_clients, domains["new0"], domains["new1"]]
 
 
 def choice(row: str) -> Selection:
@@ -105,15 +105,15 @@ def main() -> None:
     parser.add_argument("--different", action="store_true", help="other clients have small towns of their own")
     args = parser.parse_args()
     logging.getLogger("fedsim").setLevel(logging.ERROR)
-    found = {row: [play(row, seed, args.rounds, args.different) for seed in SEEDS] for row in ROWS}
+    scores_of = {row: [play(row, seed, args.rounds, args.different) for seed in SEEDS] for row in ROWS}
     table = []
-    for row, scores in found.items():
+    for row, scores in scores_of.items():
         columns = {name: np.array([of_seed[name] for of_seed in scores]) for name in scores[0]}
         table.append([row, *(f"{values.mean():.1f} ± {values.std(ddof=1):.1f}" for values in columns.values())])
-    print(tabulate(table, headers=["selection", *found["UCB"][0]]))
-    for where in ("unseen", "seen"):
-        gains = (a[where] - b[where] for a, b in zip(found["UCB"], found["random"], strict=True))
-        print(f"UCB, not random, {where}, by seed:", ", ".join(f"{gain:+.1f}" for gain in gains))
+    print(tabulate(table, headers=["selection", *scores_of["UCB"][0]]))
+    for kind in ("unseen", "seen"):
+        gains = (a[kind] - b[kind] for a, b in zip(scores_of["UCB"], scores_of["random"], strict=True))
+        print(f"UCB, not random, {kind}, by seed:", ", ".join(f"{gain:+.1f}" for gain in gains))
 
 
 if __name__ == "__main__":

@@ -98,12 +98,12 @@ def entropy_causality_loop(parts, heads, labels, weights, cross_entropy=(0.0, 0.
 
 def stage_heads_of(model, arch="separating"):
     """The classifiers of SNR layers with which every client starts, weight and bias of each, in float64."""
-    resident = model.parts.models[arch]
-    entries = {e.name: e for e in resident.flat.entries if e.name.startswith("stage_heads.")}
+    flat_model = model.parts.models[arch]
+    entries = {e.name: e for e in flat_model.flat.entries if e.name.startswith("stage_heads.")}
     values = {}
     for name, entry in entries.items():
-        begin = entry.span.start - resident.flat.num_shared
-        values[name] = resident.initial_private[begin : begin + entry.numel].view(entry.shape).double()
+        begin = entry.span.start - flat_model.flat.num_shared
+        values[name] = flat_model.initial_private[begin : begin + entry.numel].view(entry.shape).double()
     return [[values[f"stage_heads.{i}.{part}"] for part in ("weight", "bias")] for i in range(2)]
 
 
@@ -207,9 +207,9 @@ def assert_personalised(model, expected, tolerance=2e-6):
         method.personalise(client)
         plain, head = expected[name]
         state = plain.state_dict() | {f"head.{n}": p.detach() for n, p in head.named_parameters()}
-        resident = client.model
-        personal = {e.name: resident.flat.buffer[e.span].view(e.shape) for e in resident.flat.entries}
-        personal |= {f"head.{n}": p.detach() for n, p in resident.head.named_parameters()}
+        flat_model = client.model
+        personal = {e.name: flat_model.flat.buffer[e.span].view(e.shape) for e in flat_model.flat.entries}
+        personal |= {f"head.{n}": p.detach() for n, p in flat_model.head.named_parameters()}
         assert personal.keys() == {n for n in state if "num_batches" not in n}
         for n, tensor in personal.items():
             torch.testing.assert_close(
@@ -222,10 +222,10 @@ def assert_personalised(model, expected, tolerance=2e-6):
         client.unload()
 
 
-def vector_of(model, resident):
+def vector_of(model, flat_model):
     """A plain model's state in the order of a flat buffer's shared entries, name -> tensor."""
     state = model.state_dict()
-    return {entry.name: state[entry.name] for entry in resident.flat.shared_entries}
+    return {entry.name: state[entry.name] for entry in flat_model.flat.shared_entries}
 
 
 def slow_retrieval(features, groups, cameras):

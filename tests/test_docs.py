@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
 from PIL import Image
 
 import fedsim.methods
@@ -203,9 +204,14 @@ def test_the_readme_names_every_extra_for_users():
 
 def test_a_release_is_the_same_in_all_files():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    version, day = re.findall(r"^## \[(\d\S*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    version, day = re.findall(r"^## \[(\d\S*)\] - (\S+)$", changelog, re.MULTILINE)[0]
     assert (cited["version"], str(cited["date-released"])) == (version, day)
-    assert fedsim.__version__ == version
+    if "## [Unreleased]" in changelog:  # runs of a development version cannot be taken for those of the release
+        assert Version(fedsim.__version__).is_devrelease
+        assert Version(fedsim.__version__) > Version(version)
+    else:
+        assert fedsim.__version__ == version
 
 
 def slow_dry_runs(text):

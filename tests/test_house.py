@@ -13,6 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import fedsim
 import plain_names
 
@@ -184,6 +186,7 @@ BINDINGS = {  # each binds NAME in a function
     "method": "class A:\n    def f(self):\n        {name} = 1",
     "nested": "def f():\n    def g({name}): pass",
 }
+FIELDS = ("class A:\n    {name}: int", "class A(B):\n    x: int = 0\n    {name}: list[int] = field()")
 
 
 def test_vague_names_are_refused_wherever_they_are_bound():
@@ -194,6 +197,9 @@ def test_vague_names_are_refused_wherever_they_are_bound():
         if [found for _, found in plain_names.vague_names(BINDINGS[kind].format(name=name))] == []:
             missed.append((kind, name))
     assert missed == []
+    for name in sorted(plain_names.VAGUE):
+        found = [[*plain_names.vague_names(field.format(name=name))] for field in FIELDS]
+        assert found == ([[(2, name)], [(3, name)]] if name in plain_names.VAGUE_FIELDS else [[], []])
     assert [*plain_names.vague_names("def f(self):\n    self.own = g(how=1)\n    members = {'what': 2}")] == []
 
 
@@ -203,6 +209,26 @@ def test_words_that_make_a_person_of_a_program_are_refused():
         ["nobody"], ["told"], ["Whoever", "tells"], ["tears"],
     ]  # fmt: skip
     assert [*plain_names.words("# The ranks report their losses.")] == []
+
+
+def test_no_docstring_of_the_package_begins_with_a_question():
+    begun = [
+        f"{path.relative_to(SOURCE)}:{line}: {words}"
+        for path in SOURCE.rglob("*.py")
+        for line, words in plain_names.asking_docstrings(path.read_text())
+    ]
+    assert begun == [], "name the thing: Return the files beside the images"
+
+
+@pytest.mark.parametrize(
+    "place", ["{}", "class A:\n    {}", "def f():\n    {}", "class A:\n    async def f():\n        {}"]
+)
+def test_docstrings_that_begin_with_a_question_are_found(place):
+    for text in ("What it does.", "Who pays.", "Return what is left.", "Yield what\n    is left."):
+        [(line, words)] = plain_names.asking_docstrings(place.format(f'"""{text}"""'))
+        assert (line, text.replace("\n    ", " ").startswith(words)) == (place.count("\n") + 1, True)
+    for text in ("Whatever.", "Return whatever.", "Whose it is.", "The files: what is left.", "Return the files."):
+        assert [*plain_names.asking_docstrings(place.format(f'"""{text}"""'))] == []
 
 
 def test_no_two_public_classes_have_one_name():

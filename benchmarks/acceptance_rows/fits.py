@@ -53,8 +53,8 @@ def doctor(bench: Bench) -> Outcome:
     done = subprocess.run([sys.executable, "-m", "fedsim", *command], capture_output=True, text=True, check=False)
     if not done.stdout:
         return Outcome(f"ends with code {done.returncode}: {done.stderr.strip()[-200:]}", "0", holds=False)
-    found = [finding["what"] for finding in json.loads(done.stdout)["findings"] if finding["blocks"]]
-    return Outcome(f"{len(found)} in the way" + (f": {found[0]}" if found else ""), "0", not found)
+    problems = [finding["problem"] for finding in json.loads(done.stdout)["findings"] if finding["blocks"]]
+    return Outcome(f"{len(problems)} in the way" + (f": {problems[0]}" if problems else ""), "0", not problems)
 
 
 def repeated(bench: Bench) -> Outcome:
@@ -82,9 +82,9 @@ def nccl_alone(bench: Bench) -> Outcome:
 def shared(bench: Bench) -> Outcome:
     """Run the same fit on two ranks of one GPU; the figure says how long rounds take beside those of one rank."""
     bench.need_gpu("ranks share GPUs, not CPUs")
-    one, two = finished(bench, "first"), finished(bench, "shared", 2, "--trainer.strategy.ranks_per_device=2")
-    outcome = compare("1 rank and 2 of one GPU", one, two)
-    ratio = seconds_of(two) / seconds_of(one)
+    on_one, on_two = finished(bench, "first"), finished(bench, "shared", 2, "--trainer.strategy.ranks_per_device=2")
+    outcome = compare("1 rank and 2 of one GPU", on_one, on_two)
+    ratio = seconds_of(on_two) / seconds_of(on_one)
     return Outcome(f"{outcome.figure}; rounds take {ratio:.2f} of the time", outcome.bar, outcome.holds)
 
 
@@ -160,7 +160,7 @@ def start(
 
     Args:
         words: the command.
-        own_session: its processes can be told apart from others.
+        own_session: its processes are a group of their own.
         environ: what its environment has beside ours.
         log: a file for its output, which can be read while it runs; None: a pipe.
     """
@@ -183,23 +183,23 @@ def finish(process: subprocess.Popen[str]) -> str:
     output, _ = process.communicate()
     if process.returncode:
         lines = [line for line in output.splitlines() if line.strip()]
-        said = next((line for line in lines if line.startswith("fedsim: error")), "".join(lines[-1:]))
-        raise RuntimeError(f"a fit ended with code {process.returncode}: {said}")
+        error = next((line for line in lines if line.startswith("fedsim: error")), "".join(lines[-1:]))
+        raise RuntimeError(f"a fit ended with code {process.returncode}: {error}")
     return output
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------
 
 
-def compare(what: str, first: Path, second: Path) -> Outcome:
+def compare(title: str, first: Path, second: Path) -> Outcome:
     """Compare all tensors of two runs: global vectors, and private states of all clients."""
-    here, there = tensors_of(first), tensors_of(second)
-    if here.keys() != there.keys() or not here:
-        return Outcome(f"{what}: checkpoints of {len(here)} and {len(there)} tensors", "equal bits", holds=False)
-    differ = [name for name, tensor in here.items() if not torch.equal(tensor, there[name])]
-    figure = f"{what}: {len(differ)} of {len(here)} tensors differ"
+    tensors, expected = tensors_of(first), tensors_of(second)
+    if tensors.keys() != expected.keys() or not tensors:
+        return Outcome(f"{title}: checkpoints of {len(tensors)} and {len(expected)} tensors", "equal bits", holds=False)
+    differ = [name for name, tensor in tensors.items() if not torch.equal(tensor, expected[name])]
+    figure = f"{title}: {len(differ)} of {len(tensors)} tensors differ"
     if differ:
-        gaps = [(here[name].double() - there[name].double()).abs().max().item() for name in differ]
+        gaps = [(tensors[name].double() - expected[name].double()).abs().max().item() for name in differ]
         figure += f", by {max(gaps):.0e} at most"
     return Outcome(figure, "0", not differ)
 

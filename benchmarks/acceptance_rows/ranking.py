@@ -43,8 +43,8 @@ def market(bench: Bench) -> Outcome:
     # new labels: what an evaluation prepares counts
     total = bench.median_ms(lambda: Ranker().score(work.query, work.gallery, replace(work.labels)), 5)
     part = work.take(60)
-    here, there = (Ranker().score(part.query.to(at), part.gallery.to(at), part.labels) for at in (bench.device, "cpu"))
-    gap = abs(here.mAP - there.mAP)
+    ours, theirs = (Ranker().score(part.query.to(at), part.gallery.to(at), part.labels) for at in (bench.device, "cpu"))
+    gap = abs(ours.mAP - theirs.mAP)
     figure = f"{total:.1f} ms, {total / product:.2f} of the product; mAP {gap:.0e} from the CPU's"
     return Outcome(figure, f"{MOST_MS:.0f} ms, mAP within 1e-5", gap <= 1e-5 and total <= MOST_MS, of_speed=True)
 
@@ -54,8 +54,8 @@ def reciprocal(bench: Bench) -> Outcome:
     work = make_work(bench)
     num_queries, num_gallery = (30, 200) if bench.reduced else RERANKED
     query, gallery = work.query[:num_queries], work.gallery[-num_gallery:]
-    here, there = (rerank(query.to(at), gallery.to(at), nearest) for at in (bench.device, "cpu"))
-    off = np.abs(here - there) > CLOSE
+    ours, theirs = (rerank(query.to(at), gallery.to(at), nearest) for at in (bench.device, "cpu"))
+    off = np.abs(ours - theirs) > CLOSE
     everything = torch.cat([work.query, work.gallery])
     seconds = bench.median_ms(lambda: nearest(everything, everything, 21), 1) / 1e3
     share = f"{100 * off.mean():.3f} %"
@@ -75,19 +75,19 @@ def faiss(bench: Bench) -> Outcome:
     gallery = torch.nn.functional.normalize(work.gallery.cpu())
     similarity = (query.double() @ gallery.double().T).numpy()
     devices = [torch.device("cuda", index) for index in range(bench.gpus)] or [bench.device]
-    found = []
+    problems = []
     for device in devices:
         try:
             search = make_search("faiss", device)
         except ConfigError as error:
             raise NotHereError(str(error)) from error
-        here, there = query.to(device), gallery.to(device)
-        ours = nearest(here, there, 100)
+        device_query, device_gallery = query.to(device), gallery.to(device)
+        ours = nearest(device_query, device_gallery, 100)
         for _ in range(2 if bench.reduced else REPEATS):
-            theirs = search(late(here), late(there), 100)  # FAISS must wait for its input
-            found.append(disagreement(ours, theirs, similarity))
-    wrong = [problem for problem in found if problem]
-    figure = f"{len(wrong)} of {len(found)} searches on {', '.join(map(str, devices))} differ"
+            theirs = search(late(device_query), late(device_gallery), 100)  # FAISS must wait for its input
+            problems.append(disagreement(ours, theirs, similarity))
+    wrong = [problem for problem in problems if problem]
+    figure = f"{len(wrong)} of {len(problems)} searches on {', '.join(map(str, devices))} differ"
     return Outcome(f"{figure}: {wrong[0]}" if wrong else figure, "0", not wrong)
 
 

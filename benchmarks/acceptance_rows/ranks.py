@@ -39,8 +39,8 @@ def groups(bench: Bench) -> Outcome:
     ranks = several(bench, MOST_RANKS)
     if not make_plan([Task("town0", 1.0, MICRO_BATCHES)], ranks).rank_groups:
         raise RuntimeError(f"{ranks} ranks would not share the client: the row tries nothing")
-    one, together = finished(bench, "alone", 1, *ONE_CLIENT), finished(bench, "together", ranks, *ONE_CLIENT)
-    return compare(f"1 rank and a group among {ranks}", one, together)
+    on_one, in_groups = finished(bench, "alone", 1, *ONE_CLIENT), finished(bench, "together", ranks, *ONE_CLIENT)
+    return compare(f"1 rank and a group among {ranks}", on_one, in_groups)
 
 
 def two_on_each_of_two(bench: Bench) -> Outcome:
@@ -72,14 +72,14 @@ def frozen_in_group(bench: Bench) -> Outcome:
     return lost(bench, signal.SIGSTOP, in_group=True)
 
 
-def lost(bench: Bench, how: signal.Signals, in_group: bool = False) -> Outcome:
+def lost(bench: Bench, signal_: signal.Signals, in_group: bool = False) -> Outcome:
     """Send a signal to rank 1: the others must name it in a line, and no process may stay.
 
     ``in_group``: within the sums of a rank group; the line then says that rank 1 trained the only client, of which rank
     0 has written that it trains it, too.
     """
     ranks = min(several(bench, 2), 2)
-    name = f"lost-{how.name}" + "-in-group" * in_group
+    name = f"lost-{signal_.name}" + "-in-group" * in_group
     log = bench.folder / f"{name}.log"
     more = [*(IN_GROUP if in_group else ENDLESS), f"--trainer.strategy.silence_timeout=0:00:{SILENCE}"]
     process = start([*options_of(bench, name), f"--trainer.devices={ranks}", *more], own_session=True, log=log)
@@ -88,10 +88,10 @@ def lost(bench: Bench, how: signal.Signals, in_group: bool = False) -> Outcome:
             await_batch(log, process)
         else:
             await_checkpoint(bench.folder / name, process)
-        others = [pid for pid in members(process.pid) if pid != process.pid and is_rank(pid)]
-        if process.poll() is not None or len(others) != 1:
-            raise RuntimeError(f"the fit has ended, or has {len(others)} other ranks than rank 0 in place of one")
-        os.kill(others[0], how)
+        victims = [pid for pid in members(process.pid) if pid != process.pid and is_rank(pid)]
+        if process.poll() is not None or len(victims) != 1:
+            raise RuntimeError(f"the fit has ended, or has {len(victims)} other ranks than rank 0 in place of one")
+        os.kill(victims[0], signal_)
         begin = time.monotonic()
         process.wait(timeout=LIMIT)
         while (left := members(process.pid)) and time.monotonic() < begin + LIMIT:

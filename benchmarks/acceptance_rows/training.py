@@ -326,26 +326,26 @@ class Profiled(Callback):
 
 def per_step(bench: Bench) -> dict[str, float]:
     """Return calls per step: a round of eight batches less one of four, so a session's own calls do not count."""
-    found = []
+    counts = []
     for batches in (4, 8):
         work, profiled = Work(bench, 32, batches), Profiled(bench)
         work.fit(*work.federation(), 2, profiled)
-        found.append(profiled.counts())
-    few, many = found
-    if bench.is_gpu and not any(many.get(name) for name in LAUNCHES):  # then it would see no waits either
+        counts.append(profiled.counts())
+    of_four, of_eight = counts
+    if bench.is_gpu and not any(of_eight.get(name) for name in LAUNCHES):  # then it would see no waits either
         raise RuntimeError("the profiler saw no kernel; it needs NVIDIA's CUPTI")
-    return {name: (many.get(name, 0) - few.get(name, 0)) / 4 for name in {*few, *many}}
+    return {name: (of_eight.get(name, 0) - of_four.get(name, 0)) / 4 for name in {*of_four, *of_eight}}
 
 
 def waits(bench: Bench) -> Outcome:
     """Count the times that the host waits for the GPU within a session; on a CPU, numbers that are read off tensors."""
     calls = per_step(bench)
     names = WAITS if bench.is_gpu else ("aten::_local_scalar_dense",)
-    found = {name: calls[name] for name in names if calls.get(name, 0) > 0}
-    figure = f"{sum(found.values()):g} per step" + (f" ({', '.join(found)})" if found else "")
+    counts = {name: calls[name] for name in names if calls.get(name, 0) > 0}
+    figure = f"{sum(counts.values()):g} per step" + (f" ({', '.join(counts)})" if counts else "")
     pageable = {name: number for name, number in calls.items() if "Pageable" in name and number > 0}
     copies = "; copies from memory that is not pinned: " + (f"{sum(pageable.values()):g}" if pageable else "none")
-    return Outcome(figure + (copies if bench.is_gpu else ""), "0", not found)
+    return Outcome(figure + (copies if bench.is_gpu else ""), "0", not counts)
 
 
 def kernels(bench: Bench) -> Outcome:

@@ -30,7 +30,7 @@ def check_bars(runs: dict[Case, list[Run]]) -> list[str]:
         ours, theirs = runs.get(("fedsim", model, workers)), runs.get((engine, model, workers))
         if ours and theirs:
             pairs = zip(ours, theirs, strict=True)
-            ratio = statistics.median(getattr(mine, field) / getattr(other, field) for mine, other in pairs)
+            ratio = statistics.median(getattr(run, field) / getattr(rival, field) for run, rival in pairs)
             verdict = "met" if ratio <= largest else "missed"
             title = f"fedsim over {engine}, {model}, {workers} worker{'s' * (workers > 1)}, {field}"
             lines.append(f"- {title}: {ratio:.2f}, bar {largest:.2f}, {verdict}")

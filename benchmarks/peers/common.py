@@ -90,7 +90,7 @@ def network(model: str) -> nn.Sequential:
 
 
 @lru_cache
-def resident(model: str) -> nn.Sequential:
+def shared_network(model: str) -> nn.Sequential:
     """Return this process's only network of a kind, for engines whose clients would otherwise build one per session."""
     return network(model)
 

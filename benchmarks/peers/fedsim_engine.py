@@ -35,7 +35,7 @@ def name_of(client: int) -> str:
     return f"client{client:03}"
 
 
-class Trunk(Backbone):
+class PlainBackbone(Backbone):
     """The layers before the last as a backbone."""
 
     def __init__(self, layers: nn.Sequential, width: int) -> None:
@@ -108,7 +108,7 @@ def make_model(layers: nn.Sequential, model: str) -> Federation:
 
     return Federation(
         FedAvg(share_head=True),
-        backbone=Trunk(layers, WIDTH[model]),
+        backbone=PlainBackbone(layers, WIDTH[model]),
         neck=Neck(kind="none", dropout=0.0),
         client=LocalTraining(batch_size=BATCH, optimizer=sgd, channels_last=model in COLOURS_LAST),
         selection=RandomFraction(SELECTED[model] / CLIENTS[model]),
@@ -126,8 +126,8 @@ def named_weights(federation: LightningModule) -> dict[str, Tensor]:
     """Return the global model of a Federation by tensor name."""
     assert isinstance(federation, Federation)
     assert federation.server is not None, "it is not assembled"
-    (arch, model), *others = federation.parts.models.items()
-    assert not others, "all clients have the same network"
+    (arch, model), *more_models = federation.parts.models.items()
+    assert not more_models, "all clients have the same network"
     vector = federation.server.vector(arch)
     return {entry.name: vector[entry.span].view(entry.shape) for entry in model.flat.shared_entries}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from common import CLIENTS, IMAGES, LR, Clock, Job, load_work, parse_job, resident, train
+from common import CLIENTS, IMAGES, LR, Clock, Job, load_work, parse_job, shared_network, train
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -21,7 +21,7 @@ def train_client(message: Message, context: Context) -> Message:  # noqa: ARG001
     """Train one client in an actor. Data and network stay in the actor; building them per session would cost more."""
     torch.set_num_threads(1)
     content, config = message.content, message.content["config"]
-    net = resident(config["model"])
+    net = shared_network(config["model"])
     net.load_state_dict(content["arrays"].to_torch_state_dict())
     work = load_work(Path(config["work"]))
     train(net, work.batches(config["round"], config["client"]), LR[config["model"]])

@@ -104,29 +104,31 @@ def run_engine(python: Path, case: Case, work: Path) -> Run:
         process = subprocess.Popen(
             command, cwd=HERE, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-        peak, private, own = watch(process, started + TIMEOUT)
-    others = (busy_seconds() - busy - own) / (time.monotonic() - started)
+        peak, private, cpu_time = watch(process, started + TIMEOUT)
+    cores = (busy_seconds() - busy - cpu_time) / (time.monotonic() - started)
     if process.returncode or not result.is_file():
         raise EngineError(f"exit {process.returncode}: {last_line(log.read_text())} (see {log.name})")
-    told = json.loads(result.read_text())
-    ends = told.pop("ends")
+    measured = json.loads(result.read_text())
+    ends = measured.pop("ends")
     seconds = statistics.median(after - before for before, after in pairwise(ends))
-    return Run(seconds=seconds, startup=ends[0] - started - seconds, peak=peak, private=private, others=others, **told)
+    return Run(
+        seconds=seconds, startup=ends[0] - started - seconds, peak=peak, private=private, others=cores, **measured
+    )
 
 
 def watch(process: subprocess.Popen[bytes], deadline: float) -> tuple[float, float, float]:
     """Wait for a process; return the largest memory of it and its descendants, all and private (MB), and CPU time (s).
 
-    A process that takes too long is killed, and so is one that nobody waits for any more.
+    A process that takes too long is killed, and so is one when the wait for it is broken off.
     """
-    peak, private, own = 0, 0, 0.0
+    peak, private, cpu_time = 0, 0, 0.0
     try:
         while process.poll() is None and time.monotonic() < deadline:
             pids = list(family(process.pid))
             sizes = [memory_of(pid) for pid in pids]
             peak = max(peak, sum(resident for resident, _ in sizes))
             private = max(private, sum(resident - shared for resident, shared in sizes))
-            own = max(own, sum(cpu_seconds(pid) for pid in pids))
+            cpu_time = max(cpu_time, sum(cpu_seconds(pid) for pid in pids))
             time.sleep(0.1)
     finally:
         if process.poll() is None:
@@ -134,7 +136,7 @@ def watch(process: subprocess.Popen[bytes], deadline: float) -> tuple[float, flo
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
-    return peak / 1e6, private / 1e6, own
+    return peak / 1e6, private / 1e6, cpu_time
 
 
 def family(pid: int) -> Iterator[int]:

@@ -98,8 +98,8 @@ def measure(pythons: dict[str, Path | str], works: dict[str, Path], args: argpar
             note(f"{engine} failed: {error}")
             continue
         outcome.runs.setdefault(case, []).append(run)
-        what = f"{repeat + 1}/{args.repeats} {model:6} {workers} {engine:6}"
-        note(f"{what} {1000 * run.seconds:7.1f} ms/round, others {run.others:.2f} cores")
+        title = f"{repeat + 1}/{args.repeats} {model:6} {workers} {engine:6}"
+        note(f"{title} {1000 * run.seconds:7.1f} ms/round, others {run.others:.2f} cores")
     return outcome
 
 
@@ -160,9 +160,9 @@ def make_row(engine: str, runs: dict[Case, list[Run]], models: list[str], worker
     return cells
 
 
-def median(runs: list[Run] | None, of: Callable[[Run], float], form: str) -> str:
+def median(runs: list[Run] | None, figure: Callable[[Run], float], form: str) -> str:
     """Return the median over repeats as text."""
-    return format(statistics.median(of(run) for run in runs), form) if runs else "-"
+    return format(statistics.median(figure(run) for run in runs), form) if runs else "-"
 
 
 def ratios(runs: dict[Case, list[Run]], case: Case) -> str:
@@ -178,7 +178,7 @@ def ratios(runs: dict[Case, list[Run]], case: Case) -> str:
 
 
 def note(message: str) -> None:
-    """Tell what goes on, apart from the table."""
+    """Print what goes on, apart from the table."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -204,10 +204,10 @@ def parse_arguments() -> argparse.Namespace:
 def prepare(args: argparse.Namespace, folder: Path) -> dict[str, Path | str]:
     """Make the environments; return engine -> its Python, or why it has none. fedsim is always among them."""
     pythons: dict[str, Path | str] = {}
-    given = dict(pair.split("=", 1) for pair in args.python)
+    paths = dict(pair.split("=", 1) for pair in args.python)
     for engine in ["fedsim", *args.engines]:
         try:
-            pythons[engine] = Path(given[engine]).absolute() if engine in given else make_environment(engine, folder)
+            pythons[engine] = Path(paths[engine]).absolute() if engine in paths else make_environment(engine, folder)
         except EngineError as error:
             pythons[engine] = f"cannot be installed: {error}"
             note(f"{engine} {pythons[engine]}")

@@ -79,7 +79,7 @@ def test_ranks_can_share_a_gpu_and_the_page_says_how():
     four = replace(WELL, plan=FitDevices(("cuda:0", "cuda:1", "cuda:0", "cuda:1"), 4))
     checkup = examine(four, Wish(ranks_per_device=2))
     assert checkup.findings == []
-    lines = {line.about: line.says for line in checkup.uses}
+    lines = {line.about: line.text for line in checkup.uses}
     assert lines["device"] == "cuda:0, cuda:1"
     assert lines["ranks that share"] == "cuda:0: ranks 0, 2; cuda:1: ranks 1, 3"
     assert lines["sums over ranks"] == "gloo within a GPU, NCCL among GPUs, a sum was right"
@@ -91,18 +91,18 @@ def test_whether_nccl_takes_several_ranks_of_a_gpu_is_said_and_does_not_matter(e
     shared = replace(WELL, plan=FitDevices(("cuda:0", "cuda:0"), 2), sums_on_one=error)
     checkup = examine(shared, Wish(ranks_per_device=2))
     assert checkup.findings == []
-    assert {line.about: line.says for line in checkup.uses}["NCCL within a GPU"].startswith(says)
+    assert {line.about: line.text for line in checkup.uses}["NCCL within a GPU"].startswith(says)
     assert "NCCL within a GPU" not in command.as_page(examine(WELL, Wish()))
 
 
 def test_ranks_of_one_gpu_need_no_nccl():
     without = replace(WELL.torch, nccl="")
     one = replace(WELL, torch=without, plan=FitDevices(("cuda:0", "cuda:0"), 2), sums="no")
-    assert [finding.what for finding in examine(one, Wish(ranks_per_device=2)).findings] == [
+    assert [finding.problem for finding in examine(one, Wish(ranks_per_device=2)).findings] == [
         "gloo cannot sum over the ranks of this machine: no"
     ]
     two = replace(WELL, torch=without)
-    assert "torch has no NCCL" in examine(two, Wish()).findings[0].what
+    assert "torch has no NCCL" in examine(two, Wish()).findings[0].problem
 
 
 IN_THE_WAY = {
@@ -149,7 +149,7 @@ IN_THE_WAY = {
 def test_what_stands_in_the_way_is_said_with_a_remedy(name):
     facts, wish, what, remedy = IN_THE_WAY[name]
     [finding] = examine(facts, wish).blocks
-    assert what in finding.what
+    assert what in finding.problem
     assert remedy in finding.remedy
 
 
@@ -180,7 +180,7 @@ def test_what_may_be_in_the_way_is_said_and_stops_nothing(name):
     facts, wish, what = LOOK_AT[name]
     checkup = examine(facts, wish)
     [finding] = checkup.findings
-    assert what in finding.what
+    assert what in finding.problem
     assert checkup.blocks == []
 
 
@@ -195,7 +195,7 @@ def test_little_shared_memory_is_enough_for_one_rank():
 
 def test_what_was_not_tried_is_not_called_tried():
     [sums] = [line for line in examine(replace(WELL, sums=None), Wish()).uses if line.about == "sums over ranks"]
-    assert (sums.says, sums.sure) == ("NCCL, not tried", "guessed")
+    assert (sums.text, sums.sure) == ("NCCL, not tried", "guessed")
 
 
 # -- facts that files and variables tell -------------------------------------------------------------------------------
@@ -368,14 +368,14 @@ def test_this_machine_is_seen_as_it_is(real):
     assert facts["faiss"]["trials"]["cpu"] == ""
     assert 0 < facts["cores"] <= os.cpu_count()
     assert 0 < facts["memory"]["free"] <= facts["memory"]["total"]
-    assert {line["sure"] for line in seen["here"] + seen["uses"]} <= {"tried", "read", "guessed"}
+    assert {line["sure"] for line in seen["resources"] + seen["uses"]} <= {"tried", "read", "guessed"}
 
 
 def test_reading_processes_that_cannot_run_are_a_warning():
     checkup = examine(replace(WELL, readers="No space left on device"), Wish())
     [finding] = checkup.findings
     assert not finding.blocks
-    assert "data.workers: processes that read images cannot run: No space left on device" in finding.what
+    assert "data.workers: processes that read images cannot run: No space left on device" in finding.problem
 
 
 def test_reading_processes_are_tried_in_a_long_temporary_folder(monkeypatch, tmp_path):

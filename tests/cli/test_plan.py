@@ -1,4 +1,4 @@
-"""``fedsim describe`` prints who spans ranks, and what limits the speed-up."""
+"""``fedsim describe`` prints which clients rank groups train, and what limits the speed-up."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ def described(ranks, per_machine, share=1, precision="32-true", method=None, set
     return model.parts, lines
 
 
-def test_pieces_let_ranks_share_the_largest_client():
+def test_micro_batches_let_ranks_share_the_largest_client():
     parts, lines = described(2, 2, micro_batch=4)
     tasks = [Task(name, parts.costs[name], 2) for name in parts.names]
     expected = sum(parts.costs.values()) / make_plan(tasks, 2).seconds
@@ -50,11 +50,11 @@ def test_whole_batches_are_bounded_by_the_largest_client(per_machine, remedy):
     assert lines[SPEED_UP].endswith(f"of the work, so at most {bound:.2f}x{remedy}")
 
 
-def test_spans_of_the_second_machine_have_the_numbers_of_its_ranks():
+def test_rank_groups_of_the_second_machine_have_the_numbers_of_its_ranks():
     _, lines = described(4, 2, micro_batch=4)
-    spans = lines["clients that rank groups train"].split(", ")
-    assert "town0 on ranks 0 to 1" in spans
-    assert any(span.endswith("on ranks 2 to 3") for span in spans)
+    rank_groups = lines["clients that rank groups train"].split(", ")
+    assert "town0 on ranks 0 to 1" in rank_groups
+    assert any(group.endswith("on ranks 2 to 3") for group in rank_groups)
 
 
 def mib(lines, words):
@@ -73,10 +73,10 @@ def test_ranks_that_share_gpus_have_a_place_and_need_memory_together():
     assert one == pytest.approx(512 + sum(mib(lines, name.removeprefix("device memory: ")) for name in others), abs=0.3)
 
 
-def test_pieces_and_short_numbers_need_less_memory():
-    whole, pieces = (mib(described(1, 1, **more)[1], "activations") for more in ({}, {"micro_batch": 4}))
+def test_micro_batches_and_short_numbers_need_less_memory():
+    whole, in_parts = (mib(described(1, 1, **more)[1], "activations") for more in ({}, {"micro_batch": 4}))
     parts, lines = described(1, 1, precision="bf16-mixed")
-    assert whole == pytest.approx(2 * pieces, abs=0.1)
+    assert whole == pytest.approx(2 * in_parts, abs=0.1)
     [model] = parts.models.values()  # bf16 casts its weights
     assert mib(lines, "activations") == pytest.approx((whole + 4 * model.flat.num_model / 2**20) / 2, abs=0.15)
 

@@ -118,7 +118,7 @@ def test_a_slow_precision_is_said_at_the_start(run, capsys, caplog, monkeypatch,
     assert said(caplog, "trainer.precision") == ([slow] if precision == "bf16-mixed" and not has_bf16 else [])
 
 
-def test_a_rank_without_clients_hosts_nobody(caplog):
+def test_a_rank_without_clients_trains_no_client(caplog):
     caplog.set_level("INFO", logger="fedsim")
     RoundProgress().on_placed(place({"a": 1.0}, 2))
     assert caplog.messages[:2] == ["rank 0 trains a", "rank 1 trains no client"]

@@ -154,7 +154,7 @@ def test_a_grey_image_of_an_unknown_range_is_refused_with_the_remedy(tmp_path, s
 def test_a_depth_that_pillow_does_not_know_is_refused(tmp_path, data):
     path = tmp_path / "a.tif"
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"a\.tif: cannot read this image \(Pillow knows no such format or depth\)"):
+    with pytest.raises(DataError, match=r"a\.tif: cannot read this image \(Pillow lacks its format or depth\)"):
         ImageFiles([path]).decode((8, 4))
 
 

@@ -369,8 +369,8 @@ def test_local_training_equals_plain_loops(tmp_path):
     model = make_model(FedPav(), backbone=smooth(), client=training, objective=Objective(label_smoothing=0.1))
     fit(model, data, rounds=1)
     expected = reference_local(plain, 1, 2, 0.4, 0.1, generated, generated.images.decode(SIZE)).state_dict()
-    resident = model.parts.models["smooth"]
-    for entry in resident.flat.shared_entries:
+    flat_model = model.parts.models["smooth"]
+    for entry in flat_model.flat.shared_entries:
         found = vector(model, "smooth")[entry.span].view(entry.shape)
         assert torch.allclose(found, expected[entry.name], rtol=0, atol=1e-4), entry.name
 

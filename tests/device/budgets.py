@@ -15,7 +15,7 @@ from small import fit, make_data, make_model
 class Waits:
     """Waits of the host for the simulated GPU."""
 
-    of_visits: list[int] = field(default_factory=list)
+    of_sessions: list[int] = field(default_factory=list)
     """in the last round, of each session"""
     sites: str = ""
     """of the last session, a line for each"""
@@ -32,11 +32,11 @@ def counted_waits(gpu):
 
     def counted_session(self, client, round_, *args):
         if not rounds[round_]:
-            waits.of_visits.clear()
+            waits.of_sessions.clear()
         rounds[round_] += 1
         before, sites = _waits(gpu), Counter(gpu.waits)
         result = session(self, client, round_, *args)
-        waits.of_visits.append(_waits(gpu) - before)
+        waits.of_sessions.append(_waits(gpu) - before)
         waits.sites = gpu.waits_since(sites)
         return result
 

@@ -236,7 +236,7 @@ def _fit(folder, name, *options, waits=None, scored=False, **settings):
     with simulated.cuda(1) as gpu, counted_waits(gpu) as found:
         fit(folder / "run", name, *options, gpus=1, scored=scored, deterministic=waits is None, **settings)
     if waits is not None:
-        assert max(found.of_visits) <= waits, f"waits of sessions: {found}"
+        assert max(found.of_sessions) <= waits, f"waits of sessions: {found}"
         assert not found.between_batches, f"waits of sessions: {found}"
 
 
@@ -386,10 +386,10 @@ RUNS = {
 """Run -> what it does in a folder"""
 SUM, ROUND = timedelta(minutes=7), timedelta(hours=3)
 """longest waits of groups; neither is a default"""
-PIECES = ("--model.client.micro_batch=4", "--data.source.init_args.clients=3")
+MICRO_BATCHES = ("--model.client.micro_batch=4", "--data.source.init_args.clients=3")
 ON_RANKS = {
     "one GPU for two": ("fedpav", (), 2, 1),
-    "rank groups": ("fedavg", PIECES, 3, 1),
+    "rank groups": ("fedavg", MICRO_BATCHES, 3, 1),
     "shared GPUs": ("fedpav", (), 4, 2),
     "two GPUs": ("fedpav_cdw", (), 2, 1),
 }

@@ -81,7 +81,7 @@ def test_a_replayed_step_of_resnet_50_is_a_few_launches(gpu):
 
 
 def trained(method, *, graph, limit=9, batch_size=5, **client):
-    """Let two clients train on a simulated GPU; return weights, steps, reports and tallies of each."""
+    """Let two clients train on a simulated GPU; return weights, steps, reports and running metrics of each."""
     sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     training = LocalTraining(batch_size=batch_size, optimizer=sgd, graph=graph, **client)
     model, data, device = make_model(method, client=training), make_data(size=(32, 16)), torch.device("cuda", 0)

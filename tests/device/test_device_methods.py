@@ -66,9 +66,9 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name, on_the_cpu, tmp_path, caplog):
     expected = ["model.client.graph: steps of all clients stay plain: clusters change with each local epoch"]
     assert said == (expected if HAS_GRAPHS and name in CLUSTERS else [])
     assert waits.between_batches == 0
-    if waits.of_visits:  # the last one: replicas, made once, have waited before
+    if waits.of_sessions:  # the last one: replicas, made once, have waited before
         allowed = USUAL_WAITS + LOCAL_MODEL + sum(MORE_WAITS.get(name, {}).values())
-        assert waits.of_visits[-1] <= allowed, waits.sites
+        assert waits.of_sessions[-1] <= allowed, waits.sites
 
 
 @pytest.mark.slow

@@ -24,12 +24,12 @@ from runs import differences, fit, left_by, options
 from small import refuse
 
 FIELD = "trainer.strategy.ranks_per_device"
-PIECES = "--model.client.micro_batch=4"
+MICRO_BATCHES = "--model.client.micro_batch=4"
 FITS = {
     "sums": ["fedpav"],
     "private states, extras": ["scaffold", "--data.source.init_args.clients=3"],
     "a second model": ["ditto"],
-    "pieces": ["fedavg", PIECES, "--data.source.init_args.clients=3"],
+    "micro-batches": ["fedavg", MICRO_BATCHES, "--data.source.init_args.clients=3"],
     "server's work": ["fedpav_kd_cdw"],
     "shared evaluation": ["fedpav", "--model.evaluation.share_from=1"],
     "single uploads": ["fedavg", "--model.aggregation=Median", "--data.source.init_args.clients=3"],
@@ -37,7 +37,7 @@ FITS = {
     "clusters": ["fedcapr"],
 }  # fmt: skip
 FAST = ("sums",)
-FOUR = ("sums", "private states, extras", "pieces")
+FOUR = ("sums", "private states, extras", "micro-batches")
 SCORED = ("sums", "a second model", "shared evaluation")
 """which of them are also scored"""
 

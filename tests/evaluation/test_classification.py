@@ -180,11 +180,11 @@ def test_local_models_are_those_before_averaging():
     model = fit(
         make_model(FedAvg(share_head=True), evaluation=settings), cifar(**LACKING), rounds=1, limit_val_batches=1
     )
-    (resident,) = model.parts.models.values()
+    (flat_model,) = model.parts.models.values()
     accuracies = []
     for client in model.parts.clients.values():
-        resident.flat.buffer.copy_(model.parts.rank_share.snapshots.of(client.client_name))
-        accuracies.append(plain_accuracy(resident, model.parts.federated.tests["cifar10"].gallery))
+        flat_model.flat.buffer.copy_(model.parts.rank_share.snapshots.of(client.client_name))
+        accuracies.append(plain_accuracy(flat_model, model.parts.federated.tests["cifar10"].gallery))
     assert model.scores["test/local/cifar10/top1"] == pytest.approx(np.mean(accuracies), abs=1e-12)
 
 

@@ -659,13 +659,13 @@ def test_an_ensemble_is_ranked_by_all_clients_features_side_by_side(tree, distan
     how = Evaluation(ensemble=True, distance=distance, layer="pool")
     model = fit(make_model(Local(), evaluation=how), make_data(MarketFolders(str(tree))), rounds=1)
     scores = model.evaluator.score("test")
-    sets, resident = model.parts.federated.tests["viper"], model.parts.models["smallcnn"]
+    sets, flat_model = model.parts.federated.tests["viper"], model.parts.models["smallcnn"]
     features = {"query": [], "gallery": []}
     for client in model.parts.clients.values():
-        resident.flat.private.copy_(client.private)
+        flat_model.flat.private.copy_(client.private)
         for part, found in features.items():
             pixels = getattr(sets, part).images.decode(SIZE)
-            found.append(extract_features(resident.network, HeldPixels(pixels, CPU), how, CPU))
+            found.append(extract_features(flat_model.network, HeldPixels(pixels, CPU), how, CPU))
     assert len(features["gallery"]) == 2
     trials = trials_of(sets, *(torch.cat(parts, dim=1) for parts in features.values()))
     rankings = [Ranker(distance=distance).score(*trial) for trial in trials]
@@ -779,13 +779,13 @@ def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_un
     assert {path.stem for path in (tmp_path / "lists").glob("*.npz")} == {"north", "south", "viper"}
     files = evaluator.write_features(tmp_path / "features")
     assert {path.stem for path in files if path.exists()} == {"north", "south", "viper"}
-    resident = model.parts.models["smallcnn"]
+    flat_model = model.parts.models["smallcnn"]
     for name, source in (("north", model.parts.clients["north"].private_state()["kept.personal"]), ("viper", None)):
-        vector = model.server.vector("smallcnn") if source is None else source[: resident.flat.num_shared]
-        resident.shared.copy_(vector)
+        vector = model.server.vector("smallcnn") if source is None else source[: flat_model.flat.num_shared]
+        flat_model.shared.copy_(vector)
         sets = model.parts.federated.tests[name]
         pixels = (sets.gallery if source is None else sets.query).images.decode(SIZE)
-        expected = extract_features(resident.network, HeldPixels(pixels, CPU), Evaluation(), CPU)
+        expected = extract_features(flat_model.network, HeldPixels(pixels, CPU), Evaluation(), CPU)
         found = np.load(tmp_path / "features" / f"{name}.npz")
         part = found["query"] if source is not None else np.concatenate([found["query"], found["gallery"]])
         rows = {tuple(np.round(row, 5)) for row in expected.numpy()}
@@ -793,7 +793,7 @@ def test_methods_that_make_personal_models_deliver_those_and_a_global_one_for_un
 
 
 @pytest.mark.parametrize("ensemble", [False, True])
-def test_clients_forget_their_visit_when_their_model_fails(tree, ensemble):
+def test_clients_forget_their_session_when_their_model_fails(tree, ensemble):
     how = Evaluation(ensemble=ensemble)
     model = fit(make_model(Ditto(lam=0.0), evaluation=how), make_data(MarketFolders(str(tree))), rounds=1)
     clients, sessions = model.parts.clients.values(), []

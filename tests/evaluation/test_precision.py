@@ -23,38 +23,38 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def resident():
+def flat_model():
     """The rank's model after a round."""
     [model] = fit(make_model(FedPav()), make_data(), rounds=1).parts.models.values()
     return model
 
 
 @pytest.fixture
-def convolutions(resident):
+def convolutions(flat_model):
     """What the convolutions get and give: dtype of the outputs, and whether images are in channels_last."""
     seen = []
 
     def note(_, inputs, output):
         seen.append((output.dtype, inputs[0].is_contiguous(memory_format=torch.channels_last)))
 
-    layers = [layer for layer in resident.network.modules() if isinstance(layer, torch.nn.Conv2d)]
+    layers = [layer for layer in flat_model.network.modules() if isinstance(layer, torch.nn.Conv2d)]
     hooks = [layer.register_forward_hook(note) for layer in layers]
     yield seen
     for hook in hooks:
         hook.remove()
 
 
-def outputs(resident, images, precision, run, **settings):
-    return Retrieval(Evaluation(precision=precision, batch_size=8, **settings), run).outputs(resident, images)
+def outputs(flat_model, images, precision, run, **settings):
+    return Retrieval(Evaluation(precision=precision, batch_size=8, **settings), run).outputs(flat_model, images)
 
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("layer", ["neck", "pool"])
-def test_the_default_is_float32_in_every_run(resident, images, convolutions, layer, flip):
+def test_the_default_is_float32_in_every_run(flat_model, images, convolutions, layer, flip):
     """The expected features are computed by a plain loop, outside of any autocast."""
     default = Evaluation(layer=layer, flip=flip, batch_size=8)
     assert default.precision == "32-true"
-    network = resident.network.eval()
+    network = flat_model.network.eval()
     with torch.no_grad():
         parts = []
         for batch in images.pixels.split(8):
@@ -63,42 +63,42 @@ def test_the_default_is_float32_in_every_run(resident, images, convolutions, lay
             parts.append(features + getattr(network(x.flip(-1)), layer) if flip else features)
     expected = torch.cat(parts)
     for run in ("32-true", "bf16-mixed"):
-        assert torch.equal(Retrieval(default, run).outputs(resident, images), expected)
-    assert torch.equal(outputs(resident, images, "run", "32-true", layer=layer, flip=flip), expected)
+        assert torch.equal(Retrieval(default, run).outputs(flat_model, images), expected)
+    assert torch.equal(outputs(flat_model, images, "run", "32-true", layer=layer, flip=flip), expected)
     assert {dtype for dtype, _ in convolutions} == {torch.float32}
 
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("layer", ["neck", "pool"])
-def test_features_of_a_run_in_bfloat16_are_near_those_in_float32(resident, images, convolutions, layer, flip):
-    near = outputs(resident, images, "run", "bf16-mixed", layer=layer, flip=flip)
+def test_features_of_a_run_in_bfloat16_are_near_those_in_float32(flat_model, images, convolutions, layer, flip):
+    near = outputs(flat_model, images, "run", "bf16-mixed", layer=layer, flip=flip)
     assert {dtype for dtype, _ in convolutions} == {torch.bfloat16}
-    exact = outputs(resident, images, "32-true", "bf16-mixed", layer=layer, flip=flip)
+    exact = outputs(flat_model, images, "32-true", "bf16-mixed", layer=layer, flip=flip)
     assert near.dtype == torch.float32
     assert not torch.equal(near, exact)
     assert torch.nn.functional.cosine_similarity(near, exact).min() > 0.99
     assert (near - exact).norm() < 0.05 * exact.norm()
 
 
-def test_sums_with_mirror_images_are_not_rounded_again(resident, images):
+def test_sums_with_mirror_images_are_not_rounded_again(flat_model, images):
     batches = [images.pixels, images.pixels.flip(-1)]
     settings, passes = Evaluation(batch_size=64), Passes("bf16-mixed")
-    one, mirrored = (extract_features(resident.network, HeldPixels(p, CPU), settings, CPU, passes) for p in batches)
-    both = outputs(resident, images, "run", "bf16-mixed", flip=True)
+    one, mirrored = (extract_features(flat_model.network, HeldPixels(p, CPU), settings, CPU, passes) for p in batches)
+    both = outputs(flat_model, images, "run", "bf16-mixed", flip=True)
     assert torch.equal(both, one + mirrored)
     assert not torch.equal(both, both.bfloat16().float())
 
 
-def test_channels_last_is_for_runs_that_train_in_it(resident, images, convolutions):
+def test_channels_last_is_for_runs_that_train_in_it(flat_model, images, convolutions):
     for trained, precision in ((False, "32-true"), (False, "run"), (True, "32-true"), (True, "run")):
         convolutions.clear()
-        resident.channels_last = trained
+        flat_model.channels_last = trained
         try:
-            features = outputs(resident, images, precision, "32-true")
+            features = outputs(flat_model, images, precision, "32-true")
         finally:
-            resident.channels_last = False
+            flat_model.channels_last = False
         assert all(is_last for _, is_last in convolutions) == (trained and precision == "run")
-        assert torch.allclose(features, outputs(resident, images, "32-true", "32-true"), atol=1e-4)
+        assert torch.allclose(features, outputs(flat_model, images, "32-true", "32-true"), atol=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "run"])
@@ -107,11 +107,11 @@ def test_a_run_evaluates_in_its_precision(precision):
     client = LocalTraining(batch_size=8, optimizer=sgd, channels_last=True)
     settings = Evaluation(test_during_fit=False, precision=precision)
     model = fit(make_model(FedPav(), client=client, evaluation=settings), rounds=1, precision="bf16-mixed")
-    scorer, [resident] = model.evaluator.scorer, model.parts.models.values()
+    scorer, [flat_model] = model.evaluator.scorer, model.parts.models.values()
     images = HeldPixels(torch.randint(0, 256, (8, 3, 32, 16), dtype=torch.uint8), CPU)
     passes = Passes("bf16-mixed", channels_last=True) if precision == "run" else FLOAT32
-    expected = extract_features(resident.network, images, settings, CPU, passes)
-    assert torch.equal(scorer.outputs(resident, images), expected)
+    expected = extract_features(flat_model.network, images, settings, CPU, passes)
+    assert torch.equal(scorer.outputs(flat_model, images), expected)
 
 
 def test_logits_are_in_the_precision_of_the_run(images):

@@ -169,16 +169,16 @@ def test_a_switch_keeps_the_classifier_and_nothing_else(kept, monkeypatch):
     assert torch.equal(states(model)["town1"]["state"], stays)
     assert model.server.num_clients == {"smallcnn": 1, model.parts.archs["town0"]: 1, model.parts.archs["town2"]: 1}
     for name in ("town0", "town2"):
-        client, resident = model.parts.clients[name], model.parts.models[model.parts.archs[name]]
-        assert client.model is resident
-        assert torch.equal(client.private, resident.initial_private)
+        client, flat_model = model.parts.clients[name], model.parts.models[model.parts.archs[name]]
+        assert client.model is flat_model
+        assert torch.equal(client.private, flat_model.initial_private)
         for old, new in zip(before[name], client.head, strict=True):
             assert torch.equal(old, new)
         assert old.abs().sum() > 0
         client.load()
         receive(client, model.settings.method, model.server)
         model.settings.method.download(client)
-        assert torch.equal(resident.shared, vector(model, model.parts.archs[name]))
+        assert torch.equal(flat_model.shared, vector(model, model.parts.archs[name]))
 
 
 @pytest.mark.parametrize("method", [Scaffold(), Ditto(), SKA()])
@@ -186,15 +186,15 @@ def test_what_a_method_keeps_begins_anew(method):
     model = fit(adaptive(method), rounds=2)
     assert all("kept." in "".join(state) for state in states(model).values())
     reward(model)
-    for resident in model.parts.models.values():
-        resident.flat.buffer.fill_(7.0)  # whoever was here last
+    for flat_model in model.parts.models.values():
+        flat_model.flat.buffer.fill_(7.0)  # whoever was here last
     ladder_of(model).begin(2)
     for name in ("town0", "town2"):
         kept = {n.removeprefix("kept."): t for n, t in states(model)[name].items() if n != "state"}
-        resident = model.parts.models[model.parts.archs[name]]
-        resident.shared.copy_(vector(model, resident.arch))
-        resident.flat.private.copy_(resident.initial_private)
-        expected = method.initial_state(resident).client
+        flat_model = model.parts.models[model.parts.archs[name]]
+        flat_model.shared.copy_(vector(model, flat_model.arch))
+        flat_model.flat.private.copy_(flat_model.initial_private)
+        expected = method.initial_state(flat_model).client
         assert kept.keys() == expected.keys()
         assert all(torch.equal(tensor, expected[key]) for key, tensor in kept.items())
 

@@ -77,7 +77,7 @@ def test_a_single_client_s_model_becomes_the_global_one():
     model = play(FedPav(), rounds=1, others=("town1",), selection=Chosen(("town1",)))
     client = model.parts.clients["town1"]
     again = play(FedPav(), rounds=1, others=("town1",), selection=Chosen(("town1",)))
-    # exact sums are made on a grid: the last upload lies still in the resident model
+    # exact sums are made on a grid: the last upload lies still in the rank's model
     upload = model.parts.models["convnext"].shared
     torch.testing.assert_close(vector(model, "convnext"), upload, rtol=0, atol=1e-7)
     assert torch.equal(vector(model, "convnext"), vector(again, "convnext"))

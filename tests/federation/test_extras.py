@@ -180,24 +180,24 @@ def test_step_sizes_scale_what_a_server_optimizer_sees():
 def test_a_replica_is_another_model_of_the_same_layout():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    resident = model.parts.models["smallcnn"]
-    resident.seat(3)
-    replica = resident.replica("old")
-    assert resident.replica("old") is replica is not resident.replica("new")
+    flat_model = model.parts.models["smallcnn"]
+    flat_model.seat(3)
+    replica = flat_model.replica("old")
+    assert flat_model.replica("old") is replica is not flat_model.replica("new")
     assert replica.num_classes == 3
-    assert replica.flat.entries == resident.flat.entries
-    assert replica.whole.shape == resident.whole.shape
+    assert replica.flat.entries == flat_model.flat.entries
+    assert replica.whole.shape == flat_model.whole.shape
     replica.flat.check()
-    replica.whole.copy_(resident.whole)
+    replica.whole.copy_(flat_model.whole)
     images = torch.randn(4, 3, 32, 16)
     for mode in (True, False):
-        a, b = (r.network.train(mode) and r.forward(images, "32-true") for r in (resident, replica))
+        a, b = (r.network.train(mode) and r.forward(images, "32-true") for r in (flat_model, replica))
         assert torch.equal(a.logits, b.logits)
-    before = resident.flat.buffer.clone()
+    before = flat_model.flat.buffer.clone()
     replica.flat.buffer.zero_()
-    assert torch.equal(resident.flat.buffer, before)
-    resident.seat(2)
-    assert resident.replica("old").whole.shape == resident.whole.shape
+    assert torch.equal(flat_model.flat.buffer, before)
+    flat_model.seat(2)
+    assert flat_model.replica("old").whole.shape == flat_model.whole.shape
 
 
 def test_counters_of_a_replica_go_back_to_the_beginning():
@@ -207,22 +207,22 @@ def test_counters_of_a_replica_go_back_to_the_beginning():
             layer.momentum = None  # a cumulative average reads the counter
     model = make_model(FedPav(), backbone=backbone)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    resident = model.parts.models["smallcnn"]
-    resident.network.train()(torch.randn(4, 3, 32, 16))
-    replica = resident.replica("late")
+    flat_model = model.parts.models["smallcnn"]
+    flat_model.network.train()(torch.randn(4, 3, 32, 16))
+    replica = flat_model.replica("late")
     replica.reset_counters()
     assert {int(b) for n, b in replica.network.named_buffers() if "num_batches" in n} == {0}
-    assert {int(b) for n, b in resident.network.named_buffers() if "num_batches" in n} == {1}
+    assert {int(b) for n, b in flat_model.network.named_buffers() if "num_batches" in n} == {1}
 
 
 def test_counters_that_no_layer_reads_are_there_only_while_they_count():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    resident = model.parts.models["smallcnn"]
-    with resident.counting():
-        resident.network.train()(torch.randn(4, 3, 32, 16))
-        assert {int(b) for n, b in resident.network.named_buffers() if "num_batches" in n} == {1}
-    assert not [n for n, _ in resident.network.named_buffers() if "num_batches" in n]
+    flat_model = model.parts.models["smallcnn"]
+    with flat_model.counting():
+        flat_model.network.train()(torch.randn(4, 3, 32, 16))
+        assert {int(b) for n, b in flat_model.network.named_buffers() if "num_batches" in n} == {1}
+    assert not [n for n, _ in flat_model.network.named_buffers() if "num_batches" in n]
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------

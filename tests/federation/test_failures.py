@@ -185,13 +185,13 @@ def test_an_explained_error_is_one_line_that_names_client_and_round(tmp_path, ki
 
 
 # town0 has twice as much to do as the others together, so both ranks train it first
-SPAN = ["--model.client.micro_batch=4", "--model.clients.town0={local_epochs: 4}"]
+RANK_GROUP = ["--model.client.micro_batch=4", "--model.clients.town0={local_epochs: 4}"]
 
 
 def test_the_others_do_not_wait_for_a_frozen_rank(tmp_path):
     """All runs at once, because most of their time is silence."""
     silence = "--trainer.strategy.silence_timeout=0:00:04"
-    cases = {"rank 0": (0, []), "rank 1": (1, []), "rank 1 of a span": (1, SPAN)}
+    cases = {"rank 0": (0, []), "rank 1": (1, []), "rank 1 of a rank group": (1, RANK_GROUP)}
     runs = {
         name: fit(tmp_path / name, silence, *options, ranks=2, fail=f"mid-client@2/{frozen}", how="SIGSTOP")
         for name, (frozen, options) in cases.items()
@@ -211,15 +211,15 @@ def test_the_others_do_not_wait_for_a_frozen_rank(tmp_path):
             run.kill()
 
 
-def test_a_run_that_is_killed_in_spans_has_the_same_bits_in_each_round(tmp_path):
-    pieces, folder = results(tmp_path / "pieces", *SPAN), tmp_path / "run"
+def test_a_run_that_is_killed_in_rank_groups_has_the_same_bits_in_each_round(tmp_path):
+    whole, folder = results(tmp_path / "whole", *RANK_GROUP), tmp_path / "run"
     for number, victim in enumerate((0, 1)):
-        run = go_on(folder, number, *SPAN, ranks=2, fail=f"mid-client@{number + 2}/{victim}")
+        run = go_on(folder, number, *RANK_GROUP, ranks=2, fail=f"mid-client@{number + 2}/{victim}")
         assert_killed(run, victim)
         assert "ended without a word" in run.log(1 - victim)
-        assert_equal(read_result(last(folder)), pieces[number])
-    finish(go_on(folder, 2, *SPAN))
-    assert_equal(read_result(last(folder)), pieces[-1])
+        assert_equal(read_result(last(folder)), whole[number])
+    finish(go_on(folder, 2, *RANK_GROUP))
+    assert_equal(read_result(last(folder)), whole[-1])
 
 
 def test_ranks_that_fail_end_though_the_end_of_python_would_wait(tmp_path):

@@ -256,13 +256,13 @@ def assert_nothing_is_held(model):
 
 
 def test_nothing_that_was_received_can_be_read_between_rounds():
-    visited = []
+    sessions = []
 
     class Watching(Scaffold):
         def train(self, client):
             super().train(client)
             others = [other for name, other in model.parts.clients.items() if name != client.client_name]
-            visited.append((hasattr(client, "received"), [hasattr(other, "received") for other in others]))
+            sessions.append((hasattr(client, "received"), [hasattr(other, "received") for other in others]))
 
         def server_step(self, server):
             assert_nothing_is_held(model)
@@ -270,12 +270,12 @@ def test_nothing_that_was_received_can_be_read_between_rounds():
 
     model, between = make_model(Watching()), Between()
     fit(model, make_data(val="first_image"), rounds=2, callbacks=[between], limit_val_batches=1.0)
-    assert visited == [(True, [False, False])] * 6
+    assert sessions == [(True, [False, False])] * 6
     assert between.found == [(t, False, {}) for t in range(2) for _ in range(3)]
     assert_nothing_is_held(model)
 
 
-def test_a_visit_that_does_not_count_leaves_nothing_behind():
+def test_a_session_that_does_not_count_leaves_nothing_behind():
     class Failing(FedPav):
         def upload(self, client):
             client.model.shared.fill_(float("nan"))

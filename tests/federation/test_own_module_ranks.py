@@ -51,7 +51,7 @@ def play(name, devices):
     return {**module_state(model), "numbers": numbers}, model.strategy.global_rank
 
 
-def spans(tasks, num_ranks):
+def all_but_one(tasks, num_ranks):
     """A plan in which both ranks train each client but one together, if its batches are cut."""
     rank_groups = [(task.client, range(num_ranks)) for task in tasks if task.micro_batches > 1][1:]
     return RoundPlan(rank_groups, [task.client for task in tasks if task.client not in dict(rank_groups)], 0.0)
@@ -59,7 +59,7 @@ def spans(tasks, num_ranks):
 
 def play_on_ranks(folder):
     """What each rank does."""
-    with mock.patch.object(scheduler, "make_plan", spans):
+    with mock.patch.object(scheduler, "make_plan", all_but_one):
         for name in KINDS:
             state, rank = play(name, 2)
             torch.save(state, folder / f"{name}-{rank}.pt")

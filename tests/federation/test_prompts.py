@@ -228,9 +228,9 @@ def test_prompts_stay_with_a_copy_of_the_model():
 def test_vit_b_shares_half_of_a_percent():
     """12 blocks of 50 prompts of 768 numbers are 460,800; the network has 85,809,408 with patches every 12 pixels."""
     with torch.device("meta"):
-        trunk = TimmBackbone("vit_base_patch16_224", image_size=(256, 128), patch_stride=12)
-        whole = sum(parameter.numel() for parameter in trunk.parameters())
-        network = ReIDModel(VisualPrompts(trunk), Neck(kind="bnneck", dropout=0.0))
+        backbone = TimmBackbone("vit_base_patch16_224", image_size=(256, 128), patch_stride=12)
+        whole = sum(parameter.numel() for parameter in backbone.parameters())
+        network = ReIDModel(VisualPrompts(backbone), Neck(kind="bnneck", dropout=0.0))
     assert whole == 85_809_408
     groups = group_names(network)
     flat = FlatModel("vit", network, shared_names(groups, BODY, "mean"), groups, max_classes=10)

@@ -318,7 +318,7 @@ def test_what_one_clients_method_freezes_is_not_frozen_for_the_next():
 
 
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
-def test_work_in_place_on_what_is_kept_does_not_survive_a_visit_that_does_not_count(store):
+def test_work_in_place_on_what_is_kept_does_not_survive_a_session_that_does_not_count(store):
     class Counting(FedPav):
         def download(self, client):
             super().download(client)

@@ -36,7 +36,7 @@ def test_the_schedule_of_a_buffer_is_told_before_the_run():
         "simulated seconds of 5 rounds": "5.0",
         "answers, and those that do not count: late, too old": "10, 0, 0",
         "answers per second, over those of synchronous rounds of all clients": "1.67x",  # (10 / 5) / (3 / 2.5)
-        "the price: fewest answers": "1 of town2; most: 5 of town0",
+        "fewest answers of a client": "1 of town2; most: 5 of town0",
         "staleness of answers: mean, largest": "0.3, 2",  # town2's two, and one of town1
         "host memory: models of earlier rounds, once per machine": f"2: {2 * flat.shared_bytes / 2**20:,.1f} MiB",
     }
@@ -47,7 +47,7 @@ def test_the_schedule_of_a_deadline_is_told_before_the_run():
     assert rows["simulated seconds of 4 rounds"] == "8.0"
     assert rows["answers, and those that do not count: late, too old"] == "8, 4, 0"
     assert rows["answers per second, over those of synchronous rounds of all clients"] == "0.83x"  # (8 / 8) / (3 / 2.5)
-    assert rows["the price: fewest answers"] == "0 of town2; most: 4 of town0"
+    assert rows["fewest answers of a client"] == "0 of town2; most: 4 of town0"
     assert "idle time of ranks (assumed: all images take equally long)" not in rows
 
 

@@ -160,13 +160,13 @@ UNDER_WAY = ["--model.timing=Buffered", "--model.timing.buffer=2", f"--model.har
 @pytest.mark.others
 def test_a_run_that_is_killed_with_a_client_under_way_has_the_same_bits(tmp_path):
     """Twice, on two ranks; then one rank goes on."""
-    pieces, folder = results(tmp_path / "pieces", *UNDER_WAY), tmp_path / "run"
+    whole, folder = results(tmp_path / "whole", *UNDER_WAY), tmp_path / "run"
     for number, fail in enumerate(("mid-checkpoint@2/0", "before training@3/1")):
         codes = go_on(folder, number, *UNDER_WAY, ranks=2, fail=fail).wait()
         assert codes[int(fail[-1])] == -signal.SIGKILL
         content = read_checkpoint(last(folder))
         assert [*content["fedsim"]["timing"]["due"]] == ["town1"]
         assert content["fedsim_old_models"].keys() == {0}
-        assert_equal(read_result(last(folder)), pieces[number])
+        assert_equal(read_result(last(folder)), whole[number])
     finish(go_on(folder, 2, *UNDER_WAY))
-    assert_equal(read_result(last(folder)), pieces[-1])
+    assert_equal(read_result(last(folder)), whole[-1])

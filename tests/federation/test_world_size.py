@@ -44,13 +44,14 @@ def settings_by_name():
             "client": training(sampler="identity"),
         },
         # town3 has more to do than all others together; of six seeds on two kinds of CPU, the largest gradient of a
-        # piece is 0.07 of the largest that is exact, and less than 0.5 within four standard deviations of its logarithm
-        "spans": {
+        # micro-batch is 0.07 of the largest that is exact, and less than 0.5 within four standard deviations of its
+        # logarithm
+        "rank groups": {
             "client": training(micro_batch=4, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
             "clients": {"town3": ClientOverride(local_epochs=10, batch_size=15)},
         },
         # the same work; some clients are under way while others answer, also in a checkpoint
-        "buffered spans": {
+        "buffered rank groups": {
             "client": training(micro_batch=4, optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9)),
             "clients": {"town3": ClientOverride(local_epochs=10, batch_size=15)},
             "timing": Buffered(buffer=2),
@@ -70,7 +71,7 @@ def settings_by_name():
 
 
 NAMES = [*settings_by_name()]
-SPANS = ("spans", "buffered spans")
+RANK_GROUPS = ("rank groups", "buffered rank groups")
 
 
 def train(folder, name, ranks=1, rounds=3, machines=1, **options):
@@ -126,12 +127,12 @@ def on_one(tmp_path_factory):
         assert content.keys() == first.state.keys()
         moved = [not torch.equal(first.state[key], tensor) for key, tensor in content.items()]
         assert all(moved), "the others would be equal because nothing was trained"
-    for name in ("mean", "buffered spans"):
+    for name in ("mean", "buffered rank groups"):
         train(folder / "part", name, rounds=2)
     return folder
 
 
-def train_with_spans(folder, ranks, name="spans", **options):
+def train_with_rank_groups(folder, ranks, name="rank groups", **options):
     """Train on ranks that are slowed at random; those that share a client leave notes."""
     notes = folder / f"notes of {name}"
     notes.mkdir(exist_ok=True, parents=True)
@@ -141,31 +142,31 @@ def train_with_spans(folder, ranks, name="spans", **options):
 def on_two_ranks(folder):
     """What each of them does."""
     for name in NAMES:
-        if name not in SPANS:
+        if name not in RANK_GROUPS:
             train(folder, name, 2)
-    for name in SPANS:
-        train_with_spans(folder, 2, name)
+    for name in RANK_GROUPS:
+        train_with_rank_groups(folder, 2, name)
     train(folder / "resumed", "mean", 2, ckpt_path=folder / "part.ckpt")
 
 
 def on_three_ranks(folder):
     """What each of them does."""
-    train_with_spans(folder, 3)
-    train_with_spans(folder / "part", 3, rounds=1)
+    train_with_rank_groups(folder, 3)
+    train_with_rank_groups(folder / "part", 3, rounds=1)
 
 
 def on_four_ranks(folder):
     """What each of them does."""
     train(folder, "mean", 4)
-    for name in SPANS:
-        train_with_spans(folder, 4, name)
+    for name in RANK_GROUPS:
+        train_with_rank_groups(folder, 4, name)
 
 
 def on_two_machines(folder):
     """What each of their four ranks does."""
     train(folder, "mean", 4, machines=2)
-    train_with_spans(folder, 4, machines=2, ckpt_path=folder / "part.ckpt")
-    train_with_spans(folder, 4, "buffered spans", machines=2, ckpt_path=folder / "of one rank.ckpt")
+    train_with_rank_groups(folder, 4, machines=2, ckpt_path=folder / "part.ckpt")
+    train_with_rank_groups(folder, 4, "buffered rank groups", machines=2, ckpt_path=folder / "of one rank.ckpt")
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def two(on_one, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """Of three ranks: with spans, and in ``part`` what one round leaves."""
+    """Of three ranks: with rank groups, and in ``part`` what one round leaves."""
     folder = tmp_path_factory.mktemp("three")
     run_on_ranks(on_three_ranks, folder, ranks=3)
     return folder
@@ -187,7 +188,7 @@ def three(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    """Of four ranks: the first settings, and spans."""
+    """Of four ranks: the first settings, and rank groups."""
     folder = tmp_path_factory.mktemp("four")
     run_on_ranks(on_four_ranks, folder, ranks=4)
     return folder
@@ -195,15 +196,15 @@ def four(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_machines(on_one, three, tmp_path_factory):
-    """Of two ranks on each of two machines: the first settings, and spans that three ranks of one machine began."""
+    """Of two ranks on each of two machines: the first settings, and rank groups that three ranks of a machine began."""
     folder = tmp_path_factory.mktemp("machines")
-    shutil.copytree(three / "part" / "spans.ckpt", folder / "part.ckpt")
-    shutil.copytree(on_one / "part" / "buffered spans.ckpt", folder / "of one rank.ckpt")
+    shutil.copytree(three / "part" / "rank groups.ckpt", folder / "part.ckpt")
+    shutil.copytree(on_one / "part" / "buffered rank groups.ckpt", folder / "of one rank.ckpt")
     run_on_ranks(on_two_machines, folder, ranks=4, machines=2)
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in SPANS])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in RANK_GROUPS])
 def test_two_ranks_give_the_same_bits_as_one(on_one, two, name):
     assert_same(on_one, two, name)
 
@@ -222,37 +223,41 @@ def test_a_resumed_run_ends_in_the_same_bits_on_other_ranks(on_one, two):
 
 
 @pytest.mark.parametrize("ranks", ["two", "three", "four"])
-def test_whoever_is_slow_in_a_span_the_bits_are_the_same(on_one, ranks, request):
+def test_whichever_rank_of_a_group_is_slow_the_bits_are_the_same(on_one, ranks, request):
     folder = request.getfixturevalue(ranks)
     assert_shared(folder)
-    assert_same(on_one, folder, "spans")
+    assert_same(on_one, folder, "rank groups")
 
 
-def test_a_run_with_spans_continues_on_other_machines(on_one, three, two_machines):
+def test_a_run_with_rank_groups_continues_on_other_machines(on_one, three, two_machines):
     """Begun on three ranks, continued on two machines with two ranks each."""
     for folder in (three / "part", two_machines):
         assert_shared(folder)
-    assert_equal(read_result(on_one / "spans.ckpt"), read_result(two_machines / "spans.ckpt"))
+    assert_equal(read_result(on_one / "rank groups.ckpt"), read_result(two_machines / "rank groups.ckpt"))
 
 
 @pytest.mark.parametrize("ranks", ["two", "four"])
 def test_buffered_answers_have_the_same_bits_on_any_number_of_ranks(on_one, ranks, request):
     folder = request.getfixturevalue(ranks)
-    assert_shared(folder, "buffered spans")
-    assert_same(on_one, folder, "buffered spans")
+    assert_shared(folder, "buffered rank groups")
+    assert_same(on_one, folder, "buffered rank groups")
 
 
 def test_clients_under_way_answer_on_other_machines(on_one, two_machines):
     """One rank has called them; they answer on two machines with two ranks each."""
-    begun = read_checkpoint(on_one / "part" / "buffered spans.ckpt")
+    begun = read_checkpoint(on_one / "part" / "buffered rank groups.ckpt")
     # those that will drop out need none
     assert set() < begun["fedsim_old_models"].keys() <= {*begun["fedsim"]["timing"]["version"].values()}
-    staleness = [row["timing/staleness"] for row in read_rows(on_one, "buffered spans") if row["timing/staleness"]]
+    staleness = [
+        row["timing/staleness"] for row in read_rows(on_one, "buffered rank groups") if row["timing/staleness"]
+    ]
     assert float(staleness[-1]) > 0, "the last round had no old answer"
-    assert_equal(read_result(on_one / "buffered spans.ckpt"), read_result(two_machines / "buffered spans.ckpt"))
+    assert_equal(
+        read_result(on_one / "buffered rank groups.ckpt"), read_result(two_machines / "buffered rank groups.ckpt")
+    )
 
 
-def assert_shared(folder, name="spans"):
+def assert_shared(folder, name="rank groups"):
     """Some ranks shared a client."""
     sessions = Counter(note.name.rpartition(" ")[0] for note in (folder / f"notes of {name}").iterdir())
     assert max(sessions.values()) > 1, sessions

@@ -256,7 +256,7 @@ def test_a_module_for_a_run_without_one_is_one_line(tmp_path):
     trainer = fedsim.Trainer(run_dir=tmp_path, max_epochs=1, accelerator="cpu", devices=1, enable_progress_bar=False)
     trainer.fit(make_model(FedPav()), datamodule=make_data())
     for given in ({"module": Small}, {"size": (64, 32)}):
-        with pytest.raises(ConfigError, match="are for runs of a module of your own"):
+        with pytest.raises(ConfigError, match="only for runs of your own LightningModule"):
             load_model(tmp_path, **given)
 
 

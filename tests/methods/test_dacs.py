@@ -169,7 +169,7 @@ class Linear(nn.Module):
         return self.conv(torch.tanh(images))
 
 
-class Visit:
+class Session:
     """A client's session with the numbers of ``dacs_step``: a flat model, and torch's optimizers."""
 
     client_name, seed, local_epochs, device = "client", 0, 1, torch.device("cpu")
@@ -237,7 +237,7 @@ class Visit:
     [("round_0_code", 0, CODE), ("round_1_code", 1, CODE), ("round_1_paper_reading", 1, {})],
 )
 def test_eq7_two_local_steps_of_the_authors(name, round_, options):
-    client, expected = Visit(round_), VECTORS["dacs_step"][name]
+    client, expected = Session(round_), VECTORS["dacs_step"][name]
     DACS(**options).train(client)
     after, expert = expected["after"], client.model.replica("expert")
     expert.whole.copy_(client.kept["expert"])
@@ -256,7 +256,7 @@ def test_eq7_two_local_steps_of_the_authors(name, round_, options):
 # -- which loss moves what ---------------------------------------------------------------------------------------------
 
 
-class Alone(Visit):
+class Alone(Session):
     """A client of whose losses one is not 0; it writes down what has a gradient when its models step."""
 
     def __init__(self, row):
@@ -404,24 +404,24 @@ def test_eq9_rounds(options, of_loops):
     model = play(DACS(**options))
     near = partial(torch.testing.assert_close, rtol=0, atol=2e-6)
     expected = loops.federation.model.state_dict()
-    resident = model.parts.models["smooth"]
-    shared = resident.flat.shared_entries
+    flat_model = model.parts.models["smooth"]
+    shared = flat_model.flat.shared_entries
     assert {entry.name for entry in shared} == {name for name in expected if "num_batches" not in name}
     for entry in shared:
         near(vector(model, "smooth")[entry.span].view(entry.shape).double(), expected[entry.name])
     for plain in loops.federation.clients:
         client = model.parts.clients[plain.name]
         client.load()
-        near(resident.head.weight.detach().double(), plain.head.weight.detach())
+        near(flat_model.head.weight.detach().double(), plain.head.weight.detach())
         s, m = loops.styles[plain.name]
         near(client.kept["style_std"].double(), s.detach())
         near(client.kept["style_mean"].double(), m.detach())
         expert, head = loops.experts[plain.name]
         kept = client.kept["expert"]
-        for entry in resident.flat.entries:
+        for entry in flat_model.flat.entries:
             near(kept[entry.span].view(entry.shape).double(), expert.state_dict()[entry.name])
         if "code" not in of_loops:
-            near(kept[resident.flat.num_model :][: head.weight.numel()].double(), head.weight.detach().flatten())
+            near(kept[flat_model.flat.num_model :][: head.weight.numel()].double(), head.weight.detach().flatten())
         client.unload()
 
 
@@ -535,16 +535,16 @@ def test_moments_of_the_style_model_are_kept_if_a_client_keeps_its_optimizer():
 def test_a_frozen_model_passes_gradients_to_its_images_alone():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    resident = model.parts.models["smallcnn"]
-    parameters = [*resident.network.parameters(), *resident.head.parameters()]
+    flat_model = model.parts.models["smallcnn"]
+    parameters = [*flat_model.network.parameters(), *flat_model.head.parameters()]
     fixed = parameters[0].requires_grad_(False)
     images = torch.randn(4, 3, 32, 16, requires_grad=True)
-    with resident.frozen():
-        resident.forward(images, "32-true").features.pool.square().sum().backward()
+    with flat_model.frozen():
+        flat_model.forward(images, "32-true").features.pool.square().sum().backward()
     assert images.grad.abs().max() > 0
     assert all(p.grad is None for p in parameters)
     assert [p.requires_grad for p in parameters] == [p is not fixed for p in parameters]
-    with pytest.raises(ValueError, match="in between"), resident.frozen():
+    with pytest.raises(ValueError, match="in between"), flat_model.frozen():
         raise ValueError("in between")
     assert all(p.requires_grad for p in parameters[1:])
 

@@ -36,11 +36,11 @@ def test_personal_models_train_near_the_global_one(momentum):
         receive(client, found.settings.method, found.server)
         found.settings.method.personalise(client)
         model, head = personal[name]
-        resident, state = client.model, model.state_dict()
-        for entry in resident.flat.shared_entries:
-            mine = resident.flat.buffer[entry.span].view(entry.shape).double()
+        flat_model, state = client.model, model.state_dict()
+        for entry in flat_model.flat.shared_entries:
+            mine = flat_model.flat.buffer[entry.span].view(entry.shape).double()
             torch.testing.assert_close(mine, state[entry.name], rtol=0, atol=2e-6)
-        torch.testing.assert_close(resident.head.weight.double(), head.weight, rtol=0, atol=2e-6)
+        torch.testing.assert_close(flat_model.head.weight.double(), head.weight, rtol=0, atol=2e-6)
         own = next(c for c in federation.clients if c.name == name).head
         torch.testing.assert_close(client.head.weight.double(), own.weight, rtol=0, atol=2e-6)
 

@@ -73,8 +73,8 @@ def test_algorithm_1(initial, target, every, lam, regrow, first):
         regrow=regrow,
     )  # fmt: skip
     model = play(method, ROUNDS, backbone=Layers)
-    resident = model.parts.models["layers"]
-    assert flags_of(model.server.kept["layers"]["mask"], resident) == masks[-1]
+    flat_model = model.parts.models["layers"]
+    assert flags_of(model.server.kept["layers"]["mask"], flat_model) == masks[-1]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
     densities = [1 - fraction(mask) for mask in masks]
     assert densities[-1] < densities[1] <= densities[0]

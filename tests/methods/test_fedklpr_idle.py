@@ -61,12 +61,12 @@ def test_pruning_70_percent_costs_nothing_and_saves_bytes(clustering):
         test = data.federated.tests[name].query.images.decode(SIZE)
         found = []
         for prune, model in models.items():
-            resident = model.parts.models["idle"]
+            flat_model = model.parts.models["idle"]
             shared = model.server.vector("idle").clone()
             shared[: len(mask)][~mask] *= not prune  # the client's own model
-            resident.shared.copy_(shared)
+            flat_model.shared.copy_(shared)
             with torch.no_grad():
-                found.append(resident.network.eval()(normalise_images(test)).neck)
+                found.append(flat_model.network.eval()(normalise_images(test)).neck)
         assert torch.equal(*found)  # to the bit
     saved = models[True].parts.ledger.total / models[False].parts.ledger.total
     assert saved < 0.75

@@ -109,19 +109,19 @@ class Loops:
 
 def assert_like(found, loops):
     """Compare the server's model, and each client's mapping network and last embedding network."""
-    resident = found.parts.models["smooth"]
+    flat_model = found.parts.models["smooth"]
     expected = {f"backbone.{n}": t for n, t in loops.theta.items() if "num_batches" not in n}
-    assert {e.name for e in resident.flat.shared_entries} == expected.keys()
-    for entry in resident.flat.shared_entries:
+    assert {e.name for e in flat_model.flat.shared_entries} == expected.keys()
+    for entry in flat_model.flat.shared_entries:
         close(vector(found, "smooth")[entry.span].view(entry.shape).double(), expected[entry.name])
     for name, client in found.parts.clients.items():
         model, head = loops.local[name]
         client.load()
-        close(resident.head.weight.double(), head.weight)
+        close(flat_model.head.weight.double(), head.weight)
         last = client.kept.get("embedding")
-        for entry in resident.flat.entries:
+        for entry in flat_model.flat.entries:
             if not entry.shared:
-                close(resident.flat.buffer[entry.span].view(entry.shape).double(), model.state_dict()[entry.name])
+                close(flat_model.flat.buffer[entry.span].view(entry.shape).double(), model.state_dict()[entry.name])
             elif last is not None:
                 close(last[entry.span].view(entry.shape).double(), model.state_dict()[entry.name])
         assert (last is not None) == (name in loops.has_trained)
@@ -279,11 +279,11 @@ def test_heads_and_necks_stay_at_home():
     for method in (FedReID(), BASELINE):
         model = make_model(method, neck=Neck(dim=8))
         model.assemble(make_data(), 0, 1, torch.device("cpu"))
-        resident = model.parts.models["smallcnn"]
-        names = {entry.name for entry in resident.flat.shared_entries}
+        flat_model = model.parts.models["smallcnn"]
+        names = {entry.name for entry in flat_model.flat.shared_entries}
         assert names
         assert all(name.startswith("backbone.") for name in names)
-        assert resident.has_own_heads
+        assert flat_model.has_own_heads
         sent.append((names, model.parts.ledger.expected(0, ["town0"])["town0"]))
     assert sent[0] == sent[1]  # the expert costs no traffic
 
@@ -337,12 +337,12 @@ def test_without_an_expert_it_is_fedavg():
 def test_the_global_model_is_what_it_delivers():
     model = fit(make_model(FedReID()), rounds=1, limit_val_batches=1, check_val_every_n_epoch=1)
     assert type(model.settings.method).personalise is FedAvg.personalise
-    resident = model.parts.models["smallcnn"]
+    flat_model = model.parts.models["smallcnn"]
     client = model.parts.clients["town0"]
     client.load()
     receive(client, model.settings.method, model.server)
     model.settings.method.personalise(client)
-    assert torch.equal(resident.shared, vector(model))
+    assert torch.equal(flat_model.shared, vector(model))
 
 
 # -- Table 6 -----------------------------------------------------------------------------------------------------------
@@ -353,8 +353,8 @@ def test_fine_tuning():
     epochs, rounds = 2, 3
     found = play(FedReIDFineTune(mapping_epochs=epochs), rounds)
     federation = Federation()
-    resident = found.parts.models["smooth"]
-    assert resident.flat.num_shared == 0
+    flat_model = found.parts.models["smooth"]
+    assert flat_model.flat.num_shared == 0
     for client in federation.clients:
         model, head = copy.deepcopy(federation.model), client.head
         start = copy.deepcopy(model.backbone.state_dict())
@@ -379,12 +379,12 @@ def test_fine_tuning():
 
         mine = found.parts.clients[client.name]
         mine.load()
-        kept = resident.replica("expert")
+        kept = flat_model.replica("expert")
         kept.whole.copy_(mine.kept["expert"])
-        for trained, (its, its_head) in ((resident, (model, head)), (kept, expert)):
+        for trained, (its, its_head) in ((flat_model, (model, head)), (kept, expert)):
             expected = its.state_dict()
             close(trained.head.weight.double(), its_head.weight)
-            for entry in resident.flat.entries:
+            for entry in flat_model.flat.entries:
                 close(trained.flat.buffer[entry.span].view(entry.shape).double(), expected[entry.name])
         for name, tensor in start.items():
             if "num_batches" not in name:
@@ -392,16 +392,16 @@ def test_fine_tuning():
         mine.unload()
 
 
-def test_after_the_mapping_network_the_trunk_trains():
+def test_after_the_mapping_network_the_backbone_trains():
     model = fit(make_model(FedReIDFineTune(mapping_epochs=1)), rounds=1)
-    resident = model.parts.models["smallcnn"]
-    assert all(p.requires_grad for p in resident.network.backbone.parameters())
-    assert resident.optimizer(model.parts.clients["town0"].training_settings).num_steps < 100
+    flat_model = model.parts.models["smallcnn"]
+    assert all(p.requires_grad for p in flat_model.network.backbone.parameters())
+    assert flat_model.optimizer(model.parts.clients["town0"].training_settings).num_steps < 100
     start = make_model(FedReIDFineTune())
     start.assemble(make_data(), 0, 1, torch.device("cpu"))
     for name, client in model.parts.clients.items():
         before, after = (c.private_state()["state"] for c in (start.parts.clients[name], client))
-        assert not torch.equal(before[: resident.flat.num_model], after[: resident.flat.num_model])
+        assert not torch.equal(before[: flat_model.flat.num_model], after[: flat_model.flat.num_model])
 
 
 def test_a_new_client_adapts_from_an_exported_model(tiny, tmp_path):

@@ -60,9 +60,9 @@ def test_algorithm_1(target):
     threshold = 0.0 if target == 0.6 else between()
     federation, masks, pruned_in = reference(target, threshold)
     model = play(LotteryFL(target=target, step=STEP, start_accuracy=threshold), ROUNDS, backbone=Layers)
-    resident = model.parts.models["layers"]
+    flat_model = model.parts.models["layers"]
     for name, client in model.parts.clients.items():
-        assert flags_of(client.private_state()["kept.mask"], resident) == masks[name]
+        assert flags_of(client.private_state()["kept.mask"], flat_model) == masks[name]
     assert_close(model, federation, tolerance=1e-5, arch="layers")
     assert 0 < len(pruned_in) < ROUNDS * len(masks)  # some wait, or are done before the last round
     if target == 0.6:

@@ -239,7 +239,7 @@ def test_what_is_tried_with_masks_prunes(name):
 
 
 @pytest.mark.parametrize("name", others.some(METHODS, FIRST))
-def test_models_that_are_declared_beside_the_resident_one_are_those_that_are_made(name):
+def test_models_that_are_declared_beside_the_flat_model_are_those_that_are_made(name):
     """What fedsim describe counts."""
     model, method = three_rounds(name), METHODS[name]
     declared = method.replicas if isinstance(method, HoldsModels) else {}
@@ -349,11 +349,11 @@ def test_private_necks_stay_private():
 def test_fedbn_shares_no_norm():
     for share_head in (False, True):
         model = fit(make_model(FedBN(share_head=share_head), neck=Neck(dim=8)), rounds=1)
-        resident = model.parts.models["smallcnn"]
-        shared = {entry.name for entry in resident.flat.shared_entries}
+        flat_model = model.parts.models["smallcnn"]
+        shared = {entry.name for entry in flat_model.flat.shared_entries}
         norms = {
             f"{path}.{name}"
-            for path, module in resident.network.named_modules()
+            for path, module in flat_model.network.named_modules()
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
             for name, _ in [*module.named_parameters(), *module.named_buffers()]
         }

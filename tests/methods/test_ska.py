@@ -29,7 +29,7 @@ def is_norm(name):
 
 
 def load(client, method, server):
-    """Put a client's personalised model into its resident; return that by name, with the head."""
+    """Put a client's personalised model into the rank's flat model; return that by name, with the head."""
     client.load()
     receive(client, method, server)
     method.personalise(client)
@@ -46,8 +46,8 @@ def personalised(model):
 
 def of_groups(model, *groups, buffer=None, arch="smallcnn"):
     """Tensors of some groups, by name: of the server, or of a buffer."""
-    resident, source = model.parts.models[arch], vector(model, arch) if buffer is None else buffer
-    return {e.name: source[e.span] for e in resident.flat.entries if resident.groups[e.name] in groups}
+    flat_model, source = model.parts.models[arch], vector(model, arch) if buffer is None else buffer
+    return {e.name: source[e.span] for e in flat_model.flat.entries if flat_model.groups[e.name] in groups}
 
 
 def assert_equal(a, b):
@@ -101,8 +101,8 @@ def test_algorithm_1(momentum):
     for t in range(3):
         loops.round(t)
     found = play(SKA(), 3, momentum=momentum)
-    resident = found.parts.models["smooth"]
-    shared = resident.flat.shared_entries
+    flat_model = found.parts.models["smooth"]
+    shared = flat_model.flat.shared_entries
     assert {e.name for e in shared} == {n for n in loops.w if n.startswith("backbone.") and "num_batches" not in n}
     close = partial(torch.testing.assert_close, rtol=0, atol=2e-6)
     for entry in shared:
@@ -114,7 +114,7 @@ def test_algorithm_1(momentum):
         for key, value in own.items():
             close(value.double(), expected[key])
         client.load()  # lg's private part
-        lg = resident.replica("generalised")
+        lg = flat_model.replica("generalised")
         lg.private.copy_(client.kept["generalised"])
         model, head = loops.lg[name]
         close(lg.head.weight.double(), head.weight)
@@ -297,9 +297,9 @@ def scored(method, rounds=2, devices=1):
 
 
 def generalised(model):
-    resident = model.parts.models["smallcnn"]
-    resident.load_global(vector(model), model.settings.method.server_tensors(model.server, resident.arch))
-    return of_groups(model, *BACKBONE, buffer=resident.flat.buffer)
+    flat_model = model.parts.models["smallcnn"]
+    flat_model.load_global(vector(model), model.settings.method.server_tensors(model.server, flat_model.arch))
+    return of_groups(model, *BACKBONE, buffer=flat_model.flat.buffer)
 
 
 def unseen_kinds(model):

@@ -230,16 +230,16 @@ def play(method, rounds=3, data=None, triplet=0.0, causality=None):
 
 def clients_like(loops, model):
     """Compare f_G, and of each client its head, expert and style model; yield the loops' client and ours, loaded."""
-    [(arch, resident)] = model.parts.models.items()
+    [(arch, flat_model)] = model.parts.models.items()
     expected = loops.federation.model.state_dict()
-    for entry in resident.flat.shared_entries:
+    for entry in flat_model.flat.shared_entries:
         near(vector(model, arch)[entry.span].view(entry.shape).double(), expected[entry.name])
     for plain in loops.federation.clients:
         client, expert = model.parts.clients[plain.name], loops.experts[plain.name].state_dict()
         client.load()
-        exact(resident.head.weight.detach().double(), plain.head.weight.detach())
+        exact(flat_model.head.weight.detach().double(), plain.head.weight.detach())
         exact(client.kept["style_std"].double(), loops.styles[plain.name][0].detach())
-        for entry in resident.flat.entries:
+        for entry in flat_model.flat.entries:
             if entry.name.startswith("stage_heads."):  # of f_G alone
                 continue
             near(client.kept["expert"][entry.span].view(entry.shape).double(), expert[entry.name])
@@ -275,13 +275,13 @@ def test_rounds_with_snr(judge):
     loops = Loops(two_clients(), stages=stage_heads_of(model), judge=judge)
     for t in range(3):
         loops.round(t)
-    resident = model.parts.models["separating"]
+    flat_model = model.parts.models["separating"]
     for plain, _ in clients_like(loops, model):
-        for head, wanted in zip(resident.network.stage_heads, loops.heads[plain.name], strict=True):
+        for head, wanted in zip(flat_model.network.stage_heads, loops.heads[plain.name], strict=True):
             exact(head.weight[: len(wanted[0])].detach().double(), wanted[0].detach())
             exact(head.bias[: len(wanted[1])].detach().double(), wanted[1].detach())
-    assert ("judge" in resident._replicas) == (judge == "copy")
-    assert model.settings.method.replicas.keys() == resident._replicas.keys()
+    assert ("judge" in flat_model._replicas) == (judge == "copy")
+    assert model.settings.method.replicas.keys() == flat_model._replicas.keys()
 
 
 def test_without_styles_and_gate_it_is_cross_entropy_with_fixed_vectors():
@@ -309,23 +309,23 @@ def kept(model, name):
 
 @pytest.mark.parametrize("scores", [(0.5, 0.5, 0.6), (0.5, 0.4, 0.4), (0.0, 0.1, 0.05)])
 def test_a_memory_takes_the_copy_unless_the_score_falls(scores, monkeypatch):
-    """Scores of the second, third and fourth visit, as if measured; the first gate is open."""
+    """Scores of the second, third and fourth session, as if measured; the first gate is open."""
     memories, candidates, last = [], [], 0.0
     for rounds in range(1, 5):
-        visits = {}
+        sessions = {}
 
-        def score(client, visits=visits):
-            visits[client.client_name] = visits.get(client.client_name, -1) + 1
-            return scores[visits[client.client_name]]
+        def score(client, sessions=sessions):
+            sessions[client.client_name] = sessions.get(client.client_name, -1) + 1
+            return scores[sessions[client.client_name]]
 
         monkeypatch.setattr(module, "_held_out_rank1", score)
         model = play(SSCU(gate="own"), rounds=rounds, data=held_out_data())
         memories.append(kept(model, "memory"))
         candidates.append(kept(model, "candidate"))
-    for visit, value in enumerate(scores, start=1):
+    for session, value in enumerate(scores, start=1):
         for name in memories[0]:
-            expected = candidates[visit - 1][name] if value >= last else memories[visit - 1][name]
-            assert torch.equal(memories[visit][name], expected), (visit, name)
+            expected = candidates[session - 1][name] if value >= last else memories[session - 1][name]
+            assert torch.equal(memories[session][name], expected), (session, name)
         last = value
 
 
@@ -350,7 +350,7 @@ def test_the_gate_scores_the_received_model_on_held_out_people(monkeypatch):
 
     monkeypatch.setattr(module, "_held_out_rank1", watched)
     play(SSCU(gate="own"), rounds=3, data=held_out_data())
-    assert len(measured) == 4  # two clients, from their second visit on
+    assert len(measured) == 4  # two clients, from their second session on
     assert all(found == pytest.approx(expected) for found, expected in measured)
 
 

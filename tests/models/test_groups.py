@@ -175,7 +175,7 @@ def test_attention_blocks_have_a_group_of_their_own(norm, added):
 
 
 @pytest.mark.parametrize("norm", ["bn", "attentive", "se", "cbam"])
-def test_masks_of_selective_aggregation_part_the_trunk(norm):
+def test_masks_of_selective_aggregation_part_the_backbone(norm):
     """Paper 000: convolutions come from the specific models, normalisation and attention from the generalised ones."""
     model = attended(norm)
     groups = {name: group for name, group in group_names(model).items() if name.startswith("backbone.")}

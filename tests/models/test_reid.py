@@ -256,7 +256,7 @@ def test_the_exponent_of_gem_is_learnt_and_finite_of_empty_maps():
     assert maps.grad.isfinite().all()
 
 
-def test_pooling_is_part_of_the_trunk_and_the_mean_has_no_weights(images):
+def test_pooling_is_part_of_the_backbone_and_the_mean_has_no_weights(images):
     backbone = SmallCNN(width=8).eval()
     plain, gem = (ReIDModel(backbone, Neck(kind="none", dropout=0.0, pooling=kind)) for kind in ("average", "gem"))
     assert set(group_names(gem)) - set(group_names(plain)) == {"pooling.p"}

@@ -165,7 +165,7 @@ def test_convolutional_networks_return_maps():
     assert backbone.out_channels == 512
 
 
-def test_embeddings_are_parameters_of_the_trunk():
+def test_embeddings_are_parameters_of_the_backbone():
     groups = group_names(ReIDModel(TimmBackbone(VIT, options=TINY), Neck(kind="bnneck")))
     assert groups["backbone.timm.cls_token"] == groups["backbone.timm.pos_embed"] == Group.CONV
     assert groups["backbone.timm.blocks.1.norm2.weight"] == groups["backbone.timm.norm.bias"] == Group.NORM

@@ -110,7 +110,8 @@ def test_no_drawn_name_of_a_parameter_becomes_another_option(write_sweep):
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [("a: &a [*a]", "repeats the section"), ("[" * 80, "more than 50 sections"), ("a: {b: ", "is not valid YAML"),
-     ("[1, 2]", "are no options"), ("1: {values: [1]}", "are no options"), ("x", "are no options"),
+     ("[1, 2]", "does not name an option"), ("1: {values: [1]}", "does not name an option"),
+     ("x", "does not name an option"),
      ("a: 2021-13-45", "cannot be read"), (b"\xff", "cannot read this config"), ("a: 1", "expected names with values"),
      ("metric: [1]", "metric.name"), ("method: {}", "is unknown"), ("-x: {values: [1]}", "is no name of an option")],
 )  # fmt: skip

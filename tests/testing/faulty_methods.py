@@ -145,8 +145,8 @@ def _first_factor(name, client):
 
 class OnTheClient(Plain):
     def upload(self, client):
-        client.visits = getattr(client, "visits", 0) + 1
-        return Upload(client.model.shared * (1 + client.visits * 1e-3))
+        client.sessions = getattr(client, "sessions", 0) + 1
+        return Upload(client.model.shared * (1 + client.sessions * 1e-3))
 
 
 class OnTheServer(Plain):
@@ -465,7 +465,7 @@ FAULTS = {  # a method -> a word of the sentence that must name its fault
     InADefaultValue: "InADefaultValue.upload",
     OnAFunction: "OnAFunction.upload",
     InACache: "differ",
-    OnTheClient: "client.visits",
+    OnTheClient: "client.sessions",
     OnTheServer: "server.momentum",
     InAReplica: "differ",
     InTheImages: "resumed",

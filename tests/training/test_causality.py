@@ -222,11 +222,11 @@ def test_rounds_with_classifiers_of_the_layers():
     expected, near = reference.model.state_dict(), partial(torch.testing.assert_close, rtol=0, atol=1e-6)
     for name, found in named(model, "separating").items():
         near(found.double(), expected[name])
-    resident, sizes = model.parts.models["separating"], set()
+    flat_model, sizes = model.parts.models["separating"], set()
     for name, heads in classifiers.items():
         client = model.parts.clients[name]
         client.load()
-        for head, plain, start in zip(resident.network.stage_heads, heads, starts, strict=True):
+        for head, plain, start in zip(flat_model.network.stage_heads, heads, starts, strict=True):
             for found, wanted, first in zip((head.weight, head.bias), plain, start, strict=True):
                 near(found.detach()[: len(wanted)].double(), wanted.detach())
                 assert torch.equal(found[len(wanted) :].double(), first[len(wanted) :])
@@ -239,12 +239,12 @@ def test_classifiers_of_layers_are_heads_and_private():
     with_heads, without = (fit(make_model(FedPav(), **options), rounds=1) for options in (
         {"backbone": Separating(), "objective": Objective(causality=LOSS)}, {"backbone": Separating()},
     ))  # fmt: skip
-    resident, plain = (model.parts.models["separating"] for model in (with_heads, without))
-    heads = [name for name, group in resident.groups.items() if group is Group.HEAD]
+    flat_model, plain = (model.parts.models["separating"] for model in (with_heads, without))
+    heads = [name for name, group in flat_model.groups.items() if group is Group.HEAD]
     assert heads == [f"stage_heads.{i}.{part}" for i in range(2) for part in ("weight", "bias")]
-    assert resident.shared_bytes == plain.shared_bytes
-    assert resident.is_complete
-    groups = group_names(resident.network)
+    assert flat_model.shared_bytes == plain.shared_bytes
+    assert flat_model.is_complete
+    groups = group_names(flat_model.network)
     assert {name for name in groups if groups[name] is Group.HEAD} == set(heads)
 
 

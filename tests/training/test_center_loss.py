@@ -145,7 +145,7 @@ def test_alone_it_teaches_nothing():
         Objective(cross_entropy=0.0, center=CenterLoss())
 
 
-def test_batches_in_pieces_are_refused():
+def test_micro_batches_are_refused():
     with pytest.raises(
         ConfigError, match=r"^model.client.micro_batch: center loss updates its centers from whole batches"
     ):

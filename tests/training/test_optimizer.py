@@ -139,7 +139,7 @@ def test_flat_steps_with_accumulated_gradients_give_the_same_bits():
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "Adagrad", "Rprop", "own"])
 def test_a_client_finds_nothing_of_the_one_before_it(name):
-    """Two clients on one resident model, and the second of them alone."""
+    """Two clients on one flat model, and the second of them alone."""
     optimizer = {"Adagrad": torch.optim.Adagrad, "Rprop": torch.optim.Rprop, "own": Hoarding}.get(name)
     optimizer = optimizer or OPTIMIZERS[name]
     training = LocalTraining(batch_size=8, optimizer=optimizer)
@@ -194,7 +194,7 @@ def test_frozen_parameters_stay():
     assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
 
 
-def test_rates_can_be_changed_in_the_middle_of_a_visit():
+def test_rates_can_be_changed_in_the_middle_of_a_session():
     class Braking(FedPav):
         def take_step(self, client, loss):
             if client.step(loss):
@@ -247,7 +247,7 @@ def test_overrides_have_optimizers_of_their_own():
     assert model.parts.clients["town2"].optimizer is a
 
 
-def test_a_parameter_that_is_frozen_in_the_middle_of_a_visit_is_an_error():
+def test_a_parameter_that_is_frozen_in_the_middle_of_a_session_is_an_error():
     class Freezing(FedPav):
         def take_step(self, client, loss):
             if client.step(loss):

@@ -118,7 +118,7 @@ def test_a_module_has_the_bits_of_the_same_network_and_loss_in_built_in_parts(me
     assert own.reports.keys() == built_in.reports.keys()
 
 
-def test_a_client_is_a_lightning_module_whose_parameters_are_the_models_during_its_visit():
+def test_a_client_is_a_lightning_module_whose_parameters_are_the_models_during_its_session():
     class Looks(FedAvg):
         def loss(self, client, batch):
             seen.append([client, len([*client.parameters()]), sum(p.numel() for p in client.parameters())])
@@ -139,8 +139,8 @@ def test_a_client_is_a_lightning_module_whose_parameters_are_the_models_during_i
 
 
 def shared(model):
-    [resident] = model.parts.models.values()
-    return {entry.name.removeprefix("module.") for entry in resident.flat.shared_entries}
+    [flat_model] = model.parts.models.values()
+    return {entry.name.removeprefix("module.") for entry in flat_model.flat.shared_entries}
 
 
 def assembled(*args, **options):
@@ -324,9 +324,9 @@ def test_a_module_of_the_user_is_left_as_it_was():
     first, second = (fit(federation(FedAvg(), module), rounds=1) for _ in range(2))
     assert_same(module.state_dict(), before)
     assert_same(module_state(first), module_state(second))
-    [resident] = assembled(FedAvg(), module).parts.models.values()
-    entry = next(e for e in resident.flat.entries if e.name == "module.neck.weight")
-    assert torch.equal(resident.flat.buffer[entry.span].view(entry.shape), module.neck.weight), "given weights count"
+    [flat_model] = assembled(FedAvg(), module).parts.models.values()
+    entry = next(e for e in flat_model.flat.entries if e.name == "module.neck.weight")
+    assert torch.equal(flat_model.flat.buffer[entry.span].view(entry.shape), module.neck.weight), "given weights count"
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ WRONG = {
     ),
     "foreign tensors": (
         {"configure_optimizers": lambda self: torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
-        "steps tensors that are no parameters",
+        "has tensors that are not parameters",
     ),
     "closure": ({"configure_optimizers": lambda self: torch.optim.LBFGS(self.parameters())}, "failed in training"),
     "batches": ({"training_step": lambda self, dataloader_iter: None}, "is called with batch and batch_idx"),

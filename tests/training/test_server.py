@@ -131,10 +131,10 @@ def test_parameter_without_gradient_is_left_alone(optimizer, next_v):
     assert all(now < before for now, before in zip(x.tolist(), START, strict=True))  # it descends
 
 
-# -- a resident model whose weights the tests write --------------------------------------------------------------------
+# -- a flat model whose weights the tests write ------------------------------------------------------------------------
 
 
-def make_resident(policy="mean", arch="smallcnn", seed=0):
+def make_flat_model(policy="mean", arch="smallcnn", seed=0):
     torch.manual_seed(seed)
     model = ReIDModel(SmallCNN(width=8), Neck(kind="bnneck", dropout=0.0))
     groups = group_names(model)
@@ -177,14 +177,14 @@ def read(model, vector):
 
 @pytest.mark.parametrize("policy", ["mean", "first", "pooled", "recalibrate"])
 def test_statistics_are_shared_with_the_body(policy):
-    model = make_resident(policy)
+    model = make_flat_model(policy)
     expected = [n for n, g in model.groups.items() if g is not Group.COUNTER]
     assert sorted(e.name for e in model.flat.shared_entries) == sorted(expected)
     assert model.is_complete
 
 
 def test_local_statistics_stay_with_the_client():
-    model = make_resident("local")
+    model = make_flat_model("local")
     private = {e.name for e in model.flat.entries if not e.shared}
     assert private == {n for n, g in model.groups.items() if g in {Group.STAT, Group.NECKSTAT}}
     assert len(private) == 2 * 5
@@ -208,7 +208,7 @@ def test_groups_that_are_not_shared_send_nothing():
 
 
 def test_span_holds_the_statistics_and_nothing_else():
-    model = make_resident()
+    model = make_flat_model()
     statistics = BatchNormStatistics("mean", model)
     model.shared[statistics.span] = 9.0
     assert all((norm.running_mean == 9).all() and (norm.running_var == 9).all() for norm in norms(model))
@@ -216,7 +216,7 @@ def test_span_holds_the_statistics_and_nothing_else():
 
 
 def test_means_and_variances_pair_up():
-    model = make_resident("pooled")
+    model = make_flat_model("pooled")
     statistics = BatchNormStatistics("pooled", model)
     for k, norm in enumerate(norms(model)):
         norm.running_mean.copy_(torch.arange(norm.num_features) + 100 * k)
@@ -226,7 +226,7 @@ def test_means_and_variances_pair_up():
 
 
 def test_policy_mean():
-    model = make_resident()
+    model = make_flat_model()
     uploads, weights = random_vectors(model, 3), {"a": 0.5, "b": 0.3, "c": 0.2}
     mean = aggregate(BatchNormStatistics("mean", model), uploads, weights)
     expected = sum(weights[name] * uploads[name].double() for name in uploads)
@@ -234,7 +234,7 @@ def test_policy_mean():
 
 
 def test_policy_first_takes_the_statistics_of_one_participant():
-    model = make_resident("first")
+    model = make_flat_model("first")
     statistics = BatchNormStatistics("first", model)
     uploads, weights = random_vectors(model, 3), {"a": 0.5, "b": 0.3, "c": 0.2}
     chosen = []
@@ -254,7 +254,7 @@ def test_policy_first_takes_the_statistics_of_one_participant():
 
 
 def test_policy_pooled_gives_the_statistics_of_the_pooled_data():
-    model = make_resident("pooled")
+    model = make_flat_model("pooled")
     sizes = {"a": 40, "b": 10, "c": 25}
     uploads, samples = {}, {}
     for k, (client, n) in enumerate(sizes.items()):
@@ -275,7 +275,7 @@ def test_policy_pooled_gives_the_statistics_of_the_pooled_data():
 
 
 def test_encoding_leaves_uploads_alone():
-    model = make_resident("pooled")
+    model = make_flat_model("pooled")
     upload = random_vectors(model, 1)["a"]
     before = upload.clone()
     encoded = BatchNormStatistics("pooled", model).encode(upload)
@@ -284,7 +284,7 @@ def test_encoding_leaves_uploads_alone():
 
 
 def test_pooling_equal_uploads_changes_nothing():
-    model = make_resident("pooled")
+    model = make_flat_model("pooled")
     upload = random_vectors(model, 1)["a"]
     mean = aggregate(BatchNormStatistics("pooled", model), {"a": upload, "b": upload}, {"a": 0.25, "b": 0.75})
     assert torch.allclose(mean, upload, rtol=1e-5, atol=1e-6)
@@ -292,14 +292,14 @@ def test_pooling_equal_uploads_changes_nothing():
 
 @pytest.mark.parametrize("policy", ["mean", "first", "local", "recalibrate"])
 def test_other_policies_encode_nothing(policy):
-    model = make_resident(policy)
+    model = make_flat_model(policy)
     statistics, upload = BatchNormStatistics(policy, model), model.shared.clone()
     assert torch.equal(statistics.encode(upload), model.shared)
     assert torch.equal(statistics.decode(upload.double()), model.shared.double())
 
 
 def test_recalibration_averages_over_batches_of_public_images():
-    model = make_resident("recalibrate")
+    model = make_flat_model("recalibrate")
     server = Server({"smallcnn": model})
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (12, 3, 8, 8), generator=generator, dtype=torch.uint8)

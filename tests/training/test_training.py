@@ -43,7 +43,7 @@ def test_a_milestone_before_the_start_is_refused():
         make_model(FedPav(), client=training)
 
 
-def test_pooling_trains_with_the_trunk_and_is_shared():
+def test_pooling_trains_with_the_backbone_and_is_shared():
     neck = Neck(kind="bnneck", dropout=0.0, pooling="gem")
     model = fit(make_model(FedPav(), neck=neck, client=LocalTraining(batch_size=8, optimizer=sgd)))
     assert named(model)["pooling.p"].item() != 3.0

@@ -292,7 +292,7 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
 
 
 def _timing_table(model: Federation, placement: Placement, tables: Sequence[Timetable]) -> str:
-    """Return what the rounds of a run take, and who pays for it, replayed with the configured drop-outs."""
+    """Return a table of a run's simulated seconds, answers per client, staleness and memory, with drop-outs."""
     parts, rounds = model.parts, len(tables)
     run = replay(tables, parts.costs, parts.micro_batches, placement)
     size = sum(flat.shared_bytes for flat in parts.models.values())
@@ -307,7 +307,7 @@ def _timing_table(model: Federation, placement: Placement, tables: Sequence[Time
         factor = synchronous / len(parts.names) * run.answers / run.seconds if run.seconds else math.inf
         rows += [
             ["answers per second, over those of synchronous rounds of all clients", f"{factor:.2f}x"],
-            ["the price: fewest answers", f"{run.count[slow]} of {slow}; most: {run.count[fast]} of {fast}"],
+            ["fewest answers of a client", f"{run.count[slow]} of {slow}; most: {run.count[fast]} of {fast}"],
             ["staleness of answers: mean, largest", f"{run.mean_staleness:.1f}, {run.largest_staleness}"],
             [
                 "host memory: models of earlier rounds, once per machine",

@@ -261,7 +261,7 @@ class FedSimCLI(LightningCLI):
             RunBeginning(lock, start, config_of_run, at_once).join(self.trainer)
 
     def _start(self, config: Namespace) -> FolderStart:
-        """Return what decides whether a fit begins, continues or replaces a run."""
+        """Return the settings by which a fit begins, continues or replaces a run."""
         rounds = self.scored.resumed.rounds if self.scored.resumed else 0
         return FolderStart(self.run_dir, bool(config["overwrite"]), config["ckpt_path"], rounds, self.restarts)
 

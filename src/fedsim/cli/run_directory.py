@@ -75,7 +75,7 @@ class Settled(NamedTuple):
     round_: int = 0
     """from 1"""
     content: Mapping[str, Any] | None = None
-    """what it holds without the clients' private states"""
+    """its content without the clients' private states"""
     resumed: Resumed | None = None
     """of a fit that has something to train"""
 

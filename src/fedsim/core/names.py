@@ -61,7 +61,7 @@ def problem_of_name(name: object) -> str | None:
 
 
 def _kind_of(character: str) -> str | None:
-    """Return what is wrong with a character; None if it can be seen."""
+    """Return the kind of a character that a name must not have; None for other characters."""
     if character.isascii():
         return None if character.isprintable() else _KINDS["Cc"]
     category = unicodedata.category(character)
@@ -155,7 +155,7 @@ def _quoted_part(part: str) -> str:
 
 
 def _folded(name: str) -> str:
-    """Return what all spellings have in common that some disk takes for one name."""
+    """Return a text that is the same for all spellings that some disk takes for one name."""
     return unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).upper().casefold())
 
 

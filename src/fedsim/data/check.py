@@ -45,7 +45,7 @@ class Finding(NamedTuple):
     is_usable: bool = True
     """whether a fit with the usual settings accepts it"""
     notes: str = ""
-    """what else its owner should know: files that are not read"""
+    """remarks for its owner, such as files that are not read"""
 
     @property
     def verdict(self) -> str:

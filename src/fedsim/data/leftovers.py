@@ -68,7 +68,7 @@ def _entries(folder: Path) -> list[tuple[str, bool]]:
 
 
 def left_out_in(folder: Path, read: Container[Path]) -> Iterator[LeftOut]:
-    """Yield what is in a folder and in its sub-folders, and not among the files ``read``."""
+    """Yield the files of a folder and its sub-folders that are not in ``read``, and folders that are left out."""
     closed: list[OSError] = []
     for parent, folders, names in os.walk(folder, onerror=closed.append):
         below = Path(parent)
@@ -86,7 +86,7 @@ def left_out_in(folder: Path, read: Container[Path]) -> Iterator[LeftOut]:
 
 
 def left_out_beside(paths: Sequence[Path]) -> list[LeftOut]:
-    """Return what is in the folders of these files, and not among them."""
+    """Return the other files in the folders of these files, and folders that are left out."""
     read = set(paths)
     folders = sorted({path.parent for path in paths})
     items = {item for folder in folders for item in left_out_in(folder, read)}  # a folder may be in another one

@@ -50,7 +50,7 @@ class MarketFolders(ReIDSource):
         return [read_market_domain(folder, unlabelled=self.unlabelled) for folder in self._folders()]
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
-        """Return what the folders hold beside the images; see :meth:`ReIDSource.left_out`."""
+        """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
         return {domain.name: left_out_of(f, domain) for f, domain in zip(self._folders(), domains, strict=True)}
 
     def _folders(self) -> list[Path]:
@@ -78,7 +78,7 @@ def market_folders(root: Path) -> list[Path]:
 
 
 def left_out_of(folder: Path, domain: Domain) -> list[LeftOut]:
-    """Return what is in the parts of a data set and not read, and images that are in none of its parts."""
+    """Return the files in the parts of a data set that are not read, and images that are in none of its parts."""
     read = {path for split in domain.parts for path in split.images.locations() if path is not None}
     items = [item for part in PARTS if (folder / part).is_dir() for item in left_out_in(folder / part, read)]
     looked_at = {

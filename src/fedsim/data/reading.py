@@ -93,7 +93,7 @@ def opened(path: Path, remedy: str = "replace or remove it") -> Iterator[Image.I
     except DataError:
         raise
     except UnidentifiedImageError as error:
-        raise DataError(f"{path}: cannot read this image (Pillow knows no such format or depth); {remedy}") from error
+        raise DataError(f"{path}: cannot read this image (Pillow lacks its format or depth); {remedy}") from error
     except Exception as error:  # damaged files raise nearly every type, also RuntimeError and IndexError
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: cannot read this image ({reason}); {remedy}") from error

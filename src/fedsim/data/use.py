@@ -47,7 +47,7 @@ def has_matches(sets: RetrievalSet, camera_aware: bool = True) -> bool:
 
 
 def notes_of(domain: Domain) -> str:
-    """Return what the owner of a data set should know, though a fit accepts it; empty if there is nothing."""
+    """Return remarks for the owner of a data set that a fit accepts; empty if there are none."""
     notes = []
     if domain.train is not None and len(np.unique(domain.train.camids)) == 1:
         notes.append(

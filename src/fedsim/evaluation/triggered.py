@@ -49,7 +49,7 @@ class ChangedPixels(Pixels):
 
 
 def successes(plain: Tensor, worn: Tensor, shown: Tensor, wearers: Tensor, junk: Tensor, victims: Tensor) -> Tensor:
-    """Return the share of victims for whom each of b queries with the trigger is taken, float64 [b]; NaN: it has none.
+    """Return the share of victims for whom each query with the trigger is taken, float64 [b]; NaN: it has no victims.
 
     A query of identity a is taken for victim v, another identity, if an image of v is first in a gallery in which all
     images of v wear the trigger, and no others do. The first image must be more similar than every other.

@@ -27,7 +27,7 @@ Size = tuple[int, int]
 
 
 class Network(NamedTuple):
-    """What gives the features of a run."""
+    """Network, layer and image size of a run."""
 
     model: ReIDModel
     layer: Layer
@@ -37,7 +37,7 @@ class Network(NamedTuple):
 
 
 class OfScript(NamedTuple):
-    """What a script gives that a run's config may lack."""
+    """Arguments of ``load_model``, in place of fields of a run's config."""
 
     module: MakesModule | LightningModule | None = None
     """the user's module, its class, or a partial of it"""
@@ -71,7 +71,7 @@ def saved_network(
     content = read_config(str(config)) if config.is_file() else {}
     if not holds_module(checkpoint):
         if of_script != OfScript():
-            raise ConfigError("module, size: are for runs of a module of your own, and this is none; leave them out")
+            raise ConfigError("module, size: only for runs of your own LightningModule; leave them out")
         if not content:
             raise ConfigError(f"{config}: is missing, so the network is unknown; give a run of fedsim fit")
         return Network(*network_of(content, config, tensors))
@@ -88,7 +88,7 @@ def saved_network(
 
 
 def _module_in(content: Mapping[str, Any], config: Path) -> MakesModule:
-    """Return what makes the module of a config."""
+    """Return the callable that builds the module of a config."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--module", type=MakesModule)
     spec = content.get("model", {}).get("module") if isinstance(content.get("model"), dict) else None

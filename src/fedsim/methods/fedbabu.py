@@ -52,7 +52,7 @@ class _FineTuning:
         return client.supervised_loss(client.forward(batch.images), batch, counts=False)
 
     def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step what is not fixed."""
+        """Step the parameters that are not fixed."""
         client.step(loss)
 
 

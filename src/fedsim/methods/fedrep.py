@@ -46,7 +46,7 @@ class _HeadSteps:
         return client.training_step(batch)
 
     def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step what is not fixed."""
+        """Step the parameters that are not fixed."""
         client.step(loss)
 
 

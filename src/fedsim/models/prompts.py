@@ -144,7 +144,7 @@ def new_prompts(tokens: int, channels: int, patch_size: tuple[int, int]) -> Tens
 def prompt_mask(
     num_first: int, grid: tuple[int, ...], tokens: int, parts: PromptsByPart, *, patches_see_parts: bool = False
 ) -> Tensor:
-    """Return who sees whom among [first tokens, prompts, patches]: [N, N] bool, a row for each token that looks.
+    """Return the attention mask [N, N] of [first tokens, prompts, patches]: bool, a row for each token that attends.
 
     The first ``num_first`` tokens and the holistic prompts see all. Prompts of parts see first tokens, all prompts and
     their patches: of h rows, the upper ones are 0 to h // 2, the middle ones h // 4 to 3 h // 4, and the lower ones

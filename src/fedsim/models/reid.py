@@ -197,7 +197,7 @@ class ReIDModel(nn.Module):
             self.train()
 
     def take_separated(self, num_classes: int) -> tuple[Separated, ...]:
-        """Return what SNR layers have kept of the last training pass, float32, in the order of the network.
+        """Return the parts that SNR layers kept in the last training pass, float32, in the order of the network.
 
         With ``stage_heads`` these are logits of the first ``num_classes`` people: [B, Z].
         """

@@ -141,7 +141,7 @@ class CrossStyle(nn.Module):
 
 
 class Separated(NamedTuple):
-    """What an SNR layer makes of a batch, pooled: each [B, C]. Through a head of the layer: logits, each [B, Z]."""
+    """The parts that an SNR layer separates, pooled: each [B, C]. Through a head of the layer: logits, each [B, Z]."""
 
     normalised: Tensor
     """of F~, without style: the bias of the normalisation, for each image"""
@@ -186,7 +186,7 @@ class SNR(nn.Module):
         return relevant
 
     def take_separated(self) -> Separated | None:
-        """Return what the last training pass has kept, once: afterwards nothing holds its graph."""
+        """Return the parts that the last training pass kept, once: afterwards nothing holds its graph."""
         separated, self._separated = self._separated, None
         return separated
 

@@ -48,7 +48,7 @@ def print_text(text: str) -> None:
 def prepare_output() -> None:
     """Let streams write each character that their encoding lacks as its number, such as ``#f6``, not as an error.
 
-    Streams that the shell has closed (``>&-``) lead nowhere.
+    Streams that the shell has closed (``>&-``) become /dev/null.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -68,7 +68,7 @@ def end_output() -> None:
 
 
 def _discard() -> None:
-    """Lead stdout nowhere: what waits in its buffer would fail again when Python ends, with exit code 120."""
+    """Redirect stdout to /dev/null: flushing its buffer at exit would fail again, with exit code 120."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -2,6 +2,10 @@
 
 ``fedsim report`` is the command line of :func:`report`. From Python, a figure needs no command line::
 
+    from pathlib import Path
+
+    from fedsim.report import all_sets, draw_curves, group_runs, titles_of
+
     groups = group_runs([Path("runs/fedpav"), Path("runs/local")])
     draw_curves(groups, titles_of(all_sets(groups)), "mAP", Path("curves.pdf"))
 """

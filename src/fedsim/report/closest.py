@@ -26,7 +26,7 @@ class Match(NamedTuple):
         return len(self.differences.listed)
 
     def lines(self, label: str) -> Iterator[str]:
-        """Yield what a comparison says of the run with this label: a line, and one per group of settings."""
+        """Yield lines on the run with this label: its closest row, settings that differ, and unknown ones."""
         if self.distance:
             yield f"- {label} is closest to '{self.row.name}' ({self.name}); settings that differ: {self.distance}"
         else:

@@ -63,7 +63,7 @@ def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
     """Return a table of the rounds and bytes until the delivered model reaches a score for the first time.
 
     With ``model.hardware``, also of the simulated seconds, and of the client with the fewest answers: rounds that do
-    not wait for slow clients reach a score sooner, and these pay for it.
+    not wait for slow clients reach a score sooner, with fewer answers of these.
 
     Args:
         groups: the runs.

@@ -217,7 +217,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def difference(saved: Any, expected: Tensor) -> str | None:
-    """Return what a saved tensor has in another way than the expected one; None if they may be exchanged.
+    """Return how type, shape or dtype of a saved tensor differ from the expected ones; None if they do not.
 
     >>> import torch
     >>> difference(torch.zeros(2), torch.zeros(3)), difference(torch.zeros(2), torch.ones(2))

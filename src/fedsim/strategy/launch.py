@@ -233,7 +233,7 @@ def check_address(host: str, port: int, listens: bool, patience: float) -> None:
 
 @contextmanager
 def awaiting_ranks(rank: int, ranks: int, timeout: float) -> Iterator[None]:
-    """Log for whom this process waits if the block, in which ranks find each other, takes long.
+    """Log that this process waits for the other ranks, if the block, in which they connect, takes long.
 
     Raises:
         ConfigError: if the others have not come within ``timeout`` seconds.

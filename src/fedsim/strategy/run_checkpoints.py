@@ -61,7 +61,7 @@ def progress_of(checkpoint: Mapping[str, Any]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a fit knows of the run that it continues."""
+    """Rounds and settings of the run that a fit continues."""
 
     rounds: int
     """that its checkpoint has trained: one that is written within an evaluation has trained that round, too"""
@@ -74,7 +74,7 @@ class Resumed:
 
 
 def resumed_at(path: Path, checkpoint: Mapping[str, Any]) -> Resumed:
-    """Return what a checkpoint at ``path``, with this content, says about its run."""
+    """Return rounds and settings of the run whose checkpoint at ``path`` has this content."""
     file = find_version(path) / "config.yaml"
     try:
         config = _read_plain(file.read_text()) if file.is_file() else None

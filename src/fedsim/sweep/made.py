@@ -64,7 +64,7 @@ def _ranges(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: cannot read this config ({one_line(str(error))}); does the file exist?") from error
     ranges = parse_yaml("\n".join(lines), f"{path}: lines # sweep: OPTION: RANGE")[0] or {}
     if not isinstance(ranges, dict) or not all(isinstance(option, str) for option in ranges):
-        raise DataError(f"{path}: the lines # sweep: are no options; write # sweep: OPTION: RANGE")
+        raise DataError(f"{path}: a line # sweep: does not name an option; write # sweep: OPTION: RANGE")
     return ranges
 
 

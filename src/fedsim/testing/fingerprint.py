@@ -1,4 +1,4 @@
-"""What Python objects hold, in a form that can be compared later: state that is kept where no checkpoint sees it."""
+"""Hashes of the state in Python objects, which find a change of state that no checkpoint holds."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def hashed(value: Any, module: str | None = None) -> str:
 
 
 def _content(held: Any, module: str | None) -> tuple[bytes, list[Any]]:
-    """Return what identifies an object itself, and the objects that it holds."""
+    """Return bytes that identify an object itself, and the objects that it holds."""
     for kind, identity in _WITHOUT_INNER.items():
         if isinstance(held, kind):
             return identity(held), []

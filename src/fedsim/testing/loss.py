@@ -55,7 +55,7 @@ def check_loss(loss: nn.Module | MetricLoss, *, fits: bool = True) -> None:
 
 
 def _batch(labels: list[int] | None = None) -> SeenBatch:
-    """Return what a loss sees of random features; its tensors are leaves with gradient."""
+    """Return a batch of random features for a loss; its floating-point tensors are leaves with gradient."""
     stream = torch.Generator().manual_seed(0)
     numbers = torch.tensor([0, 0, 1, 1, 2, 2, 3, 0] if labels is None else labels)
     count = len(numbers)

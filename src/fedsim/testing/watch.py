@@ -81,7 +81,7 @@ class OwnStore:
 
 
 class Watch:
-    """What is known about a method while it runs."""
+    """A record of a method while it runs: its hook, its messages, and its state."""
 
     def __init__(self, method: Method, note: Note, own_streams: bool) -> None:
         self.method, self.twin, self.own_streams = method, method, own_streams

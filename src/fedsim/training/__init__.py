@@ -1,1 +1,1 @@
-"""What trains: clients, the model that they load, their optimizer and labels; and the server."""
+"""Clients, their models, optimizers and labels; and the server."""

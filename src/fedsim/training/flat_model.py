@@ -44,7 +44,7 @@ class Output(NamedTuple):
     head: Tensor
     """[Z, D] weights of the head that gave them"""
     separated: tuple[Separated, ...] = ()
-    """what SNR layers have separated, in the order of the network, in training with ``objective.causality``"""
+    """the parts that SNR layers separate, in the order of the network, in training with ``objective.causality``"""
     views: tuple[Features, ...] = ()
     """features of the batch's further views, if a loss compares views"""
 
@@ -52,7 +52,7 @@ class Output(NamedTuple):
 def arch_name(kind: str) -> str:
     """Return the name of an architecture whose network is of the class ``kind``.
 
-    Those of the attributes of a ParameterDict, which has the global vectors, are none.
+    The global vectors are in a ParameterDict, so a name that is one of its attributes gets an underscore.
 
     >>> arch_name("SmallCNN"), arch_name("Forward"), arch_name("Keys")
     ('smallcnn', 'forward_', 'keys_')

@@ -201,8 +201,8 @@ class Causality:
     Of the entropies: 0.01 each in the authors' code, and in DACS's and SSCU's beside their losses; 1 in DACS's row of
     SNR"""
     form: Literal["distance", "entropy"] = "distance"
-    """what is compared in a layer: distances of the batch's people, or entropies of a classifier of the layer, which
-    stays with its client, as the identity head does (it is shared where that is)"""
+    """the quantities that are compared in a layer: distances of the batch's people, or entropies of a classifier of the
+    layer, which stays with its client, as the identity head does (it is shared where that is)"""
     cross_entropy: tuple[float, ...] = ()
     """of ``entropy``: a weight for each layer of the cross-entropy of F+; empty: none, and the classifiers learn from
     the entropies alone, as in DACS's code. The authors' code has 0, 0, 0.01"""

@@ -55,7 +55,7 @@ class OldModels:
         self._slots = {round_: slot for round_, slot in self._slots.items() if round_ in rounds}
 
     def saved(self) -> dict[int, dict[str, Tensor]]:
-        """Return what a checkpoint must hold, on the rank that writes it: round -> architecture -> vector."""
+        """Return the models for a checkpoint, on a rank that saves them: round -> architecture -> vector."""
         if not self._saves:
             return {}
         return {round_: self._store.read(f"old model {self._slots[round_]}") for round_ in self.rounds}

@@ -1,4 +1,4 @@
-"""What happens in a round, known before it trains."""
+"""The course of a round, computed before it trains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Timetable:
-    """Who is called in a round, who answers, and with which model: the same on every rank."""
+    """Clients that are called in a round, those that answer, and their models: the same on every rank."""
 
     called: Sequence[str]
     """clients to which the server sends its model"""

@@ -26,7 +26,7 @@ class Line(NamedTuple):
     """A fact on the page."""
 
     about: str
-    says: str
+    text: str
     sure: Sure
     """tried: tested just now; read: from a file, variable or library; guessed: concluded from other facts"""
 
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 class Problem(NamedTuple):
     """A problem that prevents a fit, or may do so."""
 
-    what: str
+    problem: str
     remedy: str
     blocks: bool = True
     """whether it prevents the fit"""
@@ -44,8 +44,10 @@ class Problem(NamedTuple):
 class Checkup:
     """The page."""
 
-    here: list[Line]
+    resources: list[Line]
+    """of the machine"""
     uses: list[Line]
+    """of them, by the fit"""
     findings: list[Problem]
 
     @property
@@ -57,7 +59,8 @@ class Checkup:
 def examine(facts: Facts, wish: Wish) -> Checkup:
     """Return the page about a machine and the fit of ``wish``."""
     checks = (_libraries, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _readers, _folders, _wandb)
-    return Checkup(_here(facts), _uses(facts, wish), [finding for check in checks for finding in check(facts, wish)])
+    findings = [finding for check in checks for finding in check(facts, wish)]
+    return Checkup(_resources(facts), _uses(facts, wish), findings)
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ def _wandb(facts: Facts, wish: Wish) -> Iterator[Problem]:
 # -- the machine, and its part that is used ----------------------------------------------------------------------------
 
 
-def _here(facts: Facts) -> list[Line]:
+def _resources(facts: Facts) -> list[Line]:
     torch, faiss = facts.torch, facts.faiss
     gpus = _counted([f"{gpu.name}, {_gib(gpu.total)} GiB" for gpu in torch.gpus])
     if torch.gpus:

@@ -44,7 +44,7 @@ def run(args: list[str]) -> str:
     print_text(page)
     first, count = checkup.blocks[0], len(checkup.blocks)
     problems = "1 problem prevents" if count == 1 else f"{count} problems prevent"
-    raise NotReadyError(f"{problems} this fit; first: {first.what}; {first.remedy}")
+    raise NotReadyError(f"{problems} this fit; first: {first.problem}; {first.remedy}")
 
 
 def _parser() -> ArgumentParser:
@@ -95,20 +95,20 @@ def as_json(facts: Facts, checkup: Checkup) -> str:
     """Return facts and verdict as JSON, for programs."""
     findings = [finding._asdict() for finding in checkup.findings]
     content = {"machine": socket.gethostname(), "ready": not checkup.blocks, "findings": findings}
-    content |= {part: [line._asdict() for line in getattr(checkup, part)] for part in ("here", "uses")}
+    content |= {part: [line._asdict() for line in getattr(checkup, part)] for part in ("resources", "uses")}
     return json_format.dumps(content | {"facts": asdict(facts)}, indent=2)
 
 
 def as_page(checkup: Checkup) -> str:
     """Return the page, which fits on a screen."""
-    titles = {f"{socket.gethostname()} has": checkup.here, "A fit would use": checkup.uses}
+    titles = {f"{socket.gethostname()} has": checkup.resources, "A fit would use": checkup.uses}
     parts = [
         tabulate(lines, headers=[title, "", "how sure"], disable_numparse=True, maxcolwidths=[None, 80, None])
         for title, lines in titles.items()
     ]
     for title, blocks in (("Problems that prevent the fit", True), ("Warnings", False)):
         findings = [finding for finding in checkup.findings if finding.blocks == blocks]
-        texts = [f"- {finding.what}\n  remedy: {finding.remedy}" for finding in findings]
+        texts = [f"- {finding.problem}\n  remedy: {finding.remedy}" for finding in findings]
         if texts or blocks:
             parts.append("\n".join([f"{title}:", *(texts or ["- none: the fit can run"])]))
     return "\n\n".join(parts)

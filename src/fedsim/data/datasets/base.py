@@ -57,7 +57,7 @@ class DataSet(ReIDSource):
         return [self._read(folder)]
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
-        """Return what is beside the images; see :meth:`ReIDSource.left_out`."""
+        """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
         return {domain.name: left_out_beside(files_of(domain)) for domain in domains}
 
     def find(self) -> Path:

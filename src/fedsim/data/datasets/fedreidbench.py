@@ -81,7 +81,7 @@ class FedReIDBench(ReIDSource):
         log.warning("%s: left out of the nine clients of paper 003: %s", self.root, "; ".join(reasons))
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
-        """Return what is beside the images; see :meth:`ReIDSource.left_out`."""
+        """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
         return {domain.name: left_out_beside(files_of(domain)) for domain in domains}
 
     def _read(self, name: str) -> Domain:

@@ -89,7 +89,7 @@ class Omniglot(DataSet):
         return [self._read(path_of[name]) for name in wanted]
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
-        """Return what is beside the images; see :meth:`ReIDSource.left_out`."""
+        """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
         images = {d.name: [part.images for part in d.parts if isinstance(part.images, InkImages)] for d in domains}
         files = {name: [path for part in parts for path in part.images.locations()] for name, parts in images.items()}
         return {name: left_out_beside([path for path in paths if path]) for name, paths in files.items()}

@@ -24,7 +24,7 @@ _OF_A_FOLDER = "default_root_dir"
 
 
 class Described(NamedTuple):
-    """What is known of the settings of a run that was built in Python."""
+    """The settings of a run that was built in Python, if all of them can be written."""
 
     config: dict[str, Any] | None
     """as the command line has it; None: something in it cannot be written"""

@@ -43,7 +43,7 @@ Change = Callable[[Batch], Batch]
 
 
 class Attack(KeepsArguments, RoundListener, ABC):
-    """What attackers do; by default they do nothing.
+    """Base of attacks, which changes nothing; a subclass overrides hooks.
 
     Args:
         attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
@@ -87,7 +87,7 @@ class Attack(KeepsArguments, RoundListener, ABC):
         return lambda batch: batch
 
     def uploaded(self, client: Client, upload: Upload) -> Upload:  # noqa: ARG002 - a hook's
-        """Return what an attacker sends instead of ``upload``."""
+        """Return the attacker's upload in place of the honest ``upload``."""
         return upload
 
     def observe(self, record: RoundRecord) -> None:

@@ -1,7 +1,7 @@
-"""The simulated time of a run: who is called, who answers, and when.
+"""The simulated time of a run: calls and answers of clients, and their times.
 
-The durations of sessions follow from ``model.hardware``, never from a measurement: so who answers when is known before
-anything is trained, and is the same on every machine. A round is one step of the server.
+The durations of sessions follow from ``model.hardware``, never from a measurement. So the answers of a round and their
+times are known before it trains, and are the same on every machine. A round is one step of the server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NANO = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a clock knows of a federation: nothing that depends on training."""
+    """The parts of a federation that a clock works with."""
 
     names: Sequence[str]
     """all clients"""
@@ -150,7 +150,9 @@ class Clock(RoundListener, ABC):
         state = state or {"clock": 0, "calls": 0, "due": {}, "number": {}, "version": {}}
         due, number, version = state["due"], state["number"], state["version"]
         if not due.keys() == number.keys() == version.keys() <= set(self.conditions.names):
-            raise DataError("ckpt_path: its clients under way are no clients of it; copy the checkpoint again")
+            raise DataError(
+                "ckpt_path: its clients under way contradict each other or this run; copy the checkpoint again"
+            )
         jobs = sorted(Job(int(due[name]), int(number[name]), name, int(version[name])) for name in due)
         self._check_jobs(jobs)
         self.moment = Moment(int(state["clock"]), int(state["calls"]), tuple(jobs))

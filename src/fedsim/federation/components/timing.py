@@ -43,8 +43,8 @@ class Deadline(Timing):
     """A round ends at a time, or with its first answers.
 
     It does not wait for the others (Bonawitz et al., MLSys 2019). Clients that are late have downloaded the model for
-    nothing: they neither train nor send. So it costs no computing time to call more clients than are needed. A client
-    that drops out is waited for until it should have answered.
+    nothing: they neither train nor send. So it costs no computing time to call more clients than are needed. For a
+    client that drops out, it waits until this should have answered.
     """
 
     seconds: float | None = None
@@ -98,9 +98,9 @@ class Buffered(Timing):
     """The server steps as soon as a few clients have answered: FedBuff and FedAsync.
 
     FedBuff is of Nguyen et al. (AISTATS 2022). As many clients as the selection picks for a round are always under way.
-    Who answers makes place for another client, which begins at once with the model of that moment. So answers may be
-    trained on an older model than the one that they change: an answer of staleness s, the number of steps in between,
-    has the factor (1 + s) ** -power. A client that has answered rests until the next step. With ``buffer: 1`` and
+    When a client has answered, another one begins at once with the current model. So answers may be trained on an older
+    model than the one that they change: an answer of staleness s, the number of steps in between, has the factor
+    (1 + s) ** -power. A client that has answered rests until the next step. With ``buffer: 1`` and
     ``mix`` this is FedAsync (Xie et al. 2019); with a buffer of all clients it is synchronous training.
 
     Running statistics are averaged over the answers and mixed into the server's with the same factors: as changes of

@@ -1,4 +1,4 @@
-"""Simulated time of one round: who is called, who answers, when, and with which model. A pure function.
+"""Simulated time of one round: its calls and answers, with their times and models. A pure function.
 
 Time is in whole nanoseconds, so that sums and ties are exact. Order within an instant: answers, in the order of their
 calls; the round ends as soon as its answers are complete; then free places are filled. A client that has answered, or
@@ -68,7 +68,7 @@ class Rules:
     """busy clients, number, round, number of those that the round has called -> so many other clients, or all others
     if there are fewer"""
     fate: Callable[[Job, int], Fate]
-    """job, round in which it is due -> what becomes of it"""
+    """job, round in which it is due -> whether it answers, fails without an answer, or is too old to count"""
     refills: bool = True
     """whether a place that becomes free within a round is filled at once"""
     deadline: int | None = None

@@ -21,7 +21,7 @@ class Forecast:
     count: Mapping[str, int]
     """client -> number of its answers that count"""
     late: int
-    """calls that were in vain, as a round did not wait for their answers"""
+    """calls whose answers would come after the end of the round"""
     too_old: int
     """answers that did not count"""
     staleness: Sequence[int]

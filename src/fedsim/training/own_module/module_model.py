@@ -217,7 +217,7 @@ def attach(module: LightningModule, trainer: StandInTrainer, logged: Logged) -> 
 
 
 def _is_alone() -> bool:
-    """Return what a metric asks: whether other ranks have parts of its state."""
+    """Return False: metrics must not gather from all ranks."""
     return False
 
 

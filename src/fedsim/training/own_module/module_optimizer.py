@@ -19,7 +19,7 @@ from fedsim.training.settings import LocalTraining
 
 
 class ModuleOptimizer(LocalOptimizer):
-    """What a module's ``configure_optimizers`` returns, made anew at each :meth:`reset`.
+    """The optimizer and the schedulers of a module's ``configure_optimizers``, made anew at each :meth:`reset`.
 
     Its schedulers count from the run's start, by the epochs and steps of ``trainer``: in round r, from 0, they have
     already stepped for r rounds. The parameters of ``module`` lie in the buffer ``flat``. Call :meth:`reset` first.

@@ -1,4 +1,4 @@
-"""What a user's module must have, and what it must not do: each refusal is one line."""
+"""Rules for the hooks, arguments, weights and results of a user's module; each refusal is one line."""
 
 from __future__ import annotations
 

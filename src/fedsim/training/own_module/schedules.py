@@ -64,7 +64,7 @@ def configured(module: LightningModule) -> tuple[Optimizer, list[Schedule]]:
     of_module = {id(parameter) for parameter in module.parameters()}
     if any(id(p) not in of_module for group in optimizers[0].param_groups for p in group["params"]):
         raise ConfigError(
-            f"{named(module)}: configure_optimizers steps tensors that are no parameters of the module; register them"
+            f"{named(module)}: configure_optimizers has tensors that are not parameters of the module; register them"
         )
     return optimizers[0], [_schedule(module, optimizers[0], scheduler) for scheduler in schedulers]
 

@@ -1,4 +1,4 @@
-"""What a module asks of ``self.trainer`` and ``self.log``, in a client's session."""
+"""Stand-ins for ``self.trainer`` and ``self.log`` of a user's module, in a client's session."""
 
 from __future__ import annotations
 

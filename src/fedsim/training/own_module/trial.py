@@ -50,7 +50,7 @@ class SameKind:
 
 
 class StepTrial(NamedTuple):
-    """What one step of a module has shown."""
+    """The results of one step of a module."""
 
     log_names: tuple[str, ...]
     """the names that it logged"""

@@ -29,7 +29,7 @@ def training(**options):
     ("num_images", "size", "sizes"),
     [(8, 3, [3, 3, 2]), (8, 8, [8]), (5, 8, [5]), (9, 4, [4, 5]), (3, 1, [1, 1, 1]), (4, 3, [4]), (1, 4, [1])],
 )
-def test_pieces_are_cut_in_order_and_none_has_one_image(num_images, size, sizes):
+def test_micro_batches_are_cut_in_order_and_none_has_one_image(num_images, size, sizes):
     micro_batches = cut(num_images, size)
     assert [len(range(num_images)[micro_batch]) for micro_batch in micro_batches] == sizes
     assert [i for micro_batch in micro_batches for i in range(num_images)[micro_batch]] == list(range(num_images))
@@ -91,7 +91,7 @@ def by_hand(model, size, accumulate):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("goal", [Objective(), Objective(triplet=1.0)], ids=["cross-entropy", "triplet"])
-def test_a_round_in_pieces_equals_plain_loops(accumulate, goal):
+def test_a_round_in_micro_batches_equals_plain_loops(accumulate, goal):
     """Largest difference measured: 1.8e-7, with weights of five seeds, one and two threads."""
     options = {
         "client": training(micro_batch=3, accumulate=accumulate, local_steps=STEPS), "objective": goal,
@@ -117,7 +117,7 @@ def test_a_round_in_pieces_equals_plain_loops(accumulate, goal):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_pieces_of_a_whole_batch_change_no_bit(dropout):
+def test_micro_batches_of_a_whole_batch_change_no_bit(dropout):
     neck = Neck(kind="bnneck", dropout=dropout)
     plain, whole = (
         fit(make_model(FedPav(), neck=neck, client=training(micro_batch=size)), rounds=1) for size in (None, 8)
@@ -127,7 +127,7 @@ def test_pieces_of_a_whole_batch_change_no_bit(dropout):
     assert not torch.equal(vector(plain), vector(cut_))
 
 
-def test_without_normalisation_pieces_differ_from_whole_batches_in_the_order_of_sums_only():
+def test_without_normalisation_micro_batches_differ_from_whole_batches_in_the_order_of_sums_only():
     """Measured: 4e-9."""
 
     def trained(size):
@@ -147,7 +147,7 @@ def test_without_normalisation_pieces_differ_from_whole_batches_in_the_order_of_
     assert torch.allclose(whole, trained(2), atol=1e-6)
 
 
-def test_dropout_has_a_stream_of_its_own_in_each_piece():
+def test_dropout_has_a_stream_of_its_own_in_each_micro_batch():
     neck = Neck(kind="bnneck", dropout=0.5)
     model = make_model(FedPav(), neck=neck, client=training(micro_batch=4))
     data = make_data(SOURCE)
@@ -175,12 +175,12 @@ def test_a_gradient_beyond_the_exact_sums_makes_a_bad_update():
         fit(make_model(FedPav(), client=training(micro_batch=4, optimizer=still), objective=steep), rounds=1)
 
 
-def test_pieces_whose_gradients_cancel_are_refused_like_others():
+def test_micro_batches_whose_gradients_cancel_are_refused_like_others():
     """So the verdict is the same for a rank with all micro-batches and for ranks with some of them."""
     model = make_model(FedPav(), client=training(micro_batch=4))
     model.assemble(make_data(SOURCE), 0, 1, torch.device("cpu"))
-    resident = model.parts.models["smallcnn"]
-    optimizer = resident.optimizer(training())
+    flat_model = model.parts.models["smallcnn"]
+    optimizer = flat_model.optimizer(training())
     weight = optimizer.parameters[0]
     batch = Batch(torch.zeros(8, 3, 32, 16), torch.zeros(8, dtype=torch.int64))
     for steep, exceeds in ((LARGEST_GRADIENT / 2, False), (LARGEST_GRADIENT * 1.01, True)):
@@ -207,14 +207,14 @@ def still(params):
         (FedCAPR(), {"micro_batch": 4, "cluster": Clustering()}, "micro_batch: 4 cuts batches"),
     ],
 )
-def test_pieces_that_cannot_be_are_refused(method, options, line):
+def test_micro_batches_that_cannot_be_are_refused(method, options, line):
     with pytest.raises(ConfigError) as caught:
         fit(make_model(method, client=training(**options)), rounds=1)
     assert line in str(caught.value)
     assert "model.client.micro_batch" in str(caught.value)
 
 
-def test_pieces_with_plain_sums_are_refused():
+def test_micro_batches_with_plain_sums_are_refused():
     with pytest.raises(
         ConfigError, match=r"model.client.micro_batch: sums over micro-batches are exact; set model.reduction"
     ):

@@ -1,4 +1,4 @@
-"""Large clients rank group ranks: the plan, and the same bits with rank groups as on one rank."""
+"""Ranks share large clients: the plan, and the same bits with rank groups as on one rank."""
 
 import itertools
 import os
@@ -54,7 +54,7 @@ def test_a_client_that_would_be_waited_for_gets_ranks():
     assert four.rank_groups == [("large", range(4))]
 
 
-def test_the_busiest_rank_has_the_most_pieces():
+def test_the_busiest_rank_has_the_most_micro_batches():
     assert [Task("a", 12, micro_batches=4).on(ranks) for ranks in (1, 2, 3, 4, 8)] == [12, 6, 6, 3, 3]
 
 
@@ -153,7 +153,7 @@ def train(name, devices):
 
 
 def all_but_one(tasks, num_ranks):
-    """A plan in which all ranks rank group each client but one; on three ranks, two rank group the first of them."""
+    """A plan in which all ranks train each client but one together; on three ranks, two of them train the first."""
     rank_groups = [(task.client, range(num_ranks)) for task in tasks if task.micro_batches > 1][1:]
     rank_groups = [
         (client, range(2) if num_ranks == 3 and not i else rank_group)
@@ -165,7 +165,7 @@ def all_but_one(tasks, num_ranks):
 RANKS = 3  # rank groups of two ranks and of three
 
 
-def train_with_spans(folder):
+def train_with_rank_groups(folder):
     """What each rank does: all methods, one after another."""
     with mock.patch.object(scheduler, "make_plan", all_but_one):
         for name in (folder / "names").read_text().split():
@@ -174,21 +174,21 @@ def train_with_spans(folder):
 
 
 @pytest.fixture(scope="module")
-def with_spans(tmp_path_factory, request):
+def with_rank_groups(tmp_path_factory, request):
     """The folder with every rank's results, of the methods whose tests are run."""
     folder = tmp_path_factory.mktemp("rank groups")
-    (folder / "names").write_text(" ".join(others.names_in(request, "test_spans_change_no_bit")))
-    run_on_ranks(train_with_spans, folder, ranks=RANKS, timeout=600)
+    (folder / "names").write_text(" ".join(others.names_in(request, "test_rank_groups_change_no_bit")))
+    run_on_ranks(train_with_rank_groups, folder, ranks=RANKS, timeout=600)
     return folder
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("name", others.some(CUT, SOME))
-def test_spans_change_no_bit(with_spans, name):
+def test_rank_groups_change_no_bit(with_rank_groups, name):
     expected, _ = train(name, 1)
     for rank in range(RANKS):
-        found = torch.load(with_spans / f"{name}-{rank}.pt", weights_only=True)
+        found = torch.load(with_rank_groups / f"{name}-{rank}.pt", weights_only=True)
         assert found.keys() == expected.keys()
         for key, tensor in expected.items():
             assert torch.equal(found[key], tensor), f"rank {rank}: {key}"
@@ -256,7 +256,7 @@ def fail_on_one(folder):
 
 @pytest.mark.dist
 @pytest.mark.slow
-def test_the_other_ranks_of_a_span_hear_of_an_error(tmp_path):
+def test_the_other_ranks_of_a_rank_group_hear_of_an_error(tmp_path):
     run_on_ranks(fail_on_one, tmp_path)
     assert (tmp_path / "0").read_text().startswith("rank 1 stopped in round 1, client town")
     assert "on one rank of the rank group" in (tmp_path / "0").read_text()
