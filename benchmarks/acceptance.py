@@ -3,7 +3,7 @@
 Each row runs in a process of its own, with a time limit; a row that fails, crashes or hangs leaves the others alone. At
 the end comes a table in Markdown, for a record in benchmarks/results. Exit code 1: a row has failed.
 
-    python benchmarks/acceptance.py                       # everything; on one H100 about 12 minutes, on several 16
+    python benchmarks/acceptance.py                       # everything; on one H100 about 13 minutes, on several 18
     python benchmarks/acceptance.py --only market faiss
     python benchmarks/acceptance.py --reduced             # small sizes: tries the rows; a machine without a GPU does so
     python benchmarks/acceptance.py --list
