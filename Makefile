@@ -46,7 +46,7 @@ test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and
 # the tests that depend most on versions: training, ranks that fail, rank groups, simulated GPUs
 OLD_TESTS = tests/device tests/strategy tests/federation/test_failures.py tests/federation/test_rank_groups.py
 test-oldest: OLDEST ?= $(VENV)-oldest
-test-oldest:  ## run fast tests, and those of ranks and devices, with the oldest torch, Lightning, numpy: several GB, 20 minutes
+test-oldest:  ## run fast tests, and those of ranks and devices, with the lower bounds of all packages: several GB, 20 minutes
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/bin/python -m pip install --quiet -c tests/oldest.txt -e '.[test,faiss,wandb,models,privacy,report,completion,cuhk03,onnx,tensorboard]'

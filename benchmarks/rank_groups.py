@@ -6,8 +6,8 @@ micro-batches no schedule could be faster than 1 / 0.8 = 1.25 times one rank.
 
 The second has the proportions of paper 003's nine data sets, and one pass of each over its images: the plan for the
 ranks of one machine. The host launches kernels, the device computes, and the sums of a batch take their time among
-ranks. All numbers are assumptions, which are printed; the launches are those of ResNet-50 on the simulated GPU
-(tests/device/test_device_budgets.py).
+ranks. Gains are those over one rank without micro-batches, which has fewer launches. All numbers are assumptions, which
+are printed; the launches are those of ResNet-50 on the simulated GPU (tests/device/test_device_budgets.py).
 
     python benchmarks/rank_groups.py                          # both tables
     python benchmarks/rank_groups.py --simulate --launch 5 --images-per-second 2500 --bandwidth 200
@@ -51,6 +51,8 @@ IMAGES = {
 """Training images of paper 003's data sets (its Table 1)."""
 
 RESNET50 = 23_508_032  # parameters of the backbone: what a step sums
+SUMS = 2
+"""of a batch in a rank group: its gradients, and its running statistics"""
 
 
 class Skewed(ReIDSource):
@@ -177,8 +179,12 @@ class Assumptions:
     """that a device trains, if its host is not in the way"""
     bandwidth: float
     """GB/s between ranks, each way"""
+    latency: float = 30.0
+    """microseconds of a sum among ranks besides its bytes"""
     micro_batch_launches: int = 515
     """of ResNet-50, SGD, bf16"""
+    plain_launches: int = 502
+    """of a batch that is not cut: what one rank does without micro-batches"""
     batch_launches: int = 26
     """that sums and statistics of a batch add"""
 
@@ -193,7 +199,13 @@ class Assumptions:
         host = 1e-6 * self.launch * (most * self.micro_batch_launches + self.batch_launches)
         device = most * self.micro_batch / self.images_per_second
         sums = 2 * (ranks - 1) / ranks * 8 * RESNET50 / (self.bandwidth * 1e9)  # a ring of float64 gradients
+        sums += 1e-6 * self.latency * SUMS * (ranks > 1)
         return images / self.batch * (max(host, device) + sums)
+
+    def plain_seconds(self, images: int) -> float:
+        """Return the seconds of a pass on one rank in whole batches, as without ``micro_batch``."""
+        host = 1e-6 * self.launch * self.plain_launches * images / self.batch
+        return max(host, images / self.images_per_second)
 
     def table(self) -> str:
         """Return the assumptions as a table."""
@@ -201,8 +213,11 @@ class Assumptions:
             ["images in a batch, in a micro-batch", f"{self.batch}, {self.micro_batch}"],
             ["host, microseconds for a launch", self.launch],
             ["launches of a micro-batch; of a batch besides", f"{self.micro_batch_launches}; {self.batch_launches}"],
+            ["launches of a batch that is not cut", self.plain_launches],
             ["device, images per second", self.images_per_second],
             ["among ranks, GB/s each way", self.bandwidth],
+            ["among ranks, microseconds of a sum besides", self.latency],
+            ["sums of a batch in a rank group", SUMS],
             ["gradients that a batch sums, MB (float64)", f"{8 * RESNET50 / 1e6:.0f}"],
         ]
         return tabulate(rows, ["assumed", ""], tablefmt="github")
@@ -211,7 +226,8 @@ class Assumptions:
 def simulate(assumed: Assumptions) -> str:
     """Return the tables of assumptions, and of predicted speed-ups for nine data sets."""
     rows = []
-    total = sum(assumed.seconds(images, 1) for images in IMAGES.values())
+    total = sum(assumed.plain_seconds(images) for images in IMAGES.values())
+    cut = sum(assumed.seconds(images, 1) for images in IMAGES.values())
     for ranks in (1, 2, 4, 8):
         sizes = range(1, min(ranks, assumed.micro_batches) + 1)
         tasks = [
@@ -219,11 +235,12 @@ def simulate(assumed: Assumptions) -> str:
             for name, n in IMAGES.items()
         ]
         plan = make_plan(tasks, ranks)  # with the true seconds on each number of ranks, as after some rounds
-        bound = max(assumed.seconds(IMAGES["MSMT17"], 1), total / ranks)
+        bound = max(assumed.plain_seconds(IMAGES["MSMT17"]), total / ranks)
         rank_groups = ", ".join(f"{client} on {len(rank_group)}" for client, rank_group in plan.rank_groups) or "none"
         faster, without = f"{total / plan.seconds:.2f}x", f"{total / bound:.2f}x"
-        rows.append([ranks, rank_groups, f"{total:.1f}", f"{plan.seconds:.1f}", faster, without])
-    headers = ["ranks", "rank groups", "seconds on one", "seconds", "faster", "bound without rank groups"]
+        rows.append([ranks, rank_groups, f"{total:.1f}", f"{cut:.1f}", f"{plan.seconds:.1f}", faster, without])
+    headers = ["ranks", "rank groups", "seconds on one, whole batches", "in micro-batches", "seconds", "faster",
+               "bound without rank groups"]  # fmt: skip
     return f"{assumed.table()}\n\n{tabulate(rows, headers, tablefmt='github')}"
 
 
@@ -236,6 +253,7 @@ def main() -> None:
     parser.add_argument("--launch", type=float, default=10.0, help="microseconds of the host for a launch")
     parser.add_argument("--images-per-second", type=float, default=2500.0, help="that a device trains")
     parser.add_argument("--bandwidth", type=float, default=200.0, help="GB/s between ranks, each way")
+    parser.add_argument("--latency", type=float, default=30.0, help="microseconds of a sum besides its bytes")
     parser.add_argument("--measure", action="store_true", help="measure images per second and bandwidth on this CPU")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, default=16)
@@ -250,7 +268,9 @@ def main() -> None:
     if not args.simulate:
         print(f"load of the machine before: {os.getloadavg()[0]:.1f}\n")
         print(compare(args.rounds, args.repeats), "\n")
-    assumed = Assumptions(args.batch, args.micro_batch, args.launch, args.images_per_second, args.bandwidth)
+    assumed = Assumptions(
+        args.batch, args.micro_batch, args.launch, args.images_per_second, args.bandwidth, args.latency
+    )
     if args.measure:
         rate = args.batch / step_seconds(args.batch, args.micro_batch, args.repeats)
         assumed = replace(assumed, launch=0.0, images_per_second=rate, bandwidth=bandwidth_of_two(args.repeats))

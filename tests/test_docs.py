@@ -17,11 +17,13 @@ import pytest
 import yaml
 from packaging.version import Version
 from PIL import Image
+from torch.torch_version import TorchVersion
 
 import fedsim.methods
 from failing import PATIENCE
 from fedsim.__main__ import COMMANDS, main
 from fedsim.data.standins import write_standin
+from fedsim.federation.checks.requirements import TORCH_FOR_GRAPHS
 from fedsim.papers.files import list_papers, read_paper
 from fedsim.sweep import seeds
 from quick_start import QuickPython
@@ -140,6 +142,17 @@ def test_images_install_extras_that_exist(name):
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {"faiss", "wandb", "models", "report", "onnx"} <= set(default.split(",")) <= set(known)
     assert "fedsim's tests read this file, and do not build it." in text
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "fedsim.def"])
+def test_images_have_a_torch_that_records_steps_as_the_recipe_wants(name):
+    text = (ROOT / "docs" / "examples" / name).read_text()
+    [version] = re.findall(r"^F(?:ROM|rom:) pytorch/pytorch:([\d.]+)-cuda\S+-runtime$", text, re.MULTILINE)
+    recipe = (ROOT / "configs" / "recipes" / "h100.yaml").read_text()
+    assert yaml.safe_load(recipe)["model"]["client"]["graph"]
+    assert TorchVersion(version) >= TORCH_FOR_GRAPHS
+    assert f"need torch {TORCH_FOR_GRAPHS}" in recipe
+    assert f"torch {TORCH_FOR_GRAPHS} is the oldest for model.client.graph" in text
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "fedsim.def"])

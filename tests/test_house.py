@@ -374,6 +374,20 @@ other._stored = super()._above
     assert found == imported | {"_overridden", "_of_base", "_foreign", "_by_name", "_stored", "_above"}
 
 
+def test_each_lower_bound_is_tested_or_has_a_reason():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    needs = [*project["dependencies"], *(need for extra in project["optional-dependencies"].values() for need in extra)]
+    bounds = {found[1]: found[2] for need in needs if (found := re.match(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)", need))}
+    lines = (Path(__file__).parent / "oldest.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    reasons = [found for line in lines if (found := re.fullmatch(r"# not pinned: ([^:]+): .+", line))]
+    left_out = {name for found in reasons for name in found[1].split(", ")}
+    assert not pins.keys() & left_out
+    assert bounds.keys() == (pins.keys() & bounds.keys()) | left_out
+    for name in pins.keys() & bounds.keys():
+        assert f"{pins[name]}.".startswith(f"{bounds[name]}."), name
+
+
 def test_lightning_is_bounded_by_the_version_whose_private_names_are_used():
     needs = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["dependencies"]
     [bounds] = [need.removeprefix("lightning") for need in needs if re.match(r"lightning\b", need)]

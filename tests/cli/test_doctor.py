@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 
 from fedsim.__main__ import main
-from fedsim.cli.doctor import command, trials
+from fedsim.cli.doctor import command, probe, trials
 from fedsim.cli.doctor.checkup import examine
 from fedsim.cli.doctor.facts import (
     GIB,
@@ -105,6 +105,19 @@ def test_ranks_of_one_gpu_need_no_nccl():
     assert "torch has no NCCL" in examine(two, Wish()).findings[0].problem
 
 
+def test_gloo_by_choice_needs_no_nccl():
+    plan = replace(WELL.plan, by="gloo")
+    without = replace(WELL, torch=replace(WELL.torch, nccl=""), plan=plan)
+    checkup = examine(without, Wish(process_group_backend="gloo"))
+    assert checkup.findings == []
+    assert {line.about: line.text for line in checkup.uses}["sums over ranks"] == "gloo, a sum was right"
+    [finding] = examine(replace(without, sums="no"), Wish(process_group_backend="gloo")).findings
+    assert finding == ("gloo cannot sum over the ranks of this machine: no", "see docs/cluster.md", True)
+    four = replace(plan, devices=("cuda:0", "cuda:1") * 2, world=4)
+    texts = {line.about: line.text for line in examine(replace(without, plan=four), Wish()).uses}
+    assert texts["sums over ranks"] == "gloo within a GPU, gloo among GPUs, a sum was right"
+
+
 IN_THE_WAY = {
     "no driver": (replace(BLIND, driver=""), Wish(), "an NVIDIA GPU, but no NVIDIA driver", "580 or later"),
     "driver too old": (replace(BLIND, driver="570.12"), Wish(), "driver 570.12 is too old for CUDA 13.2", "580"),
@@ -122,12 +135,18 @@ IN_THE_WAY = {
         replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, problem="no kernel image")))), Wish(),
         "cuda:1 (NVIDIA H100) does not work: no kernel image", "trainer.devices",
     ),
-    "no sum": (replace(WELL, sums="unhandled system error"), Wish(), "NCCL cannot sum", "NCCL_DEBUG=INFO"),
+    "no sum": (
+        replace(WELL, sums="unhandled system error"), Wish(), "NCCL cannot sum",
+        "for more, --trainer.strategy.process_group_backend gloo, or --trainer.devices 1",
+    ),
     "no sum on CPUs": (
         replace(WELL, plan=FitDevices(("cpu", "cpu"), 2), sums="no answer"), Wish(), "gloo cannot sum",
         "docs/cluster.md",
     ),
-    "no NCCL": (replace(WELL, torch=replace(WELL.torch, nccl="")), Wish(), "torch has no NCCL", "install torch"),
+    "no NCCL": (
+        replace(WELL, torch=replace(WELL.torch, nccl="")), Wish(), "torch has no NCCL",
+        "set --trainer.strategy.process_group_backend gloo, or use one rank",
+    ),
     "little shared memory": (
         replace(WELL, shared=Room("/dev/shm", 64 * 2**20, 64 * 2**20)), Wish(),
         "/dev/shm has 64 MiB free, which 2 ranks", "--shm-size",
@@ -284,12 +303,26 @@ def test_a_trial_that_fails_says_its_last_line():
         assert trial.answer(time.monotonic() + 60) == {"problem": "KeyError: 'nonsense'"}
 
 
+def test_the_backend_of_the_fit_reaches_its_plan_and_a_wrong_one_is_refused():
+    wish = asdict(Wish("cpu", 2, process_group_backend="gloo"))
+    assert probe.plan(wish) == {
+        "devices": ["cpu", "cpu"],
+        "world": 2,
+        "shared": "/dev/shm",
+        "launcher": "",
+        "by": "gloo",
+    }
+    refusal = probe.plan(wish | {"process_group_backend": "mpi"})["refusal"]
+    assert refusal == "trainer.strategy.process_group_backend: mpi is not a backend; choose nccl, gloo or null"
+
+
 @pytest.mark.dist
 @pytest.mark.slow
 def test_two_cpus_can_sum(quick_python):
     assert trials.try_sums(("cpu",), 60.0) is None
     assert trials.try_sums(("cpu", "cpu", "cpu"), 60.0) == ""
     assert trials.try_sums(("cuda:0", "cuda:0"), 60.0) == ""  # ranks of one GPU sum as CPUs do
+    assert trials.try_sums(("cuda:0", "cuda:1"), 60.0, by_gloo=True) == ""
     assert trials.try_sums_on_one(("cpu", "cpu", "cuda:0", "cuda:1"), 60.0) is None
 
 
@@ -333,6 +366,10 @@ def test_the_fit_is_read_off_configs_and_options(tmp_path, monkeypatch):
     assert main(["doctor", "--config", str(one)]) == 0
     assert main(["doctor", "--config", str(one), "--trainer.strategy.ranks_per_device=3"]) == 0
     assert [wish.ranks_per_device for wish in wishes[3:]] == [2, 3]
+    one.write_text("trainer: {strategy: {class_path: FederatedStrategy, init_args: {process_group_backend: gloo}}}")
+    assert main(["doctor", "--config", str(one)]) == 0
+    assert main(["doctor", "--config", str(one), "--trainer.strategy.process_group_backend=nccl"]) == 0
+    assert [wish.process_group_backend for wish in wishes[5:]] == ["gloo", "nccl"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A fit on a simulated GPU names it, and trains by the recipe for large ones."""
 
 import logging
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -11,6 +12,7 @@ from fedsim.__main__ import main
 from fedsim.core import devices
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError
+from fedsim.strategy.start_line import start_line
 from runs import HAS_GRAPHS, fit, options
 from small import refuse
 
@@ -80,6 +82,27 @@ def test_the_first_line_names_the_place(tmp_path, caplog):
     with simulated.cuda(1):
         fit(tmp_path / "gpu", "fedavg", gpus=1, rounds=1, scored=False, precision="bf16-mixed")
     assert first_line(caplog) == f"on 1 x Simulated H100, 1 rank, bf16-mixed, torch {torch.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("names", "share", "machines", "said"),
+    [("H", 1, 1, "1 x H, 1 rank"), ("HH", 2, 1, "2 x H, 4 ranks"), ("HHA", 1, 1, "2 x H, 1 x A, 3 ranks"),
+     ("HA", 2, 3, "3 x H, 3 x A of 3 machines, 12 ranks"), ("H", 1, 2, "2 x H of 2 machines, 2 ranks")],
+)  # fmt: skip
+def test_the_first_line_counts_gpus_by_their_names(names, share, machines, said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
+    devices = [torch.device("cuda", index) for index in range(len(names))] * share
+    strategy = SimpleNamespace(root_device=devices[0], parallel_devices=devices, ranks_per_device=share)
+    trainer = SimpleNamespace(world_size=len(devices) * machines, num_nodes=machines, precision="32-true")
+    assert start_line(strategy, trainer) == f"on {said}, 32-true, torch {torch.__version__}"
+
+
+def test_a_launcher_that_shows_each_rank_its_own_gpu_alone_counts_all(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
+    [device] = devices = [torch.device("cuda", 0)]
+    strategy = SimpleNamespace(root_device=device, parallel_devices=devices * 4, ranks_per_device=1)
+    trainer = SimpleNamespace(world_size=8, num_nodes=2, precision="32-true")
+    assert start_line(strategy, trainer).startswith("on 8 x H of 2 machines, 8 ranks, ")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 import simulated
@@ -18,7 +19,7 @@ from fedsim.core.errors import ConfigError, PeerError
 from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
 from fedsim.methods import FedPav
-from fedsim.strategy import FederatedStrategy, watched
+from fedsim.strategy import FederatedStrategy, sharing, watched
 from fedsim.strategy.trial import try_sum
 from runs import differences, fit, left_by, options
 from small import refuse
@@ -259,6 +260,22 @@ def test_more_gpus_than_there_are(devices, share, capsys, tmp_path):
     said = refused(capsys, tmp_path, *more, ranks=2, gpus=2)
     assert f"trainer.devices: {devices.replace(',', ', ')} cannot be used" in said
     assert "here: cpu, cuda:0 (Simulated H100), cuda:1 (Simulated H100)" in said
+
+
+def test_a_gpu_that_takes_one_process(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sharing, "read_listing", lambda: "00000000:03:00.0, Exclusive_Process\n")
+    monkeypatch.setattr(sharing, "has_mps", lambda: False)
+    said = refused(capsys, tmp_path, f"--{FIELD}=2", ranks=2, gpus=1, buses=[3])
+    assert f"{FIELD}: 2, but ranks cannot share cuda:0: its compute mode is Exclusive_Process, which takes one" in said
+
+
+def test_a_gpu_that_cuda_refuses_where_nobody_knew_it(capsys, tmp_path, monkeypatch):
+    """Without nvidia-smi, as in some containers."""
+    busy = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
+    monkeypatch.setattr(CUDAAccelerator, "setup_device", mock.Mock(side_effect=busy))
+    with simulated.cuda(1):
+        said = refuse(capsys, *options(tmp_path / "run", "fedpav", gpus=1))
+    assert f"{FIELD}: 1, but cuda:0 is busy or unavailable: its compute mode may take one process, and another" in said
 
 
 def test_cpus_are_not_shared(capsys, tmp_path):

@@ -17,7 +17,7 @@ from fedsim.federation.callbacks import Preemption
 from fedsim.federation.components.listener import RoundRecord
 from fedsim.federation.events import RoundCallback
 from fedsim.federation.scheduling import scheduler as scheduler_module
-from fedsim.federation.scheduling.plan import Task, make_plan
+from fedsim.federation.scheduling.plan import AGAIN, Task, make_plan
 from fedsim.federation.scheduling.scheduler import RoundScheduler
 from fedsim.methods import Ditto, FedBN, FedPav
 from fedsim.strategy.machine import Machine
@@ -139,6 +139,42 @@ def test_ranks_that_train_together_for_the_first_time_measure_no_gain():
     assert sizes == [1, 4, 4, 1, 4, 4, 4]
 
 
+def test_a_measurement_that_was_disturbed_is_not_final(caplog):
+    """Another program slows the first session of four ranks that counts; the line of each trial is written once."""
+    caplog.set_level("INFO")
+    costs, calls = {"large": 100.0, "small": 1.0}, []
+
+    def seconds(name, ranks):
+        calls.append(ranks)
+        return costs[name] / 10 / ranks * (6 if ranks == 4 and calls.count(4) == 2 else 1)
+
+    plans = played(costs, {"large": 8, "small": 1}, 4, seconds, 60)
+    counts = [len(plan.rank_groups) for plan in plans]
+    trial = counts.index(1, 3)
+    assert counts[:3] == [1, 1, 0]
+    assert counts[3:trial] == [0] * (trial - 3)
+    assert AGAIN < trial < 2 * AGAIN  # 1.5 times as slow as one rank: after 30 sessions
+    # then four ranks stay, until one rank is tried again after four times as many sessions
+    assert counts[trial:] == [1] * (60 - trial)
+    assert [message for message in caplog.messages if message.startswith("large")] == [
+        "large: 10.0 s on 1 rank, 15.0 s on 4: one rank",
+        "large: 10.0 s on 1 rank, 2.5 s on 4: 4 ranks",
+    ]
+
+
+def test_new_trials_take_a_twentieth_of_the_time_at_most():
+    costs = {"large": 100.0, "small": 1.0}
+    for slower in (0.3, 1.1, 2.0):  # than one rank
+
+        def seconds(name, ranks, slower=slower):
+            return costs[name] / 10 * (slower if ranks > 1 else 1)
+
+        plans = played(costs, {"large": 8, "small": 1}, 4, seconds, 300)
+        of_large = [10 * (slower if plan.rank_groups else 1) for plan in plans[5:]]
+        assert min(of_large) < max(of_large), "nothing was tried again"
+        assert sum(of_large) <= (1 + 1 / AGAIN) * len(of_large) * min(of_large)
+
+
 def test_measured_plans_are_never_slower_than_one_rank_for_each_client():
     generator = torch.Generator().manual_seed(0)
 
@@ -156,7 +192,7 @@ def test_measured_plans_are_never_slower_than_one_rank_for_each_client():
             busiest = math.ceil(micro_batches[name] / group) / micro_batches[name]
             return costs[name] * speed[name] * (busiest + sums[name] * (group > 1))
 
-        plans = played(costs, micro_batches, ranks, seconds, 30, beginning=10 ** draw(-1, 4))
+        plans = played(costs, micro_batches, ranks, seconds, AGAIN, beginning=10 ** draw(-1, 4))
         whole = make_plan([Task(name, seconds(name, 1)) for name in costs], ranks).seconds
         assert plans[-1].seconds <= whole * (1 + 1e-9)
         assert plans[-1] == plans[-2], "it still tries"

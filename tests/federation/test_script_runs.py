@@ -264,3 +264,45 @@ trainer.fit(model, datamodule=data)
     assert parts["fingerprint"] == whole["fingerprint"]
     with (tmp_path / "parts" / "metrics.csv").open() as file:
         assert [int(row["epoch"]) for row in csv.DictReader(file) if row["train/loss"]] == [0, 1, 2]
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_script_whose_rank_fails_ends_though_the_end_of_python_would_wait(tmp_path):
+    """As with NCCL, whose end may wait for a lost rank; the program that catches the error first goes on."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import atexit, sys, time
+import fedsim, lightning
+from fedsim.methods import FedPav
+from fedsim.models import SmallCNN
+
+class Failing(FedPav):
+    def upload(self, client):
+        raise ValueError("nothing to upload")
+
+class StuckEnd(lightning.Callback):
+    def on_fit_start(self, *_):
+        atexit.register(time.sleep, 3600)
+
+lightning.seed_everything(0)
+data = fedsim.FederatedDataModule(fedsim.SyntheticReID(clients=2, unseen=0, scale=0.2), size=(32, 16))
+model = fedsim.Federation(Failing(), SmallCNN(width=8), client=fedsim.LocalTraining(batch_size=8))
+trainer = fedsim.Trainer(
+    run_dir=sys.argv[1], max_epochs=1, accelerator="cpu", devices=2, callbacks=[StuckEnd()], enable_progress_bar=False
+)
+try:
+    trainer.fit(model, datamodule=data)
+finally:
+    time.sleep(11)
+    print("went on", flush=True)
+"""
+    )
+    environ = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
+    words = [sys.executable, str(script), str(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environ)
+    assert done.returncode == 2, done.stderr
+    assert "went on" in done.stdout
+    assert "ValueError: nothing to upload" in done.stderr
+    assert "fedsim: error: the end of Python takes longer than 10 s after a rank has failed" in done.stderr

@@ -1,5 +1,7 @@
 """GPUs that take one process only: nvidia-smi's list is read, and MPS makes a difference."""
 
+import os
+
 import pytest
 import torch
 
@@ -31,11 +33,45 @@ def test_mps_is_one_process():
     assert "takes no process" in why_not_shared(THIRD, LISTING, with_mps=True)
 
 
-def test_mps_is_known_by_its_pipe(tmp_path):
-    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+def test_mps_is_known_by_a_daemon_that_reads_its_pipe(tmp_path):
+    environ, pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, tmp_path / "control"
     assert not has_mps(environ)
-    (tmp_path / "control").touch()
+    os.mkfifo(pipe)
+    assert not has_mps(environ)  # left by a daemon that was killed
+    daemon = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     assert has_mps(environ)
+    os.close(daemon)
+    assert not has_mps(environ)
+
+
+def test_the_pipe_of_another_user_counts(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert has_mps({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+
+
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be reported later"
+REMEDY = "start NVIDIA's MPS (nvidia-cuda-mps-control -d), set the mode to Default (nvidia-smi -c DEFAULT), or "
+
+
+@pytest.mark.parametrize(
+    ("share", "has_it", "instead"),
+    [
+        (2, "another rank", "leave ranks_per_device out"),
+        (1, "another process", "choose other GPUs with trainer.devices"),
+    ],
+)
+def test_without_nvidia_smi_the_refusal_of_cuda_is_the_same_line(share, has_it, instead):
+    with pytest.raises(ConfigError) as refused, sharing.naming_the_mode(torch.device("cuda", 1), share):
+        raise RuntimeError(BUSY)
+    assert str(refused.value) == (
+        f"trainer.strategy.ranks_per_device: {share}, but cuda:1 is busy or unavailable: its compute mode may take one "
+        f"process, and {has_it} has it; {REMEDY}{instead}"
+    )
+    with pytest.raises(RuntimeError, match="another error"), sharing.naming_the_mode(torch.device("cuda", 1), 2):
+        raise RuntimeError("another error")
 
 
 @pytest.mark.parametrize(

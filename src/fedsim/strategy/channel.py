@@ -8,6 +8,7 @@ ends.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -28,7 +29,10 @@ from fedsim.strategy.stopped import continue_process, identity
 
 _PERIOD = 0.5  # seconds between two readings of the other ranks' lines
 _PATIENCE = 5.0  # seconds for a main thread to notice an error; it may wait in a collective that never ends
+_END_PATIENCE = 10.0  # seconds for the end of Python after a failure, in a script; it may wait for a lost rank
 _LINGER = 3.0  # seconds that a failing rank stays, so that the others can read its report
+
+_ending = threading.Event()  # Python ends, after a failure
 
 _ABANDON = "abandon:"
 _FAILED = "failed:"
@@ -248,6 +252,26 @@ def end_with_launcher(pid: int) -> None:
         end_process("the launcher of this process has ended")
 
     threading.Thread(target=watch, name="fedsim launcher", daemon=True).start()
+
+
+def end_with_python(patience: float = _END_PATIENCE) -> None:
+    """End this process with code 2 if Python takes longer than ``patience`` seconds to end.
+
+    After a peer is lost, the end of process groups may wait for it for ever. A program that goes on is left alone.
+    """
+    atexit.unregister(_ending.set)  # the last to be registered is the first to be called: before the end of groups
+    atexit.register(_ending.set)
+    _await_end(patience)
+
+
+@cache
+def _await_end(patience: float) -> None:
+    def watch() -> None:
+        _ending.wait()
+        time.sleep(patience)
+        end_process(f"the end of Python takes longer than {patience:.0f} s after a rank has failed; this process ends")
+
+    threading.Thread(target=watch, name="fedsim end", daemon=True).start()
 
 
 def _key(rank: int) -> str:

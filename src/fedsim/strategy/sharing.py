@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,14 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.strategy.compute_mode import exclusive_gpus, has_mps, read_listing, why_not_shared
+from fedsim.strategy.compute_mode import (
+    exclusive_gpus,
+    has_mps,
+    is_refused_by_mode,
+    read_listing,
+    why_busy,
+    why_not_shared,
+)
 from fedsim.strategy.launch import Devices, Environment, check_place, find_launch, follow_launcher, leave_launcher
 
 FIELD = "trainer.strategy.ranks_per_device"
@@ -132,6 +140,21 @@ def check_shared_gpus(devices: Sequence[torch.device], ranks_per_device: int) ->
     for device in dict.fromkeys(devices) if exclusive_gpus(listing) else ():
         if (why := why_not_shared(address_of(device), listing, with_mps)) is not None:
             raise ConfigError(f"{FIELD}: {ranks_per_device}, but ranks cannot share {device}: {why}")
+
+
+@contextmanager
+def naming_the_mode(device: torch.device, ranks_per_device: int) -> Iterator[None]:
+    """Run the block in which this rank takes its GPU; where nvidia-smi is missing, CUDA is the first to refuse it.
+
+    Raises:
+        ConfigError: if the GPU takes one process only, and has it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_refused_by_mode(str(error)):
+            raise
+        raise ConfigError(f"{FIELD}: {ranks_per_device}, but {device} {why_busy(ranks_per_device)}") from error
 
 
 def unbind_group_of_all() -> None:

@@ -34,6 +34,7 @@ from fedsim.strategy.sharing import (
     check_number,
     check_shared_gpus,
     is_refused_by_nccl,
+    naming_the_mode,
     neighbours_by,
     spread,
     unbind_group_of_all,
@@ -125,7 +126,8 @@ class FederatedStrategy(WatchedStrategy):
         self.check_device()
         if self.local_rank == 0:  # killed runs may have left gigabytes
             remove_abandoned_folders([memory_folder(), slow_folder()])
-        super().setup_environment()
+        with naming_the_mode(self.root_device, self.ranks_per_device):
+            super().setup_environment()
         self.stop_signal = self.stop_deadline = None
         if self.world_size > 1:
             if self._patient is None:

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from fedsim.core.errors import FedSimError, PeerError, RunStoppedError
 from fedsim.core.names import printable
 from fedsim.core.progress import note_progress
-from fedsim.strategy.channel import ControlChannel, end_process
+from fedsim.strategy.channel import ControlChannel, end_process, end_with_python
 from fedsim.strategy.stop_watch import StopWatch, hear_sigterm
 
 _ABORT = 5.0
@@ -55,8 +55,13 @@ class WatchedStrategy(DDPStrategy):
         self._last_act: Callable[[int], None] = lambda _: None
 
     def on_exception(self, exception: BaseException) -> None:
-        """Report an error to the other ranks, unless a collective has already done so, and give up sums of NCCL."""
+        """Report an error to the other ranks, unless a collective has already done so, and give up sums of NCCL.
+
+        If the error ends the program, such as a script, its end does not wait for a lost rank.
+        """
         super().on_exception(exception)
+        if self.world_size > 1:
+            end_with_python()
         self._report(exception)
         abort_groups(self._nccl_groups())
 

@@ -21,6 +21,8 @@ _SHARED = GIB  # several ranks share images and sums in it; containers have 64 M
 _DISK, _LITTLE_DISK = GIB, 10 * GIB  # a checkpoint of ResNet-50 with eight clients' states takes about 1 GiB
 _LITTLE_GPU = 0.5  # share of a GPU's memory: if less is free, another process uses the GPU
 
+_BY_GLOO = "--trainer.strategy.process_group_backend gloo"
+
 
 class Line(NamedTuple):
     """A fact on the page."""
@@ -111,14 +113,16 @@ def _gpus(facts: Facts, _: Wish) -> Iterator[Problem]:
 
 
 def _sums(facts: Facts, _: Wish) -> Iterator[Problem]:
-    several, by_nccl = len(facts.plan.devices) > 1, facts.plan.on_gpu and not facts.plan.is_on_one
+    several, by_nccl = len(facts.plan.devices) > 1, facts.plan.by_nccl
     if facts.sums:
         name = "NCCL" if by_nccl else "gloo"
-        remedy = "set NCCL_DEBUG=INFO for more, or --trainer.devices 1" if by_nccl else "see docs/cluster.md"
+        of_nccl = f"set NCCL_DEBUG=INFO for more, {_BY_GLOO}, or --trainer.devices 1"
+        remedy = of_nccl if by_nccl else "see docs/cluster.md"
         yield Problem(f"{name} cannot sum over the ranks of this machine: {facts.sums}", remedy)
     if by_nccl and not facts.torch.nccl:
         yield Problem(
-            "torch has no NCCL, which GPUs need for sums", "install torch with CUDA (pytorch.org), or use one rank"
+            "torch has no NCCL, by which GPUs sum",
+            f"install torch with CUDA (pytorch.org), set {_BY_GLOO}, or use one rank",
         )
     if several and facts.shared.free < _SHARED:
         free = facts.shared.free / 2**20
@@ -215,9 +219,9 @@ def _uses(facts: Facts, wish: Wish) -> list[Line]:
     if not plan.devices:
         return [Line("device", "unknown", "guessed")]
     ranks = f"{len(plan.devices)} here, {plan.world} in all" if plan.world > len(plan.devices) else str(plan.world)
-    name = "NCCL" if plan.on_gpu else "gloo"
+    name = "NCCL" if plan.by_nccl else "gloo"
     if plan.shares:
-        name = "gloo within a GPU" + ", NCCL among GPUs" * (not plan.is_on_one)
+        name = "gloo within a GPU" + f", {name} among GPUs" * (not plan.is_on_one)
     tried = facts.sums == ""
     sums = f"{name}, {'a sum was right' if tried else 'not tried'}" if plan.world > 1 else "none: there is one rank"
     by_faiss = facts.faiss.version and not facts.faiss.problem and (not plan.on_gpu or facts.faiss.sees)

@@ -57,6 +57,7 @@ def _parser() -> ArgumentParser:
         ),
         "trainer.num_nodes": (int | None, "number of machines"),
         "trainer.strategy.ranks_per_device": (int | None, "ranks that share a GPU"),
+        "trainer.strategy.process_group_backend": (str | None, "nccl or gloo, for sums over ranks"),
         "model.evaluation.backend": (Literal["auto", "torch", "faiss"] | None, "library for ranking"),
         "run_dir": (str | None, "folder to write to"),
     }
@@ -78,7 +79,8 @@ def _wish(options: dict[str, Any]) -> Wish:
         stated = {name: trainer.get(name) for name in ("accelerator", "devices", "num_nodes")}
         stated |= {"backend": evaluation.get("backend"), "run_dir": content.get("run_dir")}
         if isinstance(strategy := trainer.get("strategy"), dict):
-            stated["ranks_per_device"] = (strategy | (strategy.get("init_args") or {})).get("ranks_per_device")
+            arguments = strategy | (strategy.get("init_args") or {})
+            stated |= {name: arguments.get(name) for name in ("ranks_per_device", "process_group_backend")}
         stated["tracked"] = "Wandb" in str(trainer["logger"]) if "logger" in trainer else None
         fields |= {name: value for name, value in stated.items() if value is not None}
     return Wish(**fields)

@@ -36,6 +36,8 @@ class Wish:
     """whether there is a WandbLogger"""
     ranks_per_device: int = 1
     """of trainer.strategy"""
+    process_group_backend: str | None = None
+    """of trainer.strategy: nccl, gloo, or None for that of the devices"""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class FitDevices:
     """folder of the files that ranks of a machine share"""
     launcher: str = ""
     """Slurm or torchrun, if one has started this process"""
+    by: str = ""
+    """what sums over ranks, among GPUs if ranks share them: nccl or gloo; empty: that of the devices"""
     refusal: str = ""
     """the error line with which a fit would end; empty: none"""
     problem: str = ""
@@ -92,6 +96,11 @@ class FitDevices:
     def shares(self) -> bool:
         """Whether several ranks are on one GPU."""
         return self.on_gpu and len(set(self.devices)) < len(self.devices)
+
+    @property
+    def by_nccl(self) -> bool:
+        """Whether NCCL sums, among GPUs if ranks share them."""
+        return self.on_gpu and not self.is_on_one and self.by != "gloo"
 
     @property
     def is_on_one(self) -> bool:

@@ -84,24 +84,25 @@ def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
         return {"problem": f"a library cannot be imported: {first_line(error)}"}
     try:
         launch = find_launch()
-        on_each = wish["ranks_per_device"]
+        on_each, backend = wish["ranks_per_device"], wish["process_group_backend"]
         devices, num_nodes = follow_launcher(wish["devices"], wish["num_nodes"], ranks_per_device=on_each)
         gpus = gpus_for(devices, on_each)
         options = {"accelerator": wish["accelerator"], "devices": gpus, "num_nodes": num_nodes}
         with naming_the_field(options):
             trainer = Trainer(
-                **options, strategy=FederatedStrategy(ranks_per_device=on_each), logger=False,
-                enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
-                use_distributed_sampler=False,
+                **options, logger=False, enable_progress_bar=False,
+                strategy=FederatedStrategy(ranks_per_device=on_each, process_group_backend=backend),
+                enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False,
             )  # fmt: skip
             strategy = trainer.strategy
             assert isinstance(strategy, FederatedStrategy)
+            strategy.check()
             strategy.check_device()
     except FedSimError as error:
         return {"refusal": str(error), "shared": str(memory_folder())}
     names = [str(device) for device in strategy.parallel_devices or [strategy.root_device]]
     facts = {"devices": names, "world": trainer.world_size, "shared": str(memory_folder())}
-    return facts | {"launcher": launch.launcher if launch else ""}
+    return facts | {"launcher": launch.launcher if launch else "", "by": backend or ""}
 
 
 def faiss() -> dict[str, Any]:

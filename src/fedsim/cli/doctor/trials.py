@@ -94,7 +94,8 @@ def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = L
         shared = room_of(Path(plan.shared))
         facts = replace(facts, torch=torch, plan=plan, shared=shared, faiss=read(FaissFacts, faiss.answer(deadline)))
         facts = replace(facts, readers=readers.answer(deadline).get("problem", ""))
-    return replace(facts, sums=try_sums(plan.devices, limit), sums_on_one=try_sums_on_one(plan.devices, limit))
+    sums = try_sums(plan.devices, limit, by_gloo=plan.by == "gloo")
+    return replace(facts, sums=sums, sums_on_one=try_sums_on_one(plan.devices, limit))
 
 
 def quick_facts(wish: Wish, environ: Mapping[str, str]) -> Facts:
@@ -121,14 +122,15 @@ def read(cls: type[T], answer: Mapping[str, Any]) -> T:
     return cls(**values)
 
 
-def try_sums(devices: Sequence[str], limit: float) -> str | None:
+def try_sums(devices: Sequence[str], limit: float, *, by_gloo: bool = False) -> str | None:
     """Try a sum over one process per device; return its error, empty if it was right, None for a single rank.
 
-    Ranks that share a GPU sum on the CPU; the GPUs sum through one rank of each.
+    Ranks that share a GPU sum on the CPU; the GPUs sum through one rank of each, by NCCL. ``by_gloo``: through the
+    CPU, too.
     """
     if len(devices) > 1:
         gpus = tuple(dict.fromkeys(devices))
-        devices = gpus if len(gpus) > 1 else ("cpu",) * _MOST_CPU_RANKS
+        devices = gpus if len(gpus) > 1 and not by_gloo else ("cpu",) * _MOST_CPU_RANKS
     return _summed(devices, limit) if len(devices) > 1 else None
 
 

@@ -62,7 +62,7 @@ _GPU_TRAINER = """\
 _GPU_CLIENT = """\
     # for the GPU of this machine:
     # channels_last: true
-    # graph: true                # PFedMe, SKA and FedReID refuse it
+    # graph: true                # needs torch 2.14; PFedMe, SKA and FedReID refuse it
 """
 
 

@@ -6,10 +6,55 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedsim.core.names import printable
 
 GAIN = 0.95
 """A plan with rank groups is used if its predicted time is at most this share of the time without: sums among ranks
 cost time, too."""
+
+AGAIN = 20
+"""sessions of a client after which a number of ranks that it does not use is tried again"""
+
+
+class Measured(NamedTuple):
+    """A session of a client on some number of ranks."""
+
+    seconds: float
+    """per training image"""
+    session: int
+    """which of the client's sessions it was, counted from 1"""
+
+
+def current(measured: Mapping[int, Measured], sessions: int) -> dict[int, float]:
+    """Return the seconds on each number of ranks that still count, after so many sessions of the client.
+
+    A single measurement is noisy, and nothing corrects that of a number of ranks that is not used. So it is forgotten
+    after :data:`AGAIN` sessions, and as many times later as it was slower than the newest one: a new trial then takes
+    at most a twentieth of the time.
+
+    >>> [current({4: Measured(1.0, 3), 1: Measured(2.0, last)}, last) for last in (22, 44)]
+    [{4: 1.0, 1: 2.0}, {1: 2.0}]
+    """
+    if not measured:
+        return {}
+    newest = max(measured.values(), key=lambda measurement: measurement.session)
+    return {
+        ranks: measurement.seconds
+        for ranks, measurement in measured.items()
+        if sessions - measurement.session <= AGAIN * max(1.0, measurement.seconds / newest.seconds)
+    }
+
+
+def verdict(task: Task, ranks: int) -> str:
+    """Return the seconds that were measured, and the number of ranks that a plan chose by them.
+
+    >>> verdict(Task("town0", 10, 8, {4: 9.8, 1: 10.0}), 1)
+    'town0: 10.0 s on 1 rank, 9.8 s on 4: one rank'
+    """
+    seconds = [f"{taken:.1f} s on {number}{' rank' * (number == 1)}" for number, taken in sorted(task.measured.items())]
+    return f"{printable(task.client)}: {', '.join(seconds)}: {f'{ranks} ranks' if ranks > 1 else 'one rank'}"
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from fedsim.federation.components.listener import RoundListener, RoundRecord
-from fedsim.federation.scheduling.plan import RoundPlan, Task, make_plan
+from fedsim.federation.scheduling.plan import Measured, RoundPlan, Task, current, make_plan, verdict
 from fedsim.strategy.machine import Machine
 from fedsim.strategy.rank_group import RankGroup
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,9 @@ class RoundScheduler(RoundListener):
 
     The gain of several ranks is assumed until it is measured, for each number of ranks by itself. So a client that
     several ranks have trained has its next session on one rank, once: from then on it gets several only if they are
-    faster. Sessions with the costs of a beginning measure no gain: the first round compiles networks and chooses
-    kernels, and the first session of a rank group connects its ranks.
+    faster. A number of ranks that is not used is tried again after some sessions, see
+    :func:`~fedsim.federation.scheduling.plan.current`. Sessions with the costs of a beginning measure no gain: the
+    first round compiles networks and chooses kernels, and the first session of a rank group connects its ranks.
 
     Ranks share a client for which the others would wait, if its batches are split into micro-batches; see
     :func:`~fedsim.federation.scheduling.plan.make_plan`. The other clients follow list scheduling, the longest first
@@ -53,8 +58,12 @@ class RoundScheduler(RoundListener):
     ) -> None:
         self._costs, self._micro_batches, self._machine = costs, micro_batches, machine
         self._clients = [frozenset(names) for names in clients]
-        self._measured: dict[str, dict[int, float]] = {}
-        """client -> number of ranks -> seconds per training image, measured in its last session on so many"""
+        self._measured: dict[str, dict[int, Measured]] = {}
+        """client -> number of ranks -> its last session on so many"""
+        self._sessions: Counter[str] = Counter()
+        """client -> number of its sessions so far"""
+        self._tried: set[str] = set()
+        """clients of which one rank and several have been compared anew, for a line of the log"""
         self._guessed: dict[str, float] = {}
         """client -> seconds per training image on one rank, from a session with the costs of a beginning"""
         self._sizes: dict[str, int] = {}
@@ -82,6 +91,9 @@ class RoundScheduler(RoundListener):
         machine.open_rank_groups([[ranks for _, ranks in of_machine.rank_groups] for of_machine in plans])
         self._note_beginnings(called, plans)
         self._sizes = {name: len(ranks) for of_machine in plans for name, ranks in of_machine.rank_groups}
+        for name in [name for name in called if name in self._tried]:
+            log.info(verdict(tasks[name], self._sizes.get(name, 1)))
+            self._tried.remove(name)
         rank_groups = [(name, machine.rank_group(ranks)) for name, ranks in plan.rank_groups if machine.place in ranks]
         local = [name for name in called if name in self._clients[machine.number]]
         return Orders(rank_groups, plan.rest, sorted(local, key=lambda name: -tasks[name].on(1)))
@@ -100,7 +112,7 @@ class RoundScheduler(RoundListener):
         usual = fmean(rates.values()) if rates else 1.0
         tasks = {}
         for name in called:
-            images, measured = work[name] * self._costs[name], self._measured.get(name, {})
+            images, measured = work[name] * self._costs[name], self._current(name)
             is_trial = bool(measured) and 1 not in measured  # on one rank, which is not known yet
             tasks[name] = Task(
                 name,
@@ -114,9 +126,13 @@ class RoundScheduler(RoundListener):
         """Return a measured client's seconds per image on one rank; before its trial, as if sums took no time."""
         measured = self._measured[name]
         if 1 in measured:
-            return measured[1]
+            return measured[1].seconds
         ranks = min(measured)
-        return measured[ranks] / Task(name, 1.0, self._micro_batches[name]).shared_by(ranks)
+        return measured[ranks].seconds / Task(name, 1.0, self._micro_batches[name]).shared_by(ranks)
+
+    def _current(self, name: str) -> dict[int, float]:
+        """Return the seconds per image that still count, on each number of ranks."""
+        return current(self._measured.get(name, {}), self._sessions[name])
 
     def turns(self, orders: Orders) -> Iterator[tuple[str, RankGroup | None]]:
         """Yield the clients that this rank trains, each with its rank group, or None."""
@@ -134,8 +150,13 @@ class RoundScheduler(RoundListener):
         for name, report in record.reports.items():
             if not report.images:
                 continue
+            self._sessions[name] += 1
             size, seconds = self._sizes.get(name, 1), report.seconds / report.images
             if name in self._begins:
                 self._guessed[name] = seconds / Task(name, 1.0, self._micro_batches[name]).shared_by(size)
             else:
-                self._measured.setdefault(name, {})[size] = seconds
+                is_new = size not in self._current(name)
+                self._measured.setdefault(name, {})[size] = Measured(seconds, self._sessions[name])
+                compared = self._current(name)
+                if is_new and 1 in compared and len(compared) > 1:
+                    self._tried.add(name)
