@@ -6,6 +6,7 @@ random time so many times; then it may finish. The result is compared with that 
     python benchmarks/random_kills.py --kills 30 --ranks 2
     python benchmarks/random_kills.py --kills 20 --ranks 2 --rank-groups  # ranks share a client; compared with one rank
     python benchmarks/random_kills.py --kills 20 --ranks 2 --buffered     # clients are under way; compared alike
+    python benchmarks/random_kills.py --kills 20 --ranks 2 1 2 --buffered  # each start draws one of these numbers
 
 Exits with 1 if a tensor differs, or if a process outlived the one that was killed.
 """
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,6 +59,8 @@ _PATIENCE = 30.0
 class Kill(NamedTuple):
     """What one kill did."""
 
+    ranks: int
+    """of the start that it ended"""
     second: float
     victim: str
     before: int
@@ -82,9 +86,9 @@ def main() -> int:
             break
         kills.append(kill)
         print(f"kill {len(kills)}: {kill}", file=sys.stderr, flush=True)
-    finish(folder / "killed", args)
-    on_one_rank = {"ranks": 1} if args.rank_groups or args.buffered else {}
-    finish(folder / "whole", argparse.Namespace(**vars(args) | on_one_rank))
+    finish(folder / "killed", args, draw.choice(args.ranks))
+    on_one_rank = args.rank_groups or args.buffered or len({*args.ranks}) > 1
+    finish(folder / "whole", args, 1 if on_one_rank else args.ranks[0])
     different = compare(read_result(folder / "killed"), read_result(folder / "whole"))
     print(summary(kills, different, args))
     return int(bool(different) or any(kill.orphans for kill in kills))
@@ -94,7 +98,7 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="each start draws one of these numbers")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--earliest", type=float, default=5.0, help="seconds from a start to a kill, at least")
     parser.add_argument("--latest", type=float, default=15.0, help="and at most; more, where processes start slowly")
@@ -109,13 +113,13 @@ def parse() -> argparse.Namespace:
 
 
 @contextmanager
-def started(folder: Path, args: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def started(folder: Path, args: argparse.Namespace, ranks: int) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Start or continue the run in ``folder``; yield its first process and its log."""
     folder.mkdir(parents=True, exist_ok=True)
     config, log = folder.with_suffix(".yaml"), folder.with_suffix(".log")
     config.write_text(CONFIG)
     options = ["--config", config, "--run_dir", folder, "--ckpt_path", "last"]
-    options += [f"--trainer.devices={args.ranks}", f"--trainer.max_epochs={args.rounds}"]
+    options += [f"--trainer.devices={ranks}", f"--trainer.max_epochs={args.rounds}"]
     options += (_RANK_GROUP if args.rank_groups else []) + (_BUFFERED if args.buffered else [])
     command = [sys.executable, "-m", "fedsim", "fit", *map(str, options)]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process:
@@ -125,7 +129,8 @@ def started(folder: Path, args: argparse.Namespace) -> Iterator[tuple[subprocess
 def run_and_kill(folder: Path, args: argparse.Namespace, draw: random.Random) -> Kill | None:
     """Kill one process of a run; return None if the run ended before."""
     before, second = rounds_in_checkpoint(folder), draw.uniform(args.earliest, args.latest)
-    with started(folder, args) as (process, log):
+    ranks = draw.choice(args.ranks) if len(args.ranks) > 1 else args.ranks[0]  # the draws of earlier records stay
+    with started(folder, args, ranks) as (process, log):
         time.sleep(second)
         alive = processes_of(process)
         if process.poll() is not None or not alive:
@@ -137,7 +142,8 @@ def run_and_kill(folder: Path, args: argparse.Namespace, draw: random.Random) ->
         orphans = await_end(process)
         name = "rank 0" if victim == process.pid else "another rank"
     rounds = [int(number) for number in re.findall(r"^round (\d+)/", log.read_text(), re.MULTILINE)]
-    return Kill(round(second, 1), name, before, max(rounds, default=before), rounds_in_checkpoint(folder), orphans)
+    seen = max(rounds, default=before)
+    return Kill(ranks, round(second, 1), name, before, seen, rounds_in_checkpoint(folder), orphans)
 
 
 def await_end(process: subprocess.Popen[bytes]) -> int:
@@ -152,9 +158,9 @@ def await_end(process: subprocess.Popen[bytes]) -> int:
     return len(orphans)
 
 
-def finish(folder: Path, args: argparse.Namespace) -> None:
+def finish(folder: Path, args: argparse.Namespace, ranks: int) -> None:
     """Let a run end."""
-    with started(folder, args) as (process, log):
+    with started(folder, args, ranks) as (process, log):
         if process.wait():
             raise SystemExit(f"the run failed by itself:\n{log.read_text()}")
 
@@ -198,8 +204,9 @@ def compare(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 def summary(kills: list[Kill], different: list[str], args: argparse.Namespace) -> str:
     """Return a Markdown table."""
     in_start = sum(kill.seen == kill.before for kill in kills)
+    ranks = ", ".join(f"{number} in {n} starts" for number, n in sorted(Counter(k.ranks for k in kills).items()))
     rows = [
-        ("ranks", f"{args.ranks}, which share a client" if args.rank_groups else args.ranks),
+        ("ranks", f"{ranks}, which share a client" if args.rank_groups else ranks),
         ("rounds", args.rounds),
         ("kills", len(kills)),
         ("of these of rank 0", sum(kill.victim == "rank 0" for kill in kills)),

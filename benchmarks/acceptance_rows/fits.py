@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from acceptance_rows.terms import Bench, NotHereError, Outcome
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
+from fedsim.strategy.trial import try_sum
 
 ROUNDS, ROUNDS_BEFORE_THE_KILL = 3, 1
 CONFIG = """
@@ -64,6 +67,16 @@ def equal_bits(bench: Bench) -> Outcome:
     if bench.is_gpu and bench.gpus < 2:
         raise NotHereError("needs two GPUs: NCCL takes one rank of a GPU; the row shared has two")
     return compare("1 and 2 ranks", finished(bench, "first"), finished(bench, "two-ranks", ranks=2))
+
+
+def nccl_alone(bench: Bench) -> Outcome:
+    """Sum by NCCL on a single rank, and run the same fit with it: a rank that is alone has gloo by default."""
+    bench.need_gpu("NCCL sums between GPUs")
+    store = bench.folder / "nccl-alone.store"
+    store.unlink(missing_ok=True)
+    try_sum(0, [bench.device], store, seconds=60)
+    by_nccl = finished(bench, "nccl-alone", 1, "--trainer.strategy.process_group_backend=nccl")
+    return compare("1 rank with gloo and with NCCL", finished(bench, "first"), by_nccl)
 
 
 def shared(bench: Bench) -> Outcome:
@@ -120,13 +133,13 @@ def options_of(bench: Bench, name: str) -> list[str]:
     return ["fit", "--config", str(config), "--run_dir", str(bench.folder / name)]
 
 
-def finished(bench: Bench, name: str, ranks: int = 1, *more: str) -> Path:
+def finished(bench: Bench, name: str, ranks: int = 1, *more: str, environ: Mapping[str, str] | None = None) -> Path:
     """Return the directory of a run, which is made unless another row has made it; see :func:`log_of`."""
     folder = bench.folder / name
     summary = folder / "summary.json"
     if not (summary.exists() and json.loads(summary.read_text())["finished"]):
         words = [*options_of(bench, name), "--overwrite", "true", f"--trainer.devices={ranks}", *more]
-        bench.folder.joinpath(f"{name}.log").write_text(run(words))
+        bench.folder.joinpath(f"{name}.log").write_text(run(words, environ))
     return folder
 
 
@@ -135,19 +148,34 @@ def log_of(folder: Path) -> list[str]:
     return folder.with_name(f"{folder.name}.log").read_text().splitlines()
 
 
-def run(words: list[str]) -> str:
-    """Run a command that must succeed; return its output."""
-    return finish(start(words))
+def run(words: list[str], environ: Mapping[str, str] | None = None) -> str:
+    """Run a command that must succeed; return its output. For ``environ`` see :func:`start`."""
+    return finish(start(words, environ=environ))
 
 
-def start(words: list[str], own_session: bool = False) -> subprocess.Popen[str]:
-    """Start a command of fedsim; ``own_session``: its processes are a group of their own."""
+def start(
+    words: list[str], own_session: bool = False, environ: Mapping[str, str] | None = None, log: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start a command of fedsim.
+
+    Args:
+        words: the command.
+        own_session: its processes are a group of their own.
+        environ: what its environment has beside ours.
+        log: a file for its output, which can be read while it runs; None: a pipe.
+    """
     if "--trainer.devices" not in " ".join(words):
         words = [*words, "--trainer.devices=1"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedsim", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "WANDB_MODE": "disabled"}, start_new_session=own_session,
-    )  # fmt: skip
+    with nullcontext(subprocess.PIPE) if log is None else log.open("w") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedsim", *words], stdout=output, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "WANDB_MODE": "disabled", **(environ or {})}, start_new_session=own_session,
+        )  # fmt: skip
+
+
+def importing(folder: Path) -> dict[str, str]:
+    """Return the environment of a command that imports modules from a folder, where it does not run itself."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def finish(process: subprocess.Popen[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from fedsim.federation.scheduling.plan import Task, make_plan
 ONE_CLIENT = ("--data.source.init_args.clients=1", "--model.client.micro_batch=4")
 MICRO_BATCHES = 4  # of a batch of 16
 MOST_RANKS = 4
+IN_GROUP = (
+    *ONE_CLIENT, "--model.client.local_epochs=1000000",
+    "--trainer.callbacks=[{class_path: fedsim.federation.callbacks.RoundProgress, init_args: {line_interval: 0.5}}]",
+)  # fmt: skip
+"""a round without an end, in which ranks train its only client together; rank 0 writes a line about its batches"""
+ENDLESS = ("--trainer.max_epochs=1000000",)
 SILENCE = 10
 """seconds without a sign of life, after which a frozen rank is lost"""
 LIMIT = 60
@@ -55,30 +62,64 @@ def frozen(bench: Bench) -> Outcome:
     return lost(bench, signal.SIGSTOP)
 
 
-def lost(bench: Bench, signal_: signal.Signals) -> Outcome:
-    """Send a signal to rank 1: the others must name it in a line, and no process may stay."""
+def killed_in_group(bench: Bench) -> Outcome:
+    """Kill a rank that trains a client together with another."""
+    return lost(bench, signal.SIGKILL, in_group=True)
+
+
+def frozen_in_group(bench: Bench) -> Outcome:
+    """Freeze a rank that trains a client together with another."""
+    return lost(bench, signal.SIGSTOP, in_group=True)
+
+
+def lost(bench: Bench, signal_: signal.Signals, in_group: bool = False) -> Outcome:
+    """Send a signal to rank 1: the others must name it in a line, and no process may stay.
+
+    ``in_group``: within the sums of a rank group; the line then says that rank 1 trained the only client, of which rank
+    0 has written that it trains it, too.
+    """
     ranks = min(several(bench, 2), 2)
-    name = f"lost-{signal_.name}"
-    endless = ["--trainer.max_epochs=1000000", f"--trainer.strategy.silence_timeout=0:00:{SILENCE}"]
-    process = start([*options_of(bench, name), f"--trainer.devices={ranks}", *endless], own_session=True)
+    name = f"lost-{signal_.name}" + "-in-group" * in_group
+    log = bench.folder / f"{name}.log"
+    more = [*(IN_GROUP if in_group else ENDLESS), f"--trainer.strategy.silence_timeout=0:00:{SILENCE}"]
+    process = start([*options_of(bench, name), f"--trainer.devices={ranks}", *more], own_session=True, log=log)
     try:
-        await_checkpoint(bench.folder / name, process)
+        if in_group:
+            await_batch(log, process)
+        else:
+            await_checkpoint(bench.folder / name, process)
         victims = [pid for pid in members(process.pid) if pid != process.pid and is_rank(pid)]
         if process.poll() is not None or len(victims) != 1:
             raise RuntimeError(f"the fit has ended, or has {len(victims)} other ranks than rank 0 in place of one")
         os.kill(victims[0], signal_)
         begin = time.monotonic()
-        output, _ = process.communicate(timeout=LIMIT)
+        process.wait(timeout=LIMIT)
         while (left := members(process.pid)) and time.monotonic() < begin + LIMIT:
             time.sleep(0.1)
         seconds = time.monotonic() - begin
     finally:
         for pid in members(process.pid):
             os.kill(pid, signal.SIGKILL)
+    return judge_end(log.read_text(), process.returncode, left, seconds, in_group)
+
+
+def judge_end(output: str, code: int, left: list[int], seconds: float, in_group: bool) -> Outcome:
+    """Judge how a fit has ended whose rank 1 was lost; ``left``: its processes that have stayed."""
     named = [line for line in output.splitlines() if line.startswith("fedsim: error: rank 1 ")]
-    figure = f"code {process.returncode}, {len(left)} processes left, {seconds:.0f} s" + f": {named[0]}" * bool(named)
-    holds = process.returncode == 2 and not left and bool(named) and "Traceback" not in output
+    figure = f"code {code}, {len(left)} processes left, {seconds:.0f} s" + f": {named[0]}" * bool(named)
+    if in_group and not any("client town0" in line for line in named):
+        return Outcome(f"{figure}; it was not training the client", "a loss within a group", holds=False)
+    holds = code == 2 and not left and bool(named) and "Traceback" not in output
     return Outcome(figure, f"code 2, 0 left, a line that names rank 1, {LIMIT} s", holds)
+
+
+def await_batch(log: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until rank 0 has trained batches of the only client, or the end of its process."""
+    deadline = time.monotonic() + 2 * LIMIT
+    while process.poll() is None and "town0 (1/1), batch " not in log.read_text():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"rank 0 has trained no batch within {2 * LIMIT} s")
+        time.sleep(0.05)
 
 
 def members(session: int) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from acceptance_rows.fits import compare, finished, log_of
+from acceptance_rows.fits import compare, finished, importing, log_of
 from acceptance_rows.terms import Bench, NotHereError, Outcome
 from fedsim.federation.checks.requirements import TORCH_FOR_GRAPHS
 
@@ -35,14 +35,18 @@ def graph_bits(bench: Bench) -> Outcome:
 def graph_fails(bench: Bench) -> Outcome:
     """Run a method that waits in its step, with graphs: one line says so, and the bits are those of plain steps."""
     need_graphs(bench)
-    (bench.folder / "waiting.py").write_text(WAITING)
-    waiting = "--model.method=waiting.Waiting"
     outcome = compare(
         "plain steps, and those after a recording that fails",
-        finished(bench, "waiting", 1, waiting), finished(bench, "waiting-graph", 1, waiting, GRAPH),
+        with_waits(bench, "waiting"), with_waits(bench, "waiting-graph", GRAPH),
     )  # fmt: skip
     lines = remarks(bench.folder / "waiting-graph")
     return Outcome(f"{outcome.figure}; {len(lines)} line(s) about it", "0, 1 line", outcome.holds and len(lines) == 1)
+
+
+def with_waits(bench: Bench, name: str, *more: str) -> Path:
+    """Return the directory of a run whose steps wait, by a method that the command imports from the bench's folder."""
+    (bench.folder / "waiting.py").write_text(WAITING)
+    return finished(bench, name, 1, "--model.method=waiting.Waiting", *more, environ=importing(bench.folder))
 
 
 def prefetch(bench: Bench) -> Outcome:

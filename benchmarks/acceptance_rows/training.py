@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -177,6 +178,8 @@ class Turns(Callback):
     def __init__(self, bench: Bench, loop: Loop) -> None:
         self.bench, self.loop = bench, loop
         self.times: list[tuple[float, float]] = []
+        self.compiled = 0
+        """functions that torch.compile has translated in fedsim's rounds, without those of the loop"""
 
     def _now(self) -> float:
         self.bench.wait()
@@ -184,20 +187,53 @@ class Turns(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
+        self._frames = compiled_frames()
         self.mark = self._now()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop it, run the other round, start it again."""
         ours = self._now()
+        self.compiled += compiled_frames() - self._frames
         self.loop.round()
         theirs = self._now()
         self.times.append((ours - self.mark, theirs - ours))
+        self._frames = compiled_frames()
         self.mark = self._now()
 
     def medians(self) -> tuple[float, float]:
         """Return seconds of a round: fedsim's, the loop's."""
         ours, theirs = (statistics.median(column) for column in zip(*self.times[WARM_UP:], strict=True))
         return ours, theirs
+
+
+class TurnsInOrder(Turns):
+    """The same; it notes, too, whether the images of fedsim's first convolution have their channels last."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at each input of the convolution."""
+        self.orders: list[bool] = []
+        [model] = pl_module.parts.models.values()
+        first = next(module for module in model.network.modules() if isinstance(module, nn.Conv2d))
+        first.register_forward_pre_hook(self._look)
+        super().on_train_start(trainer, pl_module)
+
+    def _look(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.orders.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+
+
+def compiled_frames() -> int:
+    """Return how many functions torch.compile has translated in this process."""
+    return int(torch._dynamo.utils.counters["frames"]["ok"]) if "torch._dynamo" in sys.modules else 0
+
+
+def check_effect(faster: str, turns: Turns, model: Federation) -> None:
+    """Raise RuntimeError if the setting did nothing: its row would time plain steps."""
+    if faster == "capture" and any(each.graph_memory.gave_up for each in model.parts.models.values()):
+        raise RuntimeError("recording failed, and steps stayed plain")
+    if faster == "compile" and not turns.compiled:
+        raise RuntimeError("fedsim compiled nothing")
+    if isinstance(turns, TurnsInOrder) and not (turns.orders and all(turns.orders)):
+        raise RuntimeError("images reached fedsim's convolutions in the usual order")
 
 
 def speed(bench: Bench, batch_size: int, faster: str = "") -> Outcome:
@@ -211,12 +247,11 @@ def speed(bench: Bench, batch_size: int, faster: str = "") -> Outcome:
     loop = work.loop()
     if faster in ("capture", "compile"):
         getattr(loop, faster)()
-    turns = Turns(bench, loop)
+    turns = (TurnsInOrder if faster == "channels_last" else Turns)(bench, loop)
     settings = {"graph" if faster == "capture" else faster: True} if faster else {}
     model, data = work.federation(**settings)
     work.fit(model, data, WARM_UP + ROUNDS, turns)
-    if faster == "capture" and any(each.graph_memory.gave_up for each in model.parts.models.values()):
-        raise RuntimeError("recording failed, and steps stayed plain")
+    check_effect(faster, turns, model)
     ours, theirs = turns.medians()
     images = work.case.batch_size * work.case.batches
     figure = f"{ours / theirs:.2f} of its time; {images / ours:,.0f} and {images / theirs:,.0f} images/s"

@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from fedsim.functional.neighbours import Neighbours
 from fedsim.training.client import Client
+from fedsim.training.flat_model import FlatModel
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -40,15 +42,17 @@ QUICK = {
     "reciprocal": "pass", "faiss": "pass",
 }  # fmt: skip
 SLOW = {
-    "doctor": "pass", "repeat": "pass", "ranks": "pass", "shared": "not here", "shared-2x2": "not here",
-    "groups": "pass", "graph-bits": "not here", "graph-fails": "not here", "prefetch": "not here", "resume": "pass",
+    "doctor": "pass", "repeat": "pass", "ranks": "pass", "nccl-alone": "not here", "shared": "not here",
+    "shared-2x2": "not here", "groups": "pass", "graph-bits": "not here", "graph-fails": "not here",
+    "prefetch": "not here", "resume": "pass",
 }  # fmt: skip
 LOST = ("killed-rank", "frozen-rank")
+LOST_IN_GROUP = ("killed-in-group", "frozen-in-group")
 COMPILES = {"compile-32"}  # half a minute, and it needs a compiler of C++
 
 
 def test_all_rows_are_tried_here(acceptance):
-    assert {*QUICK, *SLOW, *LOST, *COMPILES} == {row.name for row in acceptance.ROWS}
+    assert {*QUICK, *SLOW, *LOST, *LOST_IN_GROUP, *COMPILES} == {row.name for row in acceptance.ROWS}
     assert {row.name for row in acceptance.ROWS if row.quick} == set(QUICK)
 
 
@@ -69,16 +73,33 @@ def test_rows_of_whole_commands_run_in_small_sizes(acceptance, bench, quick_pyth
 
 
 @pytest.mark.slow
+def test_a_method_beside_the_runs_is_imported_by_the_command_that_is_started(acceptance, bench, quick_python):
+    run = acceptance.steps.with_waits(bench, "waiting", "--trainer.max_epochs=1", "--model.client.local_epochs=1")
+    assert acceptance.fits.rounds_of(run) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.dist
-@pytest.mark.parametrize("name", LOST)
+@pytest.mark.parametrize("name", [*LOST, *LOST_IN_GROUP])
 def test_a_lost_rank_is_named_and_nothing_stays(acceptance, bench, name):
     result = acceptance.judge(row(acceptance, name), bench)
     assert result.verdict == "pass", result
     assert "code 2, 0 processes left" in result.figure
     assert "rank 1 " in result.figure
+    assert ("round 1, client town0" in result.figure) == (name in LOST_IN_GROUP)
 
 
-@pytest.mark.parametrize("name", ["ranks", "groups", "shared-2x2", *LOST])
+@pytest.mark.parametrize(("doing", "in_group", "code", "holds"), [
+    ("round 1, client town0", True, 2, True), ("round 1, after its clients", True, 2, False),
+    ("round 2, client town1", True, 2, False), ("round 2, client town1", False, 2, True),
+    ("round 1, client town0", True, 1, False),
+])  # fmt: skip
+def test_a_rank_that_trains_no_client_with_others_is_not_lost_within_a_group(acceptance, doing, in_group, code, holds):
+    output = f"round 1/3: town0 (1/1), batch 3/6\nfedsim: error: rank 1 ended without a word, in {doing}\n"
+    assert acceptance.ranks.judge_end(output, code, [], 1.0, in_group).holds == holds
+
+
+@pytest.mark.parametrize("name", ["ranks", "groups", "shared-2x2", *LOST, *LOST_IN_GROUP])
 def test_one_gpu_is_too_few_for_some_rows(acceptance, bench, name):
     result = acceptance.judge(row(acceptance, name), replace(bench, device=torch.device("cuda"), gpus=1))
     assert result.verdict == "not here"
@@ -109,6 +130,20 @@ def test_a_wait_per_batch_is_counted(acceptance, bench, monkeypatch):
     result = acceptance.judge(row(acceptance, "waits"), bench)
     assert result.verdict == "fail"
     assert result.figure.startswith("1 per step")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "said"), [
+    ("channels-32", "images reached fedsim's convolutions in the usual order"),
+    ("compile-32", "fedsim compiled nothing"),
+])  # fmt: skip
+def test_a_setting_that_does_nothing_fails_its_row(acceptance, bench, monkeypatch, name, said):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # without a compiler of C++
+    monkeypatch.setenv("CXX", sys.executable)  # which is never called
+    assert acceptance.judge(row(acceptance, name), bench).verdict == "not here"
+    monkeypatch.setattr(FlatModel, "prepare", lambda model, settings: None)
+    result = acceptance.judge(row(acceptance, name), bench)
+    assert (result.verdict, result.figure) == ("fail", f"RuntimeError: {said}")
 
 
 def test_wrong_neighbours_are_found(acceptance, bench, monkeypatch):
@@ -190,6 +225,13 @@ def test_the_exit_code_says_whether_a_row_failed(acceptance, capsys, monkeypatch
         lines[-1].split(", ")[["pass", "fail", "not here"].index(verdict)].startswith("1" if verdict != "pass" else "2")
     )
     assert sum(line.startswith("|") for line in lines) == 2 + len(names)
+
+
+@pytest.mark.parametrize(("gpus", "says"), [(0, True), (1, True), (2, False)])
+def test_with_fewer_than_two_gpus_the_table_s_end_says_what_was_not_tried(acceptance, gpus, says):
+    last = acceptance.table({"faiss": acceptance.Result("pass", "1", "")}, gpus).splitlines()[-1]
+    assert (last == "Sums among GPUs were not tried: that needs two GPUs.") == says
+    assert says or last.startswith("| FAISS")
 
 
 def test_rows_without_time_left_have_failed(acceptance):

@@ -5,19 +5,22 @@ import functools
 import importlib
 import inspect
 import logging
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import CodeType, FunctionType
 from unittest import mock
 
 import numpy as np
+import torch.distributed as dist
 
 import fedsim
 import simulated
 from budgets import counted_waits
 from failing import run_on_ranks
 from fedsim.__main__ import main
+from fedsim.core.errors import ConfigError
 from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
 from fedsim.methods import FedPav
@@ -214,6 +217,15 @@ MUTANTS = [
     Mutant("strategy/sharing.py", "dist.group.WORLD.bound_device_id = None", "pass", "shared GPUs"),
     Mutant("strategy/sharing.py", "dist.group.WORLD.bound_device_id = None", "pass", "rank groups"),
     Mutant("strategy/strategy.py", "            work.wait()  #", "            self._wait(work)  #", "rank groups"),
+    Mutant("strategy/strategy.py", 'for ranks in groups if (ranks, "cpu") not in self._groups]', "for ranks in groups]",
+           "rank groups"),
+    Mutant("strategy/strategy.py", 'list(ranks), timeout=self.round_timeout, backend="gloo"',
+           'list(ranks), timeout=self.timeout, backend="gloo"', "rank groups"),
+    Mutant("strategy/strategy.py", "timeout=self.timeout, backend=self.process_group_backend",
+           "timeout=self.round_timeout, backend=self.process_group_backend", "rank groups"),
+    Mutant("strategy/sharing.py", "Multiple Ranks are using the same GPU/Partition", "Several ranks have one GPU",
+           "one GPU for two"),
+    Mutant("strategy/strategy.py", " or is_alone else", " else", "alone"),
 ]  # fmt: skip
 
 # -- runs that find them -----------------------------------------------------------------------------------------------
@@ -312,6 +324,14 @@ def _augment(folder):
         _commands(["augment", "fit", *where, *STEPS, *WIDTHS])
 
 
+def _alone(folder):
+    """Fit on a single rank, which has nobody to sum with."""
+    strategy = FederatedStrategy()
+    with simulated.cuda(1):
+        fit(folder / "run", "fedpav", gpus=1, rounds=1, scored=False, strategy=strategy)
+    assert strategy.process_group_backend == "gloo", "NCCL of a rank that is alone"
+
+
 RUNS = {
     "augment": _augment,
     "bottom up": lambda folder: _fit(folder, "fedureid"),
@@ -361,10 +381,14 @@ RUNS = {
         folder, "fedcapr", "--model.method.reg_last_camera_only=true", "--model.method.reg_from=1", waits=14,
         scored=True,
     ),
+    "alone": _alone,
 }  # fmt: skip
 """Run -> what it does in a folder"""
+SUM, ROUND = timedelta(minutes=7), timedelta(hours=3)
+"""longest waits of groups; neither is a default"""
 MICRO_BATCHES = ("--model.client.micro_batch=4", "--data.source.init_args.clients=3")
 ON_RANKS = {
+    "one GPU for two": ("fedpav", (), 2, 1),
     "rank groups": ("fedavg", MICRO_BATCHES, 3, 1),
     "shared GPUs": ("fedpav", (), 4, 2),
     "two GPUs": ("fedpav_cdw", (), 2, 1),
@@ -375,7 +399,8 @@ ON_RANKS = {
 def play(folder, run, mutant=None):
     """Let a run take place, with a mistake or without."""
     if run in ON_RANKS:
-        run_on_ranks(functools.partial(_on_a_rank, mutant, run), folder, ranks=ON_RANKS[run][2], timeout=60)
+        on_a_rank = _on_a_rank_without_a_gpu if run == "one GPU for two" else _on_a_rank
+        run_on_ranks(functools.partial(on_a_rank, mutant, run), folder, ranks=ON_RANKS[run][2], timeout=60)
     else:
         with nullcontext() if mutant is None else mutant.made():
             RUNS[run](folder)
@@ -391,10 +416,37 @@ def _on_a_rank(mutant, run, folder):
     name, more, ranks, share = ON_RANKS[run]
     board = folder / "board"
     with (
-        simulated.cuda(ranks // share, board=board) as gpu, counted_waits(gpu) as waits,
+        simulated.cuda(ranks // share, board=board) as gpu, counted_waits(gpu) as waits, _opened_groups() as opened,
         nullcontext() if mutant is None else mutant.made(),
         mock.patch.object(scheduler, "make_plan", _first_two_together) if more else nullcontext(),
     ):  # fmt: skip
-        strategy = FederatedStrategy(ranks_per_device=share)
-        fit(folder / "run", name, *more, gpus=ranks, rounds=1, scored=False, strategy=strategy)
+        strategy = FederatedStrategy(ranks_per_device=share, timeout=SUM, round_timeout=ROUND)
+        fit(folder / "run", name, *more, gpus=ranks, rounds=1 + bool(more), scored=False, strategy=strategy)
     assert not waits.between_batches, f"waits of sessions: {waits}"
+    if more:
+        wanted = [("gloo", ROUND), ("nccl", SUM)]
+        assert opened == wanted, f"groups of ranks: {opened}"
+
+
+@contextmanager
+def _opened_groups():
+    """Yield a list of the groups of some ranks that are opened: backend and timeout."""
+    opened, new_group = [], dist.new_group
+
+    def note(ranks=None, *, backend, timeout):
+        opened.extend([(backend, timeout)] if ranks else [])
+        return new_group(ranks, backend=backend, timeout=timeout)
+
+    with mock.patch.object(dist, "new_group", note):
+        yield opened
+
+
+def _on_a_rank_without_a_gpu(mutant, run, folder):
+    """Ranks of which two have one GPU, by mistake: a line with the setting that allows it, in place of NCCL's."""
+    name, more, ranks, _ = ON_RANKS[run]
+    with (
+        simulated.cuda(ranks, board=folder / "board", buses=[3] * ranks),
+        nullcontext() if mutant is None else mutant.made(), suppress(ConfigError),
+    ):  # fmt: skip
+        fit(folder / "run", name, *more, gpus=ranks, rounds=1, scored=False, strategy=FederatedStrategy())
+        raise AssertionError("two ranks have trained on one GPU")

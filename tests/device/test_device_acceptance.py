@@ -1,20 +1,28 @@
-"""Rows of ``make acceptance`` about steps, in small sizes on a simulated GPU: they pass, and each of them can fail."""
+"""Rows of ``make acceptance`` in small sizes on simulated GPUs: they pass, and each of them can fail."""
 
+import functools
 import importlib
 import logging
+import os
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import simulated
+from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.allocator import GraphMemory
 from fedsim.methods import FedAvg
 from fedsim.training.features import extract_features
+from fedsim.training.flat_model import FlatModel
 from runs import HAS_GRAPHS
+from simulated.collectives import Collectives
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_GRAPHS, reason="graphs are refused")]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -24,23 +32,30 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def bench(tmp_path, monkeypatch):
     """A machine with a simulated GPU, whose rows run in this process."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.syspath_prepend(str(tmp_path))
     fits = importlib.import_module("acceptance_rows.fits")
+    if dist.is_initialized():  # by an earlier test
+        dist.destroy_process_group()
     monkeypatch.setattr(fits, "run", in_this_process)
     with simulated.cuda(1):
         yield importlib.import_module("acceptance").make_bench(tmp_path, reduced=True)
     sys.modules.pop("waiting", None)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-def in_this_process(words):
-    """Run a command; return its messages."""
+def in_this_process(words, environ=None):
+    """Run a command; return its messages. It finds the modules that a process with this environment would find."""
     log, written = logging.getLogger("fedsim"), StringIO()
     handler = logging.StreamHandler(written)
     log.addHandler(handler)
+    path = (environ or {}).get("PYTHONPATH", "").split(os.pathsep)
     try:
-        assert main([*words, "--trainer.precision=32-true"]) == 0
+        with mock.patch.object(sys, "path", [*filter(None, path), *sys.path]):
+            assert main([*words, "--trainer.precision=32-true"]) == 0
     finally:
         log.removeHandler(handler)
+        if dist.is_initialized():  # a process of its own would end
+            dist.destroy_process_group()
     return written.getvalue()
 
 
@@ -79,6 +94,32 @@ def test_copies_ahead(bench):
     assert judged(bench, "prefetch").verdict == "pass"
 
 
+def test_nccl_on_a_single_rank(bench, monkeypatch):
+    backends, by_nccl, opened, problems = [], [], Collectives.opened, Collectives.problems
+
+    def note(collectives, group, backend):
+        backends.append(backend)
+        opened(collectives, group, backend)
+
+    def note_call(collectives, name, args, tensors):
+        by_nccl.extend([name] * (backends[-1] == "nccl"))
+        return problems(collectives, name, args, tensors)
+
+    monkeypatch.setattr(Collectives, "opened", note)
+    monkeypatch.setattr(Collectives, "problems", note_call)
+    result = judged(bench, "nccl-alone")
+    assert result.verdict == "pass", result
+    assert backends[:3] == ["nccl", "nccl", "gloo"], "the trial, the fit, and the one beside which it stands"
+    assert {"allreduce", "broadcast"} <= {name.removeprefix("c10d::").strip("_") for name in by_nccl}
+
+
+def test_nccl_that_sums_wrongly_fails_its_row(bench, monkeypatch):
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, *args, **options: tensor.add_(1))
+    result = judged(bench, "nccl-alone")
+    assert result.verdict == "fail"
+    assert "wrong sum" in result.figure
+
+
 def test_speed_with_graphs_is_not_that_of_plain_steps(bench, monkeypatch):
     assert judged(bench, "graph-32").verdict == "not here"
     take_step = FedAvg.take_step
@@ -90,6 +131,48 @@ def test_speed_with_graphs_is_not_that_of_plain_steps(bench, monkeypatch):
     monkeypatch.setattr(FedAvg, "take_step", waiting)
     result = judged(bench, "graph-32")
     assert (result.verdict, result.figure) == ("fail", "RuntimeError: recording failed, and steps stayed plain")
+
+
+@pytest.mark.parametrize(("name", "verdict"), [
+    ("channels-32", "not here"), ("many", "not here"), ("memory", "not here"), ("reciprocal", "pass"),
+    ("faiss", "pass"),
+])  # fmt: skip
+def test_rows_in_small_sizes(bench, name, verdict):
+    result = judged(bench, name)
+    assert result.verdict == verdict, result
+    assert verdict == "pass" or result.figure.endswith("(small sizes)"), "it was left before its end"
+
+
+def test_images_in_the_usual_order_fail_the_row_of_the_other_one(bench, monkeypatch):
+    monkeypatch.setattr(FlatModel, "prepare", lambda model, settings: None)
+    result = judged(bench, "channels-32")
+    assert (result.verdict, "in the usual order" in result.figure) == ("fail", True), result
+
+
+def on_ranks(words, gpus, folder):
+    """What each rank does: its part of a command."""
+    with simulated.cuda(gpus, board=folder / "board"):
+        assert main([*words, "--trainer.precision=32-true"]) == 0
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("name", "gpus", "ranks"), [("shared", 1, 2), ("shared-2x2", 2, 4), ("groups", 2, 2)])
+def test_rows_of_several_ranks(bench, monkeypatch, name, gpus, ranks):
+    started = []
+
+    def run(words, environ=None):
+        [devices] = [word for word in words if word.startswith("--trainer.devices=")]
+        if devices.endswith("=1"):
+            return in_this_process(words, environ)
+        folder = bench.folder / "ranks"
+        folder.mkdir()
+        started.append(int(devices.partition("=")[2]))
+        run_on_ranks(functools.partial(on_ranks, words, gpus), folder, ranks=started[-1])
+        return ""
+
+    monkeypatch.setattr(importlib.import_module("acceptance_rows.fits"), "run", run)
+    result = judged(replace(bench, gpus=gpus), name)
+    assert (result.verdict, started) == ("pass", [ranks]), result
 
 
 @pytest.mark.parametrize("off", [0.0, 1.0])

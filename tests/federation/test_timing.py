@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from lightning import Callback
+from lightning.pytorch.loggers import CSVLogger
 
 import fedsim.methods
 from fedsim.cli.describe import describe_federation
@@ -30,6 +31,7 @@ from fedsim.federation.components.selection import (
     RandomFraction,
 )
 from fedsim.federation.components.timing import Buffered, Deadline, Synchronous
+from fedsim.federation.components.window import Moment
 from fedsim.federation.federation import clock_of
 from fedsim.federation.round import Round
 from fedsim.federation.scheduling.replay import replay
@@ -47,7 +49,7 @@ from fedsim.methods import (
     SubFedAvg,
     WeightedPav,
 )
-from fedsim.methods.base import Method
+from fedsim.methods.base import Method, Payload
 from fedsim.models import SmallCNN
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.old_models import OldModels
@@ -409,18 +411,173 @@ def test_another_timing_cannot_continue_with_clients_under_way(paused, timing):
         train(timing=timing, rounds=8, ckpt_path=paused[0])
 
 
-def test_fewer_places_cannot_continue(paused):
-    options = {"timing": Buffered(buffer=1), "selection": RandomFraction(0.3)}
-    under_way = len(read_checkpoint(paused[0])["fedsim"]["timing"]["due"])
-    if under_way > 1:
-        with pytest.raises(ConfigError, match="1 places here"):
-            train(rounds=8, ckpt_path=paused[0], **options)
+def test_fewer_places_cannot_continue(tmp_path):
+    options = {"timing": Buffered(buffer=1), "clients": 4}
+    path = save(train(rounds=2, **options), tmp_path / "two.ckpt")
+    assert len(read_checkpoint(path)["fedsim"]["timing"]["due"]) == 3
+    line = "3 clients are under way in the checkpoint, and model.selection has 2 places here; use the selection of the"
+    with pytest.raises(ConfigError, match=line):
+        train(rounds=4, ckpt_path=path, selection=RandomFraction(0.5), **options)
+    train(rounds=4, ckpt_path=path, selection=RandomFraction(0.75), **options)
 
 
-def test_a_synchronous_run_may_go_on_with_a_buffer(tmp_path):
-    path = save(train(rounds=2), tmp_path / "two.ckpt")
-    model = train(timing=Buffered(buffer=2), rounds=4, ckpt_path=path)
-    assert model.round_metrics["time/clock"] > 0
+OTHERS = [
+    ("model.timing.buffer", "2", "1", {"timing": Buffered(buffer=1)}),
+    ("model.timing.power", "0.5", "0.25", {"timing": Buffered(buffer=2, power=0.25)}),
+    ("model.timing.mix", "null", "0.5", {"timing": Buffered(buffer=2, mix=0.5)}),
+    ("model.timing.max_staleness", "null", "0", {"timing": Buffered(buffer=2, max_staleness=0)}),
+    ("model.availability.drop", "0.0", "0.9", {"availability": Availability(drop=0.9)}),
+    ("model.availability.straggle", "0.0", "0.5", {"availability": Availability(straggle=0.5)}),
+    ("seed_everything", "0", "5", {"seed": 5}),
+]
+
+
+@pytest.mark.parametrize(("field", "was", "here", "changed"), OTHERS, ids=[field for field, *_ in OTHERS])
+def test_other_settings_of_the_clock_cannot_continue_with_clients_under_way(paused, field, was, here, changed):
+    number = len(read_checkpoint(paused[0])["fedsim"]["timing"]["due"])
+    with pytest.raises(ConfigError) as error:
+        train(rounds=8, ckpt_path=paused[0], **{"timing": Buffered(buffer=2)} | changed)
+    assert str(error.value) == (
+        f"ckpt_path: {number} clients are under way in the checkpoint, and {field} was {was} when they were called, it "
+        f"is {here} here; set it to {was}, or begin a new run"
+    )
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [hardware_of(100.0, 17.0, 231.0), hardware_of(100.0, 17.0, 230.0, latency_ms=1)],
+    ids=["speed", "latency"],
+)
+def test_other_hardware_cannot_continue_with_clients_under_way(paused, hardware):
+    with pytest.raises(
+        ConfigError, match=r"and model\.hardware was another when they were called; use that of the run"
+    ):
+        train(rounds=8, ckpt_path=paused[0], timing=Buffered(buffer=2), hardware=hardware)
+
+
+def test_whole_numbers_are_the_same_hardware(paused):
+    path, whole = paused
+    same = Hardware(
+        down_mbit=INF, up_mbit=INF, latency_ms=0, images_per_second=100,
+        clients={f"town{i}": ClientHardware(images_per_second=speed) for i, speed in enumerate((100, 17, 230))},
+    )  # fmt: skip
+    assert_equal(whole, state_of(train(timing=Buffered(buffer=2), rounds=8, ckpt_path=path, hardware=same)))
+
+
+def test_settings_that_no_clock_reads_may_change_with_clients_under_way(paused, tmp_path):
+    path, _ = paused
+    options = {"client": LocalTraining(batch_size=4, optimizer=sgd), "evaluation": Evaluation()}
+    model = make_model(FedPav(), timing=Buffered(buffer=2), hardware=UNEQUAL, **options)
+    logger, data = CSVLogger(tmp_path), make_data(SyntheticReID(clients=3, unseen=1, scale=0.2))
+    fit(model, data, rounds=5, ckpt_path=path, logger=logger, check_val_every_n_epoch=1, log_every_n_steps=1)
+    assert model.round_metrics["round"] == 5
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"timing": Buffered(buffer=1, mix=0.5)},
+        {"timing": Buffered(buffer=3), "hardware": hardware_of(3.0)},
+        {"timing": Buffered(buffer=3), "availability": Availability(drop=0.3)},
+        {"timing": Buffered(buffer=2), "seed": 7},
+        {"timing": Deadline(first=2)},
+        {"timing": Synchronous()},
+    ],
+    ids=["timing", "hardware", "availability", "seed", "deadline", "synchronous"],
+)
+def test_every_setting_of_the_clock_may_change_where_no_client_is_under_way(tmp_path, changed):
+    path = save(train(timing=Buffered(buffer=3), rounds=2), tmp_path / "two.ckpt")
+    content = read_checkpoint(path)["fedsim"]["timing"]
+    assert content["due"] == content["settings"] == {}
+    assert train(rounds=3, ckpt_path=path, **changed).round_metrics["round"] == 3
+
+
+def restored(paused, changed, **options):
+    """A federation into which the paused checkpoint was loaded, with changes to the clock's state."""
+    content = read_checkpoint(paused[0])
+    content["fedsim"]["path"] = str(paused[0])
+    changed(content["fedsim"]["timing"])
+    model = make_model(FedPav(), **{"timing": Buffered(buffer=2), "hardware": UNEQUAL} | options)
+    model.assemble(make_data(SyntheticReID(clients=3, unseen=1, scale=0.2)), 0, 1, torch.device("cpu"))
+    checkpoint.restore(content, model.parts, model.listeners, 1)
+    return model
+
+
+def test_a_checkpoint_of_an_earlier_version_opens(paused):
+    """It says nothing of the settings; those of this federation are taken."""
+    model = restored(paused, lambda state: state.pop("settings"), timing=Buffered(buffer=2, power=1.0))
+    clock = clock_of(model.listeners)
+    assert clock.moment.under_way
+    assert clock.state_dict()["settings"]["model.timing.power"] == 1.0
+
+
+def test_settings_of_another_kind_are_a_damaged_checkpoint(paused):
+    for wrong in (3, {"model.timing.power": "half"}, {"model.timing.power": math.nan}):
+        with pytest.raises(DataError, match=r"settings.*was edited or damaged"):
+            restored(paused, lambda state, wrong=wrong: state.update(settings=wrong))
+
+
+class Lengths(Callback):
+    """Simulated seconds of each round."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.seconds = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.seconds.append(pl_module.round_metrics["time/simulated_seconds"])
+
+
+@pytest.mark.parametrize("timing", [Buffered(buffer=2), Deadline(first=2)], ids=["Buffered", "Deadline"])
+def test_a_synchronous_run_may_go_on_with_another_timing(tmp_path, timing):
+    """The simulated time is that since the run began."""
+    data = make_data(SyntheticReID(clients=3, unseen=1, scale=0.2))
+    begun = make_model(FedPav(), hardware=UNEQUAL, availability=Availability(drop=0.3, straggle=0.3))
+    fit(begun, data, rounds=2, callbacks=[first := Lengths()])
+    assert not [name for name in begun.round_metrics if name == "time/clock" or name.startswith("timing/")]
+    assert begun.round.clock.moment == Moment(sum(round(1e9 * seconds) for seconds in first.seconds))
+    path, after = save(begun, tmp_path / "two.ckpt"), Lengths()
+    model = fit(make_model(FedPav(), hardware=UNEQUAL, timing=timing), data, 4, ckpt_path=path, callbacks=[after])
+    assert len(after.seconds) == 2
+    total = math.fsum([*first.seconds, *after.seconds])
+    assert model.round_metrics["time/clock"] == pytest.approx(total, abs=1e-8)
+    # and back again, without a client under way
+    if timing == Deadline(first=2):
+        path = save(model, tmp_path / "four.ckpt")
+        model = fit(make_model(FedPav(), hardware=UNEQUAL), data, 5, ckpt_path=path, callbacks=[last := Lengths()])
+        assert model.round.clock.moment.clock == pytest.approx(1e9 * (total + last.seconds[0]), abs=10)
+
+
+def test_a_synchronous_run_without_hardware_has_no_time(tmp_path):
+    path = save(train(rounds=2, hardware=None), tmp_path / "two.ckpt")
+    assert read_checkpoint(path)["fedsim"]["timing"]["clock"] == 0
+    model = train(timing=Buffered(buffer=2), rounds=3, ckpt_path=path)
+    assert model.round_metrics["time/clock"] == model.round_metrics["time/simulated_seconds"]
+
+
+def test_synchronous_rounds_do_not_wait_for_clients_that_drop_out():
+    """They count their download; a deadline and a buffer wait until they should have answered."""
+    hardware, drops = hardware_of(1.0, 1.0, 1.0, latency_ms=250), Availability(drop=1.0)
+    for timing, waits in ((None, False), (Deadline(first=1), True), (Buffered(buffer=1), True)):
+        model = train(timing=timing, rounds=1, hardware=hardware, availability=drops)
+        seconds = 0.25 + (max(sessions(model).values()) if waits else 0.0)
+        assert model.round_metrics["time/simulated_seconds"] == pytest.approx(seconds, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        Deadline(seconds=2.0), Deadline(seconds=2.0, late="partial"), Deadline(first=2),
+        Deadline(seconds=2.0, first=2, late="partial"),
+    ],
+    ids=["drop", "partial", "first", "first, partial"],
+)  # fmt: skip
+def test_a_run_with_a_deadline_continues_in_the_middle(tmp_path, timing):
+    options = {"timing": timing, "availability": Availability(drop=0.1, straggle=0.2)}
+    path = save(train(rounds=1, **options), tmp_path / "one.ckpt")
+    whole, continued = train(rounds=2, **options), train(rounds=2, ckpt_path=path, **options)
+    assert_equal(state_of(whole), state_of(continued))
+    names = ("time/clock", "time/simulated_seconds", "timing/late", "comm/total_bytes", "train/loss", "train/images")
+    assert [whole.round_metrics[name] for name in names] == [continued.round_metrics[name] for name in names]
 
 
 def test_a_checkpoint_without_a_model_under_way_is_refused(paused, tmp_path):
@@ -530,6 +687,15 @@ def test_methods_are_allowed_by_what_they_declare():
     assert refused.keys() == REFUSED, refused
 
 
+def test_tensors_that_a_method_sends_from_the_second_round_on_are_refused():
+    class Later(FedPav):
+        def payload(self, server, arch, round_):
+            shape = (server.models[arch].flat.num_shared_parameters,)
+            return Payload(up={"drift": shape} if round_ else {})
+
+    assert "sends tensors beside the model" in refusal(Buffered(buffer=2), Later())
+
+
 # -- the effect --------------------------------------------------------------------------------------------------------
 
 
@@ -622,8 +788,8 @@ def test_a_forecast_is_counted_by_hand():
     """Three rounds: b begins in the first and answers in the third; c is late once; two ranks."""
     costs = {"a": 4.0, "b": 6.0, "c": 2.0}
     tables = [
-        Timetable(["a", "b", "c"], {"a": 1.0, "c": 0.5}, {"a": 0, "c": 0}, outlasted=True, seconds=2.0),
-        Timetable(["a"], {"a": 1.0}, {"a": 1}, too_old=["c"], seconds=1.0),
+        Timetable(["a", "b", "c"], {"a": 1.0, "c": 0.5}, {"a": 0, "c": 0}, kept={0}, seconds=2.0),
+        Timetable(["a"], {"a": 1.0}, {"a": 1}, too_old=["c"], kept={0}, seconds=1.0),
         Timetable(["c"], {"b": 1.0, "c": 1.0}, {"b": 0, "c": 2}, late=1, seconds=3.5),
     ]
     forecast = replay(tables, costs, dict.fromkeys(costs, 1), place(costs, 2, 2))
@@ -632,7 +798,7 @@ def test_a_forecast_is_counted_by_hand():
     assert (forecast.fewest, forecast.most) == ("b", "a")
     assert forecast.staleness == [0, 0, 0, 2, 0]
     assert (forecast.mean_staleness, forecast.largest_staleness) == (0.4, 2)
-    assert forecast.old_models == 1  # that of the first round, during all three
+    assert (forecast.old_models, forecast.slots) == (1, 1)  # that of the first round, during all three
     busy, spans = (4 + 1) + 4 + (6 + 2), 4 + 4 + 6  # of a round, the longer rank
     assert forecast.idle == pytest.approx(1 - busy / (2 * spans))
 
@@ -640,6 +806,11 @@ def test_a_forecast_is_counted_by_hand():
 def test_old_models_of_which_one_follows_the_other_are_kept_one_at_a_time():
     """a begins in rounds 0 and 2, and answers in rounds 1 and 3."""
     versions = [{}, {"a": 0}, {}, {"a": 2}]
-    tables = [Timetable(["a"] if not v else [], dict.fromkeys(v, 1.0), v, seconds=1.0) for v in versions]
+    kept = [{0}, (), {2}, ()]
+    tables = [
+        Timetable(["a"] if not v else [], dict.fromkeys(v, 1.0), v, kept=of_round, seconds=1.0)
+        for v, of_round in zip(versions, kept, strict=True)
+    ]
     costs = {"a": 1.0}
-    assert replay(tables, costs, {"a": 1}, place(costs, 1, 1)).old_models == 1
+    forecast = replay(tables, costs, {"a": 1}, place(costs, 1, 1))
+    assert (forecast.old_models, forecast.slots) == (1, 2)  # the slot of round 0 rests during round 2

@@ -9,40 +9,70 @@ import pytest
 from fedsim.federation.components.window import Moment, Rules, next_window
 
 
-def events(steps, names, places, goal, duration, choose, fate):
-    """A server without rounds: an event loop with one heap, from the first call to the last step."""
-    heap, log, number, version, clock = [], [], 0, 0, 0
-    buffer, resting, called = [], set(), 0
+class Events:
+    """A server without rounds: an event loop with one heap, from the first call to the last step.
 
-    def step():
-        nonlocal version, buffer, resting, called
-        version, buffer, resting, called = version + 1, [], set(), 0
-        log.append(("step", clock))
+    ``deadline``: nanoseconds from step to step, at most; ``forgets``: clients under way at a step never answer.
+    """
 
-    while version < steps:
-        while heap and heap[0][0] == clock and version < steps:
-            _, _, client, began = heapq.heappop(heap)
-            resting.add(client)
-            what = fate(client, began, version)
+    def __init__(self, steps, goal, fate, deadline, forgets):
+        self.steps, self.goal, self.fate, self.deadline, self.forgets = steps, goal, fate, deadline, forgets
+        self.heap, self.log, self.version, self.clock = [], [], 0, 0
+        self.buffer, self.resting, self.called, self.end = [], set(), 0, deadline
+
+    @property
+    def is_over(self):
+        return self.version == self.steps
+
+    def step(self):
+        self.version, self.buffer, self.resting, self.called = self.version + 1, [], set(), 0
+        self.end = None if self.deadline is None else self.clock + self.deadline
+        self.log.append(("step", self.clock))
+        if self.forgets:
+            self.heap.clear()
+
+    def receive(self):
+        """All answers of this instant, and the steps that they complete."""
+        while self.heap and self.heap[0][0] == self.clock and not self.is_over:
+            _, _, client, began = heapq.heappop(self.heap)
+            self.resting.add(client)
+            what = self.fate(client, began, self.version)
             if what != "fails":
-                log.append((what, clock, client, began))
+                self.log.append((what, self.clock, client, began))
             if what == "answers":
-                buffer.append(client)
-            if len(buffer) == goal:
-                step()
-        if version == steps:
-            break
-        under_way = {client for _, _, client, _ in heap}
-        idle = [name for name in names if name not in under_way | resting]
-        for client in choose(idle, min(places - len(heap), len(idle)), version, called):
-            heapq.heappush(heap, (clock + duration(client, version), number, client, version))
-            log.append(("call", clock, client))
-            number, called = number + 1, called + 1
-        if heap:
-            clock = heap[0][0]
+                self.buffer.append(client)
+            if len(self.buffer) == self.goal:
+                self.step()
+
+    def wait(self):
+        """Go on to the next answer, or to the deadline."""
+        if not self.heap:
+            self.step()  # nobody is left to wait for
+        elif self.end is None or self.heap[0][0] <= self.end:
+            self.clock = self.heap[0][0]
         else:
-            step()  # nobody is left to wait for
-    return log
+            self.clock = self.end
+            self.step()
+
+
+def events(steps, names, places, goal, duration, choose, fate, refills=True, deadline=None, forgets=False):
+    """The log of the event loop; ``refills``: free places are filled after each answer, or only after a step."""
+    server, number = Events(steps, goal, fate, deadline, forgets), 0
+    filled = None  # the last version of which places were filled
+    while not server.is_over:
+        server.receive()
+        if server.is_over:
+            break
+        if refills or filled != server.version:
+            idle = [name for name in names if name not in {c for *_, c, _ in server.heap} | server.resting]
+            for client in choose(idle, min(places - len(server.heap), len(idle)), server.version, server.called):
+                due = server.clock + duration(client, server.version)
+                heapq.heappush(server.heap, (due, number, client, server.version))
+                server.log.append(("call", server.clock, client))
+                number, server.called = number + 1, server.called + 1
+        filled = server.version
+        server.wait()
+    return server.log
 
 
 def drawn(case):
@@ -70,7 +100,15 @@ def drawn(case):
     return names, places, draw.randint(1, places), duration, choose, fate
 
 
-def windows(steps, names, places, goal, duration, choose, fate):
+def drawn_end(case):
+    """What else ends a round, and what becomes of those that are under way then."""
+    draw = random.Random(f"{case} ends")
+    refills = draw.random() < 0.3
+    deadline = draw.choice([None, 1, 2, 5, 15, 700])
+    return {"refills": refills, "deadline": deadline, "forgets": not refills and draw.random() < 0.7}
+
+
+def windows(steps, names, places, goal, duration, choose, fate, refills=True, deadline=None, forgets=False):
     """The same by windows."""
 
     def among(busy, number, version, called):
@@ -79,7 +117,7 @@ def windows(steps, names, places, goal, duration, choose, fate):
 
     rules = Rules(
         places=places, goal=goal, duration=duration, choose=among,
-        fate=lambda job, round_: fate(job.client, job.version, round_),
+        fate=lambda job, round_: fate(job.client, job.version, round_), refills=refills, deadline=deadline,
     )  # fmt: skip
     moment, log, calls = Moment(), [], []
     for round_ in range(steps):
@@ -89,7 +127,7 @@ def windows(steps, names, places, goal, duration, choose, fate):
         log.append(([(job.due, job.client, job.version) for job in arrived], called, window.after.clock))
         assert len(window.after.under_way) <= places
         calls += [(job.client, job.version) for job in window.called]
-        moment = window.after
+        moment = Moment(window.after.clock, window.after.calls) if forgets else window.after
     assert not [pair for pair, times in Counter(calls).items() if times > 1], "a client began twice with one model"
     return log
 
@@ -111,11 +149,22 @@ def by_step(log):
 @pytest.mark.parametrize("hundred", range(20))
 def test_windows_are_the_event_loop(hundred):
     for case in range(100 * hundred, 100 * hundred + 100):
-        federation = drawn(case)
-        expected, found = by_step(events(12, *federation)), windows(12, *federation)
-        assert len(expected) == len(found) == 12
-        for (arrived, called, clock), (own_arrived, own_called, own_clock) in zip(expected, found, strict=True):
-            assert (arrived, called, clock) == (sorted(own_arrived), own_called, own_clock), case
+        compare(case)
+
+
+@pytest.mark.parametrize("hundred", range(10))
+def test_windows_with_deadlines_or_without_refills_are_the_event_loop(hundred):
+    for case in range(100 * hundred, 100 * hundred + 100):
+        compare(case, **drawn_end(case))
+
+
+def compare(case, **end):
+    """A drawn federation, step by step."""
+    federation = drawn(case)
+    expected, found = by_step(events(12, *federation, **end)), windows(12, *federation, **end)
+    assert len(expected) == len(found) == 12
+    for (arrived, called, clock), (own_arrived, own_called, own_clock) in zip(expected, found, strict=True):
+        assert (arrived, called, clock) == (sorted(own_arrived), own_called, own_clock), case
 
 
 def rules_of(durations, goal, **options):

@@ -252,7 +252,7 @@ def test_who_does_not_wait_is_sooner_and_its_slow_client_answers_less(tmp_path, 
     assert "3.0 1 of 6 (b)" in text
     assert "(4.0 times sooner)" in text
     assert "3 each" in text
-    assert "b 1 to a 5" in text
+    assert "1 (b), 3, 5" in text
 
 
 def test_the_report_says_when_a_target_was_reached_or_that_it_never_was(tmp_path, capsys):

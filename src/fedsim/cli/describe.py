@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +23,7 @@ from fedsim.federation.federation import Federation, clock_of
 from fedsim.federation.memory import DeviceMemory, device_memory, placement_of, training_pixels
 from fedsim.federation.parts import Parts
 from fedsim.federation.scheduling.plan import Task, make_plan
-from fedsim.federation.scheduling.replay import replay
+from fedsim.federation.scheduling.replay import replay, synchronous_rate
 from fedsim.models.groups import Group
 from fedsim.models.weights import without_downloads
 from fedsim.parsing.output import print_text
@@ -275,15 +274,19 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
     up = [sum(t.sent for t in of_round.values()) for of_round in traffic]
     extra = sum(t.extra for of_round in traffic for t in of_round.values())
     run = f"{len(traffic)} round{'s' * (len(traffic) != 1)}"
-    prunes = " or pruning, with masks" if any(model.parts.ledger.prunes(arch) for arch in model.parts.models) else ""
+    is_synchronous = isinstance(model.settings.pace, Synchronous)  # others have a table of their own
+    prunes = any(ledger.prunes(arch) for arch in model.parts.models)
+    if is_synchronous:
+        conditions = "without drop-outs" + " or pruning, with masks" * prunes
+    else:
+        conditions = "with drop-outs" + ", without pruning, with masks" * prunes
     rows = [
         ["bytes down per round, at most", f"{max(down, default=0):,}"],
         ["bytes up per round, at most", f"{max(up, default=0):,}"],
-        [f"bytes of {run}, both ways, without drop-outs{prunes}", f"{sum(down) + sum(up):,}"],
+        [f"bytes of {run}, both ways, {conditions}", f"{sum(down) + sum(up):,}"],
     ]
     if extra:
         rows.append(["of these, in addition to shared tensors", f"{extra:,}"])
-    is_synchronous = isinstance(model.settings.pace, Synchronous)  # others have a table of their own
     seconds = (ledger.simulated_seconds(of_round, costs) for of_round in traffic if is_synchronous)
     if durations := [value for value in seconds if value is not None]:
         rows.append(["simulated seconds per round, at most", f"{max(durations):,.1f}"])
@@ -296,22 +299,24 @@ def _timing_table(model: Federation, placement: Placement, tables: Sequence[Time
     parts, rounds = model.parts, len(tables)
     run = replay(tables, parts.costs, parts.micro_batches, placement)
     size = sum(flat.shared_bytes for flat in parts.models.values())
-    synchronous = parts.ledger.simulated_seconds(parts.ledger.expected(1, parts.names), parts.costs)
-    assert synchronous is not None  # every such timing needs hardware
+    synchronous = synchronous_rate(clock_of(model.listeners).conditions, rounds)
     slow, fast = run.fewest, run.most
     rows = [
         [f"simulated seconds of {rounds} round{'s' * (rounds != 1)}", f"{run.seconds:,.1f}"],
         ["answers, and those that do not count: late, too old", f"{run.answers:,}, {run.late:,}, {run.too_old:,}"],
     ]
     if run.answers:
-        factor = synchronous / len(parts.names) * run.answers / run.seconds if run.seconds else math.inf
+        if synchronous:
+            factor = 1.0 if run.rate == synchronous else run.rate / synchronous  # both may be infinite
+            rows.append(
+                ["answers per second, over those of synchronous rounds of the same selection", f"{factor:.2f}x"]
+            )
         rows += [
-            ["answers per second, over those of synchronous rounds of all clients", f"{factor:.2f}x"],
             ["fewest answers of a client", f"{run.count[slow]} of {slow}; most: {run.count[fast]} of {fast}"],
             ["staleness of answers: mean, largest", f"{run.mean_staleness:.1f}, {run.largest_staleness}"],
             [
                 "host memory: models of earlier rounds, once per machine",
-                f"{run.old_models}: {_mib(run.old_models * size)}",
+                f"{run.old_models} at once, in {run.slots} slots: {_mib(run.slots * size)}",
             ],
         ]
     if len(placement.loads) > 1:

@@ -106,8 +106,7 @@ def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
     if content["method"] != name:
         raise ConfigError(f"ckpt_path: the checkpoint is of method {content['method']}, model.method is {name}")
     if classes.keys() != content["clients"].keys():
-        names, saved_names = ", ".join(classes), ", ".join(content["clients"])
-        raise ConfigError(f"ckpt_path: the checkpoint's clients are {saved_names}; this federation's are {names}")
+        raise ConfigError(_other_clients([*content["clients"]], [*classes]))
     for arch in sorted({*parts.models, *content["layouts"]}):
         model = parts.models.get(arch)
         _compare(arch, "shares", model.flat.shared_entries if model else [], content["layouts"].get(arch, []))
@@ -124,6 +123,17 @@ def _check_content(content: Mapping[str, Any], parts: Parts) -> None:
                 f"ckpt_path: client {client} has {number} identities in the checkpoint, {classes[client]} here; "
                 "use the config of the run that wrote it (data and data.val decide the number of identities)"
             )
+
+
+def _other_clients(saved: Sequence[str], names: Sequence[str]) -> str:
+    """Return a line with the first client that only one of two federations has, of however many."""
+    all_names, all_saved = {*names}, {*saved}
+    first = next((f"has {name}, which this federation lacks" for name in saved if name not in all_names), None)
+    first = first or next(f"lacks {name}, which this federation has" for name in names if name not in all_saved)
+    return (
+        f"ckpt_path: the checkpoint has {len(saved)} clients and this federation {len(names)}; it {first}; use the "
+        "data of the run that wrote it"
+    )
 
 
 def _check_vectors(checkpoint: Mapping[str, Any], parts: Parts) -> None:
@@ -177,6 +187,8 @@ def _check_listener(listener: RoundListener, state: Any) -> None:
         return
     if isinstance(state, Mapping) and listener.key == Ledger.key and state.get("totals") is None:
         return  # of an old version
+    if isinstance(state, Mapping) and listener.key == Clock.key:
+        state = {"settings": {}, **state}  # an old version has none
     if (name := unlike(state, fresh, listener.key)) is not None:
         raise _damaged(f"{name} is missing, or of another kind")
 

@@ -26,7 +26,8 @@ from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
 from fedsim.federation.checks.compatibility import check_trainer, data_of
 from fedsim.federation.checks.requirements import check_equal_start
-from fedsim.federation.components.clock import Clock, Conditions
+from fedsim.federation.components.answers import AnswerCount
+from fedsim.federation.components.clock import Clock, Conditions, SynchronousClock
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.events import (
     as_oracle,
@@ -223,7 +224,8 @@ def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
             privacy=settings.privacy, has_ladder=ladder is not None, seed=settings.seed,
         )
     )  # fmt: skip
-    return [*optional, settings.selection, parts.ledger, settings.noise, clock, parts.rank_share.scheduler]
+    counted = [] if isinstance(clock, SynchronousClock) else [AnswerCount(clock, parts.names)]
+    return [*optional, settings.selection, parts.ledger, settings.noise, clock, *counted, parts.rank_share.scheduler]
 
 
 def clock_of(listeners: Sequence[RoundListener]) -> Clock:

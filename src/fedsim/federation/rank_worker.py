@@ -66,7 +66,7 @@ class RankWorker:
         if keep_snapshots:
             self.parts.rank_share.snapshots.begin(orders.all)
         try:
-            if timetable.outlasted:
+            if round_ in timetable.kept:
                 vectors = {arch: self.parts.server.vector(arch) for arch in self.parts.models}
                 self.parts.rank_share.old_models.keep(round_, vectors)
             for callback in self.callbacks:

@@ -57,6 +57,16 @@ def _are_changes(value: Any) -> bool:
     return True
 
 
+def _are_answers(value: Any) -> bool:
+    least = value.get("least") if isinstance(value, Mapping) else None
+    return (
+        isinstance(least, Mapping)
+        and _is_text(least.get("client"))
+        and all(map(_is_whole, (least.get("answers"), value.get("most"), value.get("total"), value.get("since"))))
+        and all(map(_is_number, (least.get("work"), value.get("median"))))
+    )
+
+
 def _are_versions(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_text, value.values()))
 
@@ -78,6 +88,7 @@ _FIELDS: dict[str, tuple[Test, str]] = {
 """fields of every summary.json -> the test of their values, and its name"""
 _MAY_LACK: dict[str, tuple[Test, str]] = {
     "changes": (_are_changes, "a list of changed settings"),
+    "answers": (_are_answers, "the numbers of the clients' answers"),
     "versions": (_are_versions, "names with versions"),
     "seconds": (_is_number, "a number"),
     "simulated_seconds": (_is_number, "a number"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.report import series
+from fedsim.report.answers import answers_line
 from fedsim.report.groups import RunGroup
 from fedsim.report.rules import Rule
 from fedsim.report.series import Series
@@ -98,6 +100,8 @@ def draw_cmc(groups: Sequence[RunGroup], names: Mapping[str, str], path: Path) -
 def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, path: Path) -> None:
     """Draw scores over the bytes sent until then, and over simulated seconds if the runs have them.
 
+    If a run does not wait for all clients, a line has the fewest answers of a client, which pays for the seconds.
+
     Raises:
         DataError: if no log contains the sent bytes, or the image file cannot be written.
     """
@@ -119,6 +123,7 @@ def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: 
         for picture in pictures[len(lines_by_axes) :]:
             picture.set_axis_off()
         _add_legend(figure, [line for lines in lines_by_axes.values() for line in lines])
+        _add_caption(figure, "\n".join(answers_line(groups)))
         save_figure(figure, path, "--tradeoff")
 
 
@@ -239,6 +244,14 @@ def _add_legend(figure: Figure, lines: Sequence[Series], bars: Sequence[Series] 
         [parts for _, parts in handles.values()], labels, loc="outside lower center", frameon=False,
         ncols=columns, handler_map={tuple: HandlerTuple(ndivide=None)},
     )  # fmt: skip
+
+
+def _add_caption(figure: Figure, caption: str) -> None:
+    """Put lines of text above all pictures; an empty text takes no room."""
+    if caption:
+        lines = textwrap.wrap(caption, int(figure.get_figwidth() / _LETTER))
+        figure.set_figheight(figure.get_figheight() + _LINE * len(lines))
+        figure.suptitle("\n".join(lines), fontsize=7.5)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from fedsim.core.errors import DataError
 from fedsim.core.names import metric_name
 from fedsim.report.answers import answers_line
+from fedsim.report.at_seconds import scores_line
 from fedsim.report.groups import RunGroup, traffic, work
 from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
@@ -105,6 +106,7 @@ def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequenc
         yield f"{', '.join(alike)}: personalised models score as the global one, and have no column"
     yield "; ".join(f"{group.label}: {describe(group)}" for group in groups)
     yield traffic(groups)
+    yield from scores_line(groups, all_sets(groups), metrics[0])
     yield from answers_line(groups)
     yield from work(groups)
     if rule.name == "best3":

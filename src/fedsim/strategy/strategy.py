@@ -62,8 +62,8 @@ class FederatedStrategy(WatchedStrategy):
             the progress of a long step by :func:`fedsim.core.progress.note_progress`.
         connect_timeout: longest time for the name MASTER_ADDR to resolve and its machine to answer. If the machine
             answers before rank 0 runs there, ``timeout`` applies.
-        process_group_backend: nccl, gloo, or null for the default of the device; if ranks share GPUs, for sums among
-            GPUs.
+        process_group_backend: nccl, gloo, or null for the default of the device, and gloo for a single rank; if ranks
+            share GPUs, for sums among GPUs.
         ranks_per_device: ranks on each GPU; ``trainer.devices`` then counts ranks, so 4 of them with 2 on each need two
             GPUs. With a list of GPUs, each of them gets so many ranks.
         start_method: of processes on one machine; popen runs the command line again.
@@ -233,7 +233,8 @@ class FederatedStrategy(WatchedStrategy):
     def open_groups(self, groups: Sequence[range]) -> None:
         """Let the ranks of each group sum among themselves, see :meth:`sum_within_`, unless they can already.
 
-        All ranks of the run, also those outside, call it with the same groups.
+        All ranks of the run, also those outside, call it with the same groups. A group of gloo's waits up to
+        ``round_timeout``; on GPUs it has one of NCCL's beside it, which waits up to ``timeout``.
         """
         new = [ranks for ranks in groups if (ranks, "cpu") not in self._groups]
         if new:

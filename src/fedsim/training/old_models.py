@@ -26,6 +26,8 @@ class OldModels:
         self._slots: dict[int, int] = {}
         """round -> number of its slot"""
         self._resting: set[int] = set()
+        self.num_slots = 0
+        """slots that have been used since the beginning; none gives its memory back"""
 
     @staticmethod
     def slots(places: int) -> list[str]:
@@ -42,6 +44,7 @@ class OldModels:
         used = {*self._slots.values(), *self._resting}
         slot = next(number for number in range(len(used) + 1) if number not in used)
         self._slots[round_] = slot
+        self.num_slots = max(self.num_slots, slot + 1)
         if self._writes:
             self._store.write(f"old model {slot}", vectors)
 

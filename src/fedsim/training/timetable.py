@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -20,8 +20,8 @@ class Timetable:
     """clients whose answers arrive, but do not count; they are not trained"""
     late: int = 0
     """clients that were called, but would answer after the end of the round, which does not wait for them"""
-    outlasted: bool = False
-    """whether clients that begin in this round will train on its first model in a later one"""
+    kept: Collection[int] = ()
+    """rounds, up to this one, on whose first models clients may train after it; so these are kept"""
     seconds: float | None = None
     """simulated duration of the round; None: it ends with its slowest client"""
 

@@ -177,6 +177,7 @@ class RunSummary(Callback):
             "best": self.best,
             **{f"bytes_{name}": total for name, total in parts.ledger.totals.items()},
             **self.totals,
+            **{name: value for listener in federation.listeners for name, value in listener.summary().items()},
             "ranks": trainer.world_size,
             "threads": settings.threads,
             "device": str(federation.device),

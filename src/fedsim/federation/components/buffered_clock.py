@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -18,6 +20,9 @@ from fedsim.methods.base import Weights
 from fedsim.training.statistics import BatchNormStatistics
 from fedsim.training.timetable import Timetable
 
+_HARDWARE = "model.hardware"
+_KNOWN = 100_000
+"""sessions whose durations are not computed again"""
 Stretch = tuple[slice, Mapping[str, float]]
 """a part of the shared vector, and the weight of each client in it"""
 
@@ -38,7 +43,7 @@ class BufferedClock(Clock):
         super().__init__(conditions)
         self._power, self._mix, self._max_staleness = power, mix, max_staleness
         self._place_of = {name: place for place, name in enumerate(conditions.names)}
-        self._durations: dict[tuple[str, bool, float], int] = {}
+        self._nanoseconds = lru_cache(_KNOWN)(conditions.nanoseconds)
         self._staleness: list[int] = []
         self._rules = Rules(places=places, goal=goal, duration=self._duration, choose=self._choose, fate=self._fate)
 
@@ -51,7 +56,7 @@ class BufferedClock(Clock):
             {job.client: self._work(job.client, job.version) for job in answers},
             {job.client: job.version for job in answers},
             [job.client for job in window.too_old],
-            outlasted=round_ in self._needed(window.after, round_ + 1),
+            kept=self._needed(window.after, round_ + 1),
             seconds=(window.after.clock - moment.clock) / NANO,
         )
         return table, window.after
@@ -128,13 +133,39 @@ class BufferedClock(Clock):
     def _needed(self, moment: Moment, round_: int) -> set[int]:
         return {job.version for job in moment.under_way if self._fate(job, round_) == "answers"}
 
-    def _check_jobs(self, jobs: Sequence[Job]) -> None:
-        """Accept as many clients under way as there are places."""
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """The settings that decide when clients under way answer, and what their answers count."""
+        conditions = self.conditions
+        assert conditions.hardware is not None
+        settings: dict[str, float | None]
+        settings = {f"{FIELD}.buffer": self._rules.goal, f"{FIELD}.power": self._power, f"{FIELD}.mix": self._mix}
+        settings |= {f"{FIELD}.max_staleness": self._max_staleness, _HARDWARE: conditions.hardware.checksum()}
+        settings |= {f"model.availability.{name}": value for name, value in asdict(conditions.availability).items()}
+        settings["seed_everything"] = conditions.seed
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def _check_jobs(self, jobs: Sequence[Job], settings: Mapping[str, float]) -> None:
+        """Accept as many clients under way as there are places, that were called with the same settings."""
+        begins = f"ckpt_path: {len(jobs)} clients are under way in the checkpoint, and "
+        if settings and (difference := self._difference(settings)):  # an earlier version has saved none
+            raise ConfigError(f"{begins}{difference}, or begin a new run")
         if len(jobs) > self._rules.places:
             raise ConfigError(
-                f"ckpt_path: {len(jobs)} clients are under way in the checkpoint, and model.selection has "
-                f"{self._rules.places} places here; use the selection of the run that wrote it"
+                f"{begins}model.selection has {self._rules.places} places here; use the selection of the run that "
+                "wrote it"
             )
+
+    def _difference(self, saved: Mapping[str, float]) -> str:
+        """Return the first saved setting with another value, and the remedy; an empty string if there is none."""
+        settings = self.settings
+        for name in sorted(settings.keys() | saved.keys()):
+            before, after = saved.get(name, "null"), settings.get(name, "null")
+            if before != after and name == _HARDWARE:
+                return f"{name} was another when they were called; use that of the run that wrote it"
+            if before != after:
+                return f"{name} was {before} when they were called, it is {after} here; set it to {before}"
+        return ""
 
     def _discounts(self, table: Timetable) -> dict[str, float]:
         """Return client -> the factor of its answer."""
@@ -147,10 +178,8 @@ class BufferedClock(Clock):
 
     def _duration(self, client: str, round_: int) -> int:
         """Return the nanoseconds of a session; a client that drops out keeps its place as long as if it answered."""
-        key = client, round_ == 0, self._work(client, round_) or 1.0  # first downloads may not count
-        if key not in self._durations:
-            self._durations[key] = self.conditions.nanoseconds(client, round_, key[2])
-        return self._durations[key]
+        # first downloads may not count; all later rounds have the same bytes
+        return self._nanoseconds(client, min(round_, 1), self._work(client, round_) or 1.0)
 
     def _fate(self, job: Job, due: int) -> Fate:
         limit = self._max_staleness
@@ -186,7 +215,10 @@ def _of_parameters(weights: Weights, statistics: BatchNormStatistics) -> list[St
 def check_buffered(conditions: Conditions) -> None:
     """Raise ConfigError for settings under which old answers mean nothing, or something else."""
     method, name = conditions.method, f"model.method: {type(conditions.method).__name__}, as it is configured,"
-    payloads = [method.payload(conditions.server, arch, 0) for arch in conditions.server.models]
+    # of two rounds, as a method may begin to send with the second
+    payloads = [
+        method.payload(conditions.server, arch, round_) for arch in conditions.server.models for round_ in (0, 1)
+    ]
     sends = any(p.down or p.known or p.up or p.mask for p in payloads)
     rounds = f"; Buffered of {FIELD} has answers from several rounds: "
     remedy = "choose another method, or Deadline"

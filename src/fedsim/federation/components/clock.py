@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -138,13 +138,14 @@ class Clock(RoundListener, ABC):
             "due": {job.client: job.due for job in jobs},
             "number": {job.client: job.number for job in jobs},
             "version": {job.client: job.version for job in jobs},
+            "settings": dict(self.settings) if jobs else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; one of an earlier version has no clock, and begins a new one.
+        """Continue from a checkpoint; one of an earlier version has no clock, and begins a new one, or no settings.
 
         Raises:
-            ConfigError: if clients are under way there, and this timing waits for all of a round.
+            ConfigError: if clients are under way there, and the clock has other settings.
             DataError: if the state contradicts itself.
         """
         state = state or {"clock": 0, "calls": 0, "due": {}, "number": {}, "version": {}}
@@ -154,30 +155,43 @@ class Clock(RoundListener, ABC):
                 "ckpt_path: its clients under way contradict each other or this run; copy the checkpoint again"
             )
         jobs = sorted(Job(int(due[name]), int(number[name]), name, int(version[name])) for name in due)
-        self._check_jobs(jobs)
+        if jobs:
+            self._check_jobs(jobs, state.get("settings", {}))
         self.moment = Moment(int(state["clock"]), int(state["calls"]), tuple(jobs))
 
     def old_rounds(self, round_: int) -> set[int]:  # noqa: ARG002 - for subclasses
         """Return the earlier rounds on whose models clients will train from round ``round_`` on."""
         return set()
 
-    def _check_jobs(self, jobs: Sequence[Job]) -> None:
-        """Refuse clients that are under way in a checkpoint."""
-        if jobs:
-            raise ConfigError(
-                f"ckpt_path: {len(jobs)} clients are under way in the checkpoint, as with {FIELD}: Buffered; use the "
-                "timing of the run that wrote it"
-            )
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """The settings, by their names, with which clients under way must go on; a missing one is null."""
+        return {}
+
+    def _check_jobs(self, jobs: Sequence[Job], settings: Mapping[str, float]) -> None:  # noqa: ARG002 - for subclasses
+        """Refuse clients that are under way in a checkpoint; ``settings`` are those with which they were called."""
+        raise ConfigError(
+            f"ckpt_path: {len(jobs)} clients are under way in the checkpoint, as with {FIELD}: Buffered; use the "
+            "timing of the run that wrote it"
+        )
 
 
 class SynchronousClock(Clock):
-    """Waits for every client; the ledger computes the seconds, from the images that clients have trained on."""
+    """Waits for every client; the ledger computes the seconds, from the images that clients have trained on.
+
+    It does not wait for clients that drop out, after their download.
+    """
 
     def timetable(self, round_: int, moment: Moment) -> tuple[Timetable, Moment]:
         """Return the selected clients, without those that do not answer."""
         selected = self.conditions.select(round_)
         work = self.conditions.availability.of(selected, round_, self.conditions.seed)
         return Timetable(list(work), {name: share for name, share in work.items() if share > 0}), moment
+
+    def observe(self, record: RoundRecord) -> None:  # noqa: ARG002 - a hook's
+        """Add the round's seconds, if there is hardware: the run may go on with another timing."""
+        seconds = self.conditions.ledger.seconds  # of this round: the ledger observes before the clock
+        self.moment = replace(self.moment, clock=self.moment.clock + round(NANO * (seconds or 0.0)))
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return nothing: no client is late."""

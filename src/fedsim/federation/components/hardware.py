@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 
 from fedsim.core.checks import positive
 from fedsim.core.errors import ConfigError
@@ -63,9 +64,20 @@ class Hardware:
         download, upload = 8 * received / (device.down_mbit * 1e6), 8 * sent / (device.up_mbit * 1e6)
         return device.latency_ms / 1e3 + download + training + upload
 
+    def checksum(self) -> int:
+        """Return a number of 48 bits that is the same for the same values, whole numbers or not."""
+        values = asdict(self)
+        clients = sorted((name, *map(_number, of_client.values())) for name, of_client in values.pop("clients").items())
+        text = repr([*map(_number, values.values()), *clients])
+        return int.from_bytes(sha256(text.encode()).digest()[:6], "big")
+
     def _of(self, client: str) -> Hardware:
         """Return the hardware of one client."""
         if client not in self.clients:
             return self
         values = asdict(self.clients.get(client, ClientHardware()))
         return replace(self, clients={}, **{name: value for name, value in values.items() if value is not None})
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)

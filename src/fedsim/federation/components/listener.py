@@ -48,6 +48,10 @@ class RoundListener:
         """Return the numbers that are logged after round ``round_``, from 0; of clients, only of ``clients``."""
         return {}
 
+    def summary(self) -> dict[str, Any]:
+        """Return entries of ``summary.json`` about the rounds so far, by name."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints, in plain types."""
         return {}

@@ -84,13 +84,16 @@ class Deadline(Timing):
             return
         work, purpose = (0.0, "for its messages alone") if self.late == "partial" else (1.0, "for its session")
         # of round 1, counted from 0: in the first, downloads may take no time
-        needs = {name: conditions.nanoseconds(name, 1, work) for name in conditions.names}
+        needs: dict[str, int] = {}
+        for name in conditions.names:
+            needs[name] = conditions.nanoseconds(name, 1, work)
+            if needs[name] + (work == 0) <= self.seconds * NANO:
+                return
         fastest = min(needs, key=needs.__getitem__)
-        if needs[fastest] + (work == 0) > self.seconds * NANO:
-            raise ConfigError(
-                f"{FIELD}.seconds: a round of {self.seconds:g} s ends before the fastest client answers: {fastest} "
-                f"needs {needs[fastest] / NANO:.4g} s {purpose}; raise it"
-            )
+        raise ConfigError(
+            f"{FIELD}.seconds: a round of {self.seconds:g} s ends before the fastest client answers: {fastest} "
+            f"needs {needs[fastest] / NANO:.4g} s {purpose}; raise it"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ def make_rank_share(
         states, snapshots = make_store(store, device, trainable_clients), Snapshots(MemoryStore(torch.device("cpu")))
     else:
         trainable_clients = placement.shared_by(machine.ranks)
-        num_bytes = largest * (2 * len(trainable_clients) + places)
+        num_bytes = largest * (2 * len(trainable_clients) + len(OldModels.slots(places)))
         with machine.folder(num_bytes, in_memory=store != "disk") as folder:
             states = FileStore(folder / "states", trainable_clients)
             snapshots = Snapshots(FileStore(folder / "snapshots", Snapshots.places(len(trainable_clients))))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import torch
+
 from fedsim.core.placement import Placement
+from fedsim.core.store import MemoryStore
+from fedsim.federation.components.clock import Conditions, SynchronousClock
 from fedsim.federation.scheduling.plan import Task, make_plan
+from fedsim.training.old_models import OldModels
 from fedsim.training.timetable import Timetable
 
 
@@ -27,7 +33,9 @@ class Forecast:
     staleness: Sequence[int]
     """of each answer"""
     old_models: int
-    """largest number of earlier rounds whose models are kept at the same time"""
+    """largest number of rounds whose models are kept after a round"""
+    slots: int
+    """number of models for which a machine has memory: a slot that becomes free rests for a round"""
     idle: float
     """share of the time of all ranks in which they wait for others"""
 
@@ -35,6 +43,11 @@ class Forecast:
     def answers(self) -> int:
         """Number of answers that count."""
         return sum(self.count.values())
+
+    @property
+    def rate(self) -> float:
+        """Answers that count per simulated second; infinite if the run takes no time."""
+        return self.answers / self.seconds if self.seconds else math.inf
 
     @property
     def fewest(self) -> str:
@@ -73,32 +86,43 @@ def replay(
     for round_, table in enumerate(tables):
         count.update(table.answering)
         staleness += [round_ - table.versions.get(name, round_) for name in table.answering]
+    old_models, slots = _old_models(tables)
     return Forecast(
         seconds=sum(table.seconds or 0.0 for table in tables),
         count=count,
         late=sum(table.late for table in tables),
         too_old=sum(len(table.too_old) for table in tables),
         staleness=staleness,
-        old_models=_most_kept(tables),
+        old_models=old_models,
+        slots=slots,
         idle=_idle(tables, costs, micro_batches, placement),
     )
 
 
-def _most_kept(tables: Sequence[Timetable]) -> int:
-    """Return how many old models are kept at most: from the round that they began to their last answer."""
-    last_use: dict[int, int] = {}
+def synchronous_rate(conditions: Conditions, rounds: int) -> float:
+    """Return the answers per simulated second of synchronous rounds, with the run's selection and drop-outs.
+
+    It is infinite if rounds take no time.
+    """
+    ledger, answers, seconds = conditions.ledger, 0, 0.0
+    for round_, table in enumerate(SynchronousClock(conditions).timetables(rounds)):
+        whole, work = ledger.expected(round_, table.called), table.work
+        traffic = {name: t if name in work else t._replace(up=0, extra_up=0) for name, t in whole.items()}
+        images = {name: share * conditions.costs[name] for name, share in work.items()}
+        answers += len(work)
+        seconds += ledger.simulated_seconds(traffic, images) or 0.0
+    return answers / seconds if seconds else math.inf
+
+
+def _old_models(tables: Sequence[Timetable]) -> tuple[int, int]:
+    """Return how many old models are kept at most after a round, and the slots in which they and resting ones lie."""
+    models, most = OldModels(MemoryStore(torch.device("cpu")), writes=False), 0
     for round_, table in enumerate(tables):
-        last_use |= dict.fromkeys(table.versions.values(), round_)
-    changes: Counter[int] = Counter()
-    for began, last in last_use.items():
-        if began != last:
-            changes[began] += 1
-            changes[last + 1] -= 1
-    kept = most = 0
-    for round_ in sorted(changes):
-        kept += changes[round_]
-        most = max(most, kept)
-    return most
+        if round_ in table.kept:
+            models.keep(round_, {})
+        models.keep_only(table.kept)
+        most = max(most, len(table.kept))
+    return most, models.num_slots
 
 
 def _idle(
