@@ -124,9 +124,16 @@ def test_a_rank_without_clients_trains_no_client(caplog):
     assert caplog.messages[:2] == ["rank 0 trains a", "rank 1 trains no client"]
 
 
-def test_as_many_ranks_as_clients_are_right(caplog):
-    warn_of_idle_ranks(ranks=1, clients=1)
+@pytest.mark.parametrize("micro_batches", [{"a": 1, "b": 1}, {"a": 2}, {"a": 4}])
+def test_ranks_with_a_client_or_with_micro_batches_of_one_are_not_idle(micro_batches, caplog):
+    warn_of_idle_ranks(2, micro_batches)
     assert caplog.messages == []
+
+
+def test_one_client_without_micro_batches_keeps_one_rank_busy(caplog):
+    warn_of_idle_ranks(2, {"a": 1})
+    line = "trainer.devices: 2 ranks, but only 1 client: the other ranks have nothing to train; 1 is enough"
+    assert caplog.messages == [line]
 
 
 @pytest.mark.parametrize(

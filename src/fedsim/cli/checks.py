@@ -77,12 +77,12 @@ def check_fit(
     Raises:
         ConfigError: as the fit would.
     """
-    clients = len(data.federated.clients)
-    warn_of_idle_ranks(trainer.world_size, clients)
     warn_of_slow_precision(trainer)
     if trainer.global_rank == 0:
+        clients = len(data.federated.clients)
         settings = replace(model.settings, client_store="host")
         parts = assemble(settings, data, clients, clients + 1, torch.device("cpu"))  # as a rank without clients
+        warn_of_idle_ranks(trainer.world_size, parts.micro_batches)
         listeners = listeners_of(settings, parts)
         if checkpoint is not None:
             check_checkpoint(checkpoint, parts, listeners)

@@ -148,12 +148,13 @@ def data_of(trainer: Trainer) -> FederatedDataModule:
     return data
 
 
-def warn_of_idle_ranks(ranks: int, clients: int) -> None:
-    """Warn if there are more ranks than clients: a client trains on one rank."""
-    if ranks > clients:
+def warn_of_idle_ranks(ranks: int, micro_batches: Mapping[str, int]) -> None:
+    """Warn if ranks have nothing to train. ``micro_batches``: client -> number of ranks that can train it together."""
+    enough, clients = sum(micro_batches.values()), len(micro_batches)
+    if ranks > enough:
         log.warning(
-            "trainer.devices: %d ranks, but only %d clients: the other ranks have nothing to train; %d are enough",
-            ranks, clients, clients,
+            "trainer.devices: %d ranks, but only %d client%s: the other ranks have nothing to train; %d %s enough",
+            ranks, clients, "s" * (clients != 1), enough, "are" if enough > 1 else "is",
         )  # fmt: skip
 
 
