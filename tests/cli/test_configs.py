@@ -101,7 +101,7 @@ PRESETS = {  # clients, and unseen data sets
     "fedklpr": (("dukemtmc", "market1501", "ilids", "cuhk03np", "prid2011", "viper", "cuhk01", "3dpes"), ()),
     "cifar10": (tuple(f"cifar10-part{i}" for i in range(1, 5)), ()),
 }
-OTHERS = {"market_layout", "synthetic"}
+OTHERS = {"crowd", "market_layout", "synthetic"}
 
 
 def data_of(*args):
@@ -138,6 +138,16 @@ def test_dry_runs_are_as_unbalanced_as_the_paper_in_their_order():
     images = [client.num_images for client in federated.clients]
     assert images == sorted(images, reverse=True)
     assert images[0] > 10 * images[-1]
+
+
+def test_a_crowd_has_as_many_clients_as_one_number_says(capsys):
+    args = ["--config=quickstart", f"--config={DATA / 'crowd.yaml'}", "--data.source.clients=1200"]
+    assert main(["describe", *args, "--trainer.devices=1"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"of 1,200 clients .*\n.*\nimages +40 .* 48,000\nidentities +10 .* 12,000\n", shown)
+    [per_round] = re.findall(r"bytes down per round, at most +([\d,]+)", shown)
+    shared = sum(int(size.replace(",", "")) for size in re.findall(r" ([\d,]+) +shared", shown))
+    assert int(per_round.replace(",", "")) == 12 * shared  # a hundredth of the clients are called
 
 
 def test_describe_needs_no_network(monkeypatch, tmp_path, capsys):
