@@ -9,6 +9,8 @@ import pytest
 from environment import is_of_a_launcher
 
 SCRIPT = """
+import threading
+
 from fedsim.federation.federation import Federation
 from fedsim.data import FederatedDataModule, SyntheticReID
 from fedsim.federation.trainer import Trainer
@@ -28,6 +30,16 @@ class Counts(FedAvg):
         downloads += 1
         super().download(client)
 
+class Locked(FedAvg):
+    # cannot be sent: it is tried in a fork of this process, and must find its main module there
+    lock = threading.Lock()
+
+    def download(self, client):
+        import __main__
+        assert __main__.Locked.__name__ == "Locked"
+        super().download(client)
+
+check_method(Locked())
 if {trains}:
     data = FederatedDataModule(SyntheticReID(clients=2, scale=0.1), size=(16, 8), val="none")
     trainer = Trainer(max_epochs=1, accelerator="cpu", default_root_dir={folder!r})

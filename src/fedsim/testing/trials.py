@@ -14,7 +14,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import connection
@@ -125,7 +125,8 @@ class Fit:
         kind: Any = multiprocessing.get_context(method)
         port = _free_port()
         processes = [kind.Process(target=_fit, args=(sent, rank, port)) for rank in range(self.ranks)]
-        with _without_main():
+        # a fork of this process goes on with its main module; a clean process has none
+        with _without_main() if method == "forkserver" else nullcontext():
             for process in processes:
                 process.start()
         _await(processes)
