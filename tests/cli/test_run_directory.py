@@ -126,12 +126,15 @@ def test_a_rank_without_clients_trains_no_client(caplog):
 
 @pytest.mark.parametrize("micro_batches", [{"a": 1, "b": 1}, {"a": 2}, {"a": 4}])
 def test_ranks_with_a_client_or_with_micro_batches_of_one_are_not_idle(micro_batches, caplog):
-    warn_of_idle_ranks(2, micro_batches)
+    warn_of_idle_ranks(2, 2, micro_batches)
     assert caplog.messages == []
 
 
-def test_one_client_without_micro_batches_keeps_one_rank_busy(caplog):
-    warn_of_idle_ranks(2, {"a": 1})
+@pytest.mark.parametrize(("per_machine", "micro_batches"), [(2, 1), (1, 4)])
+def test_one_client_keeps_one_rank_busy_without_micro_batches_or_other_ranks_beside_it(
+    per_machine, micro_batches, caplog
+):
+    warn_of_idle_ranks(2, per_machine, {"a": micro_batches})
     line = "trainer.devices: 2 ranks, but only 1 client: the other ranks have nothing to train; 1 is enough"
     assert caplog.messages == [line]
 

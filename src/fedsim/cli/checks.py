@@ -82,7 +82,7 @@ def check_fit(
         clients = len(data.federated.clients)
         settings = replace(model.settings, client_store="host")
         parts = assemble(settings, data, clients, clients + 1, torch.device("cpu"))  # as a rank without clients
-        warn_of_idle_ranks(trainer.world_size, parts.micro_batches)
+        warn_of_idle_ranks(trainer.world_size, trainer.world_size // trainer.num_nodes, parts.micro_batches)
         listeners = listeners_of(settings, parts)
         if checkpoint is not None:
             check_checkpoint(checkpoint, parts, listeners)

@@ -100,7 +100,7 @@ def draw_cmc(groups: Sequence[RunGroup], names: Mapping[str, str], path: Path) -
 def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, path: Path) -> None:
     """Draw scores over the bytes sent until then, and over simulated seconds if the runs have them.
 
-    If a run does not wait for all clients, a line has the fewest answers of a client, which pays for the seconds.
+    If a run does not wait for all clients, a caption has the fewest answers of a client: the price of shorter rounds.
 
     Raises:
         DataError: if no log contains the sent bytes, or the image file cannot be written.

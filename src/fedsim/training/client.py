@@ -468,7 +468,7 @@ class Client(LightningModule):
     def plain_features(self, extraction: Extraction = PLAIN) -> Tensor:
         """Return the features [n, D] of all images, without augmentation, in evaluation mode."""
         features = extract_features(self.model.network, self.images.pixels, extraction, self.device)
-        self.model.network.begin_training()
+        self.model.network.train()
         if not features.isfinite().all():
             raise failures.not_finite(self._named, "features")
         return features

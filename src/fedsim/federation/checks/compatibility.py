@@ -148,9 +148,9 @@ def data_of(trainer: Trainer) -> FederatedDataModule:
     return data
 
 
-def warn_of_idle_ranks(ranks: int, micro_batches: Mapping[str, int]) -> None:
-    """Warn if ranks have nothing to train. ``micro_batches``: client -> number of ranks that can train it together."""
-    enough, clients = sum(micro_batches.values()), len(micro_batches)
+def warn_of_idle_ranks(ranks: int, per_machine: int, micro_batches: Mapping[str, int]) -> None:
+    """Warn if ranks have nothing to train; those of a machine can share a client that has several ``micro_batches``."""
+    enough, clients = sum(min(number, per_machine) for number in micro_batches.values()), len(micro_batches)
     if ranks > enough:
         log.warning(
             "trainer.devices: %d ranks, but only %d client%s: the other ranks have nothing to train; %d %s enough",
