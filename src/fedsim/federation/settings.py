@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
@@ -28,6 +27,8 @@ from fedsim.models.backbones import Backbone
 from fedsim.models.reid import IdentityHead, Neck
 from fedsim.training.objective import Objective
 from fedsim.training.own_module.blueprint import MakesModule
+from fedsim.training.own_module.module_client import CountsFrom
+from fedsim.training.own_module.package import package_of
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
@@ -50,6 +51,9 @@ class Settings:
     private: tuple[str, ...] | None = None
     """patterns of the names of tensors of ``module`` that stay with the clients, such as ``classifier.*``, beside those
     whose size depends on ``num_classes``; null: no further ones"""
+    module_counts_from: CountsFrom = "run"
+    """where epochs, steps and schedules of ``module`` begin: ``run``: with the run, as though its client had trained in
+    every round; ``round``: anew in each round"""
     client: LocalTraining = LocalTraining()
     """local training of the clients in a round"""
     clients: dict[str, ClientOverride] | None = None
@@ -98,7 +102,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the settings as far as possible without data."""
-        if isinstance(self.backbone, LightningModule) or not isinstance(self.backbone, nn.Module | None):
+        if package_of(self.backbone) is not None or not isinstance(self.backbone, nn.Module | None):
             object.__setattr__(self, "module", self.backbone)
             object.__setattr__(self, "backbone", None)
         if self.backbone is None and self.module is None:

@@ -18,9 +18,9 @@ from fedsim.models.reid import ReIDModel
 from fedsim.parsing.class_names import missing_class
 from fedsim.parsing.config_files import read_config
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version
-from fedsim.training.own_module.blueprint import Blueprint, MakesModule, tensors_of
-from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.rules import features_of
+from fedsim.training.own_module.blueprint import Blueprint, MakesModule
+from fedsim.training.own_module.network import PART, ModuleNetwork, features_of
+from fedsim.training.own_module.values import tensors_of
 
 Size = tuple[int, int]
 """height and width"""
@@ -118,7 +118,7 @@ def _built(
     """Return a user's module as the run has built it; ``num_classes``: of a client, None: ``max_classes``."""
     try:
         blueprint = Blueprint(make, seed, max_classes)
-        return blueprint.first if num_classes is None else blueprint.build(num_classes)
+        return blueprint.first if num_classes is None else blueprint.ready(num_classes)
     except FedSimError:
         raise
     except Exception as error:  # of the user's code

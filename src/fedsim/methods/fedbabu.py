@@ -118,9 +118,7 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
         client.optimizer.reset(client.round)
         with client.model.training_only("private") if self.fine_tune == "head" else nullcontext():
             fine_tuning = _FineTuning()
-            for _ in range(self.fine_tune_epochs):
-                for batch in client.batches(0):
-                    client.train_on(batch, fine_tuning)
+            client.fit(fine_tuning, [0] * self.fine_tune_epochs)
         for name, part in self.keeps.items():
             client.keep(name, client.model.whole if part == "model" else client.model.private)
         client.model.whole.copy_(trained)

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,8 @@ class FlatModel:
     are in none of the buffer's parts.
     """
 
+    flat_kind: ClassVar[type[FlatParameters]] = FlatParameters
+
     def __init__(
         self,
         arch: str,
@@ -81,7 +83,8 @@ class FlatModel:
         max_classes: int,
         outside: frozenset[str] = frozenset(),
     ) -> None:
-        _remove_idle_counters(network)
+        if self.flat_kind is FlatParameters:
+            _remove_idle_counters(network)
         counters = {name: tensor for name, tensor in network.named_buffers() if groups.get(name) is Group.COUNTER}
         self.arch, self.network = arch, network
         self.groups = {name: group for name, group in groups.items() if group is not Group.COUNTER or name in counters}
@@ -89,7 +92,7 @@ class FlatModel:
         """whether heads belong to clients"""
         self.fixed = [name for name, group in groups.items() if group is Group.FIXED]
         """names of the tensors that are equal on all clients, and not in the buffer"""
-        self.flat = FlatParameters(
+        self.flat = self.flat_kind(
             network, shared.__contains__, self.head_room(max_classes), outside.union(self.fixed).__contains__
         )
         self.initial_private = self.flat.private.clone()
@@ -128,6 +131,11 @@ class FlatModel:
     def private(self) -> Tensor:
         """The part that belongs to the seated client, [num_private + own head]: a view."""
         return self.whole[self.flat.num_shared :]
+
+    @property
+    def running(self) -> list[Tensor]:
+        """The float buffers of the model that is run, such as running statistics."""
+        return self.flat.running
 
     @property
     def whole(self) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 from torch import Tensor
 
 
@@ -11,11 +13,16 @@ class LabelledImages(tuple[Tensor, Tensor]):
     cameras: Tensor | None
     """[B] int64, the camera of each image; None where a method trains on images that it has changed"""
 
-    def __new__(cls, images: Tensor, labels: Tensor, cameras: Tensor | None = None) -> LabelledImages:
+    def __new__(cls, images: Tensor, labels: Tensor, cameras: Tensor | None = None) -> Self:
         """Join images [B, 3, H, W] float32, augmented and normalised, and labels [B] int64, 0 .. num_classes - 1."""
         batch = super().__new__(cls, (images, labels))
         batch.cameras = cameras
         return batch
+
+    def to(self, *args: Any, **options: Any) -> Self:
+        """Return the batch on another device: Lightning moves what has this method."""
+        moved = [None if t is None else t.to(*args, **options) for t in (*self, self.cameras)]
+        return type(self)(*moved)
 
     @property
     def images(self) -> Tensor:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from fedsim.core.errors import ConfigError
 from fedsim.models.reid import HEAD_STD, Features, IdentityHead, KeyedDropout, ReIDModel
-from fedsim.training.own_module.rules import features_of
+from fedsim.training.own_module.package import named
 
 PART = "module"
 """name of the network's only part; all names of tensors start with it"""
+
+
+def features_of(module: LightningModule, images: Tensor) -> Tensor:
+    """Return the features [B, D] of images [B, 3, H, W], by ``embed``, or by ``forward`` where there is none."""
+    hook = "embed" if callable(getattr(module, "embed", None)) else "forward"
+    features = getattr(module, hook)(images)
+    # by shapes: len() is a plain number, and an export that meets one serves that number of images alone
+    if not isinstance(features, Tensor) or features.dim() != 2 or features.shape[0] != images.shape[0]:
+        problem = f"shape {list(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(
+            f"{named(module)}: {hook} returned {problem} for {len(images)} images; return features [B, D]"
+            + ("" if hook == "embed" else ", or define embed(images) that does")
+        )
+    return features
 
 
 class ModuleNetwork(ReIDModel):
@@ -21,7 +37,7 @@ class ModuleNetwork(ReIDModel):
     """
 
     module: LightningModule
-    """the one that is seated: of a client's number of classes, and in its session a copy of it"""
+    """the one that is seated: of a client's number of classes, and while it trains a copy of it"""
 
     def __init__(self, module: LightningModule, width: int) -> None:
         nn.Module.__init__(self)
@@ -30,10 +46,17 @@ class ModuleNetwork(ReIDModel):
         self.pooling, self.head, self.head_std, self.head_kind = None, None, HEAD_STD, IdentityHead()
         self.separating = []
         self._still = [name for name, part in module.named_modules() if not part.training]
+        self.before_use: Callable[[], None] = lambda: None
+        """is called before each pass"""
+        self.after_training_pass: Callable[[], None] = lambda: None
+        """is called after each pass in training mode"""
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features [B, D] float32."""
+        self.before_use()
         features = features_of(self.module, images).float()
+        if self.training:
+            self.after_training_pass()
         return Features(features, features)
 
     def train(self, mode: bool = True) -> Self:
