@@ -101,6 +101,11 @@ class Blueprint:
     def _again(self) -> Callable[..., Any]:
         """Return a function that makes the given module again."""
         given: Any = self._given
+        if not self.takes_classes and has_hooks(given):
+            raise ConfigError(
+                f"{named(given)} has hooks, or functions that refer to it, which no copy for a client would have; give "
+                "model.module as the class"
+            )
         if not self.takes_classes:
             return partial(_same, given)
         parameters = inspect.signature(self._kind).parameters.values()
@@ -118,6 +123,20 @@ def copy_of(thing: Any) -> Any:
     parts = thing.modules() if isinstance(thing, nn.Module) else ()
     values = [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
     return copy.deepcopy(thing, {id(value): value.detach().clone() for value in values if not value.is_leaf})
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has what a copy of it would lack, or share with it: hooks, functions that refer to it."""
+    parts = [*module.modules()]
+    functions = [f for part in parts for value in vars(part).values() for f in _functions(value)]
+    cells = [cell for function in functions for cell in getattr(function, "__closure__", None) or ()]
+    of_tensors = any(parameter._backward_hooks for parameter in module.parameters())
+    return of_tensors or any(isinstance(cell.cell_contents, nn.Module) for cell in cells)
+
+
+def _functions(value: Any) -> list[Any]:
+    values = [*value.values()] if isinstance(value, dict) else [value]  # hooks of modules are in dicts
+    return [f.func if isinstance(f, partial) else f for f in values if callable(f)]
 
 
 def _same(module: LightningModule) -> LightningModule:

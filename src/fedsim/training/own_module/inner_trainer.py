@@ -142,7 +142,7 @@ def train(
     strategy.horizon = horizon
     callback.batches, callback.logged = batches, logger
     module.prepare_data = _nothing  # type: ignore[method-assign] # of this copy: images are fedsim's
-    with _seeing(_ALONE) as callback.outer, _quiet(package), _seeded(seed):
+    with _seeing(_ALONE) as callback.outer, _outermost(), _quiet(package), _seeded(seed):
         trainer = package.Trainer(
             accelerator=options.device.type, devices=1, strategy=strategy, precision=options.precision,
             plugins=[import_module(f"{package.__name__}.plugins.environments").LightningEnvironment()],
@@ -337,6 +337,20 @@ def _see(world: World) -> World:
         distributed.GroupMember.WORLD = world[0]
     rank_zero_only.rank = world[1]
     return before
+
+
+@contextmanager
+def _outermost() -> Iterator[None]:
+    """Let the module's autocast contexts be the outermost ones: others keep casts of weights that have moved since."""
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
 
 
 @contextmanager

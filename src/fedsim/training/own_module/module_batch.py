@@ -19,6 +19,10 @@ class LabelledImages(tuple[Tensor, Tensor]):
         batch.cameras = cameras
         return batch
 
+    def __getnewargs__(self) -> Any:
+        """Return the arguments by which copies are made."""
+        return *self, self.cameras
+
     def to(self, *args: Any, **options: Any) -> Self:
         """Return the batch on another device: Lightning moves what has this method."""
         moved = [None if t is None else t.to(*args, **options) for t in (*self, self.cameras)]

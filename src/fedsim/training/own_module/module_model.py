@@ -16,7 +16,7 @@ from fedsim.models.groups import Group
 from fedsim.models.reid import Features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.blueprint import Blueprint, copy_of
+from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
 from fedsim.training.own_module.network import PART, ModuleNetwork, features_of
 from fedsim.training.own_module.package import named
 from fedsim.training.own_module.values import CopiedParameters, kept_of, set_buffers, tensors_of
@@ -158,8 +158,10 @@ class ModuleModel(FlatModel):
         return [buffer for name, buffer in self.network.module.named_buffers() if name in names]
 
     def fresh(self) -> LightningModule:
-        """Return a copy of the module, as it was built, for a training; parameters that are fixed now stay fixed."""
+        """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
         template = self._seat.template
+        if has_hooks(template):
+            return self.blueprint.build(self.num_classes)
         try:
             module: LightningModule = copy_of(template)
         except (TypeError, RuntimeError) as error:
