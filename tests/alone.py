@@ -87,7 +87,7 @@ def train_alone(module, recorded, **options):
 
     torch.manual_seed(recorded.seed)
     random.seed(recorded.seed)
-    np.random.seed(recorded.seed % 2**32)
+    np.random.seed(recorded.seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
     trainer = package.Trainer(
         max_epochs=recorded.horizon.epochs, accelerator="cpu", devices=1, precision=recorded.options.precision,
         accumulate_grad_batches=recorded.options.accumulate, gradient_clip_val=recorded.options.grad_clip,

@@ -37,7 +37,7 @@ class Loss(nn.Module):
         return cross_entropy(logits, labels) * (1 + 0.01 * self.count)
 
 
-def habits(package):
+def habits(package):  # noqa: C901 - a list of classes
     """Return the habits by name, as classes of a package; some are partials of these."""
     lightning_module = package.LightningModule
     found = {}
@@ -111,7 +111,9 @@ def habits(package):
 
     del found["GivenOptimizer"]
     made(
-        GivenOptimizer, optimizer=partial(torch.optim.Adam, lr=0.01), scheduler=partial(lr_scheduler.StepLR, step_size=1)
+        GivenOptimizer,
+        optimizer=partial(torch.optim.Adam, lr=0.01),
+        scheduler=partial(lr_scheduler.StepLR, step_size=1),
     )
 
     @habit
@@ -263,24 +265,45 @@ def habits(package):
     )  # fmt: skip
     with_net("frozen part", lambda self: self.net[0].requires_grad_(False))
     with_net("part in evaluation mode", lambda self: self.net[1].eval())
-    with_net("buffer that is not saved", lambda self: self.register_buffer("n", torch.zeros(()), persistent=False),
-             loss=lambda self, b: Base.loss(self, b) * (1 + 0.01 * self.n.add_(1)))
+    with_net(
+        "buffer that is not saved",
+        lambda self: self.register_buffer("n", torch.zeros(()), persistent=False),
+        loss=lambda self, b: Base.loss(self, b) * (1 + 0.01 * self.n.add_(1)),
+    )
     with_net("gradient hook", lambda self: self.head.weight.register_hook(lambda g: 0.5 * g) and None)
-    with_net("closure", lambda self: setattr(self, "scaled", lambda x: x * (1 + self.head.bias.sum())),
-             embed=lambda self, x: self.scaled(self.net(x)))
-    with_net("hook with a closure", lambda self: self.net.register_forward_hook(lambda m, a, out: out + self.head.bias.sum()) and None)
+    with_net(
+        "closure",
+        lambda self: setattr(self, "scaled", lambda x: x * (1 + self.head.bias.sum())),
+        embed=lambda self, x: self.scaled(self.net(x)),
+    )
+    with_net(
+        "hook with a closure",
+        lambda self: self.net.register_forward_hook(lambda m, a, out: out + self.head.bias.sum()) and None,
+    )
     with_net("module hook", lambda self: self.head.register_forward_hook(lambda m, a, out: 2 * out) and None)
     with_net("full backward hook", lambda self: self.head.register_full_backward_hook(halved) and None)
-    with_net("generator", lambda self: setattr(self, "g", torch.Generator().manual_seed(3)),
-             loss=lambda self, b: Base.loss(self, (b[0] + 0.1 * torch.randn(b[0].shape, generator=self.g), b[1])))
-    with_net("attention", lambda self: setattr(self, "attn", nn.MultiheadAttention(8, 2, batch_first=True)),
-             embed=lambda self, x: self.attn(*3 * [self.net(x)[:, None]])[0][:, 0])
-    with_net("recurrent", lambda self: setattr(self, "gru", nn.GRU(8, 8, batch_first=True)),
-             embed=lambda self, x: self.gru(self.net(x)[:, None])[0][:, 0])
+    with_net(
+        "generator",
+        lambda self: setattr(self, "g", torch.Generator().manual_seed(3)),
+        loss=lambda self, b: Base.loss(self, (b[0] + 0.1 * torch.randn(b[0].shape, generator=self.g), b[1])),
+    )
+    with_net(
+        "attention",
+        lambda self: setattr(self, "attn", nn.MultiheadAttention(8, 2, batch_first=True)),
+        embed=lambda self, x: self.attn(*3 * [self.net(x)[:, None]])[0][:, 0],
+    )
+    with_net(
+        "recurrent",
+        lambda self: setattr(self, "gru", nn.GRU(8, 8, batch_first=True)),
+        embed=lambda self, x: self.gru(self.net(x)[:, None])[0][:, 0],
+    )
     with_net("dropout", lambda self: setattr(self, "drop", nn.Dropout(0.3)), embed=lambda s, x: s.drop(s.net(x)))
     with_net("checkpointing", lambda self: None, embed=lambda self, x: checkpoint(self.net, x, use_reentrant=False))
-    with_net("functional call", lambda self: None,
-             embed=lambda self, x: torch.func.functional_call(self.net, dict(self.net.named_parameters()), (x,)))
+    with_net(
+        "functional call",
+        lambda self: None,
+        embed=lambda self, x: torch.func.functional_call(self.net, dict(self.net.named_parameters()), (x,)),
+    )
 
     # -- random numbers
 
@@ -288,7 +311,7 @@ def habits(package):
         found[name] = type(plain(name), (Base,), {"training_step": step, **more})
 
     def mixup(self, batch, batch_idx):
-        share = float(np.random.beta(1, 1))
+        share = float(np.random.beta(1, 1))  # noqa: NPY002 - public code does so
         order = torch.randperm(len(batch[1]))
         mixed = share * batch[0] + (1 - share) * batch[0][order]
         return share * self.loss((mixed, batch[1])) + (1 - share) * self.loss((mixed, batch[1][order]))
@@ -296,10 +319,16 @@ def habits(package):
     step_of("numpy mixup", mixup)
     step_of("python random", lambda self, b, i: self.loss(b) * (1 + random.random()))
     step_of("torch random", lambda self, b, i: self.loss((b[0] + 0.1 * torch.randn_like(b[0]), b[1])))
-    step_of("one hot", lambda self, b, i: mse_loss(self.head(self.net(b[0])), one_hot(b[1], self.hparams.num_classes).float()))
+    step_of(
+        "one hot",
+        lambda self, b, i: mse_loss(self.head(self.net(b[0])), one_hot(b[1], self.hparams.num_classes).float()),
+    )
     step_of("autocast inside", lambda self, b, i: autocast_loss(self, b))
-    step_of("dict with extras", lambda self, b, i: {"loss": self.loss(b), "labels": b[1]},
-            on_train_batch_end=lambda self, outputs, b, i: self.log("n", float(len(outputs["labels"]))))
+    step_of(
+        "dict with extras",
+        lambda self, b, i: {"loss": self.loss(b), "labels": b[1]},
+        on_train_batch_end=lambda self, outputs, b, i: self.log("n", float(len(outputs["labels"]))),
+    )
     step_of("none at times", lambda self, b, i: None if i % 3 == 1 else self.loss(b))
 
     def autocast_loss(self, batch):
@@ -315,7 +344,10 @@ def habits(package):
         o = SGD(self.parameters(), 0.05)
         if self.trainer.max_epochs <= 1:
             raise ValueError("warm-up needs more epochs")
-        steps = [lr_scheduler.LinearLR(o, total_iters=1), lr_scheduler.CosineAnnealingLR(o, self.trainer.max_epochs - 1)]
+        steps = [
+            lr_scheduler.LinearLR(o, total_iters=1),
+            lr_scheduler.CosineAnnealingLR(o, self.trainer.max_epochs - 1),
+        ]
         return [o], [lr_scheduler.SequentialLR(o, steps, milestones=[1])]
 
     def one_cycle(self):
@@ -326,7 +358,10 @@ def habits(package):
 
     def two(self):
         o = SGD(self.parameters(), 0.05)
-        return [o], [{"scheduler": lr_scheduler.StepLR(o, 2, 0.9), "interval": "step"}, lr_scheduler.ExponentialLR(o, 0.9)]
+        return [o], [
+            {"scheduler": lr_scheduler.StepLR(o, 2, 0.9), "interval": "step"},
+            lr_scheduler.ExponentialLR(o, 0.9),
+        ]
 
     def every_second(self):
         o = SGD(self.parameters(), 0.05)
@@ -348,9 +383,12 @@ def habits(package):
         return [o], [{"scheduler": s, "interval": "epoch"}]
 
     def groups(self):
-        return torch.optim.AdamW([
-            {"params": self.net.parameters(), "lr": 1e-3}, {"params": self.head.parameters(), "lr": 1e-2, "weight_decay": 0.1}
-        ])
+        return torch.optim.AdamW(
+            [
+                {"params": self.net.parameters(), "lr": 1e-3},
+                {"params": self.head.parameters(), "lr": 1e-2, "weight_decay": 0.1},
+            ]
+        )
 
     def logged(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -365,7 +403,9 @@ def habits(package):
     schedule("plateau", plateau, training_step=logged)
     schedule("timm scheduler", by_timm, lr_scheduler_step=lambda self, s, m: s.step(epoch=self.current_epoch))
     schedule("groups", groups)
-    schedule("lambda rate", lambda self: ([o := SGD(self.parameters(), 0.05)], [lr_scheduler.LambdaLR(o, lambda e: 0.9**e)]))
+    schedule(
+        "lambda rate", lambda self: ([o := SGD(self.parameters(), 0.05)], [lr_scheduler.LambdaLR(o, lambda e: 0.9**e)])
+    )
     schedule("rmsprop", lambda self: torch.optim.RMSprop(self.parameters(), 1e-3, centered=True, momentum=0.5))
     schedule("lbfgs", lambda self: torch.optim.LBFGS(self.parameters(), 0.1, max_iter=3))
     schedule("only what trains", lambda self: SGD(filter(lambda p: p.requires_grad, self.parameters()), 0.05))
@@ -449,19 +489,39 @@ def habits(package):
     hooks("train loader", train_dataloader=lambda self: [1, 2], val_dataloader=lambda self: [1])
     hooks("checkpoint hooks", on_save_checkpoint=lambda self, c: None, on_load_checkpoint=lambda self, c: None)
     hooks("validation", validation_step=lambda self, b, i: self.log("val", self.loss(b)))
-    hooks("moves batches", transfer_batch_to_device=lambda self, b, device, i: Base.transfer_batch_to_device(self, b, device, i))
-    hooks("batches as dicts", on_after_batch_transfer=lambda self, b, i: {"x": b[0] * 2, "y": b[1]},
-          training_step=lambda self, b, i: self.loss((b["x"], b["y"])))
+    hooks(
+        "moves batches",
+        transfer_batch_to_device=lambda self, b, device, i: Base.transfer_batch_to_device(self, b, device, i),
+    )
+    hooks(
+        "batches as dicts",
+        on_after_batch_transfer=lambda self, b, i: {"x": b[0] * 2, "y": b[1]},
+        training_step=lambda self, b, i: self.loss((b["x"], b["y"])),
+    )
     hooks("skips the rest", on_train_batch_start=lambda self, b, i: -1 if i == 3 else None)
     hooks("evaluation at the start", on_train_start=lambda self: self.net.eval() and None)
     hooks("evaluation in each epoch", on_train_epoch_start=lambda self: self.net[1].eval() and None)
     hooks("unfreezes", on_train_epoch_start=lambda self: self.net.requires_grad_(self.current_epoch > 0) and None)
     hooks("rate by batch", on_train_batch_start=lambda self, b, i: rate_by_batch(self))
-    hooks("adds a group", on_train_epoch_start=lambda self: adds(self),
-          configure_optimizers=lambda self: SGD(self.head.parameters(), 0.05))
-    hooks("accumulates from an epoch on", on_train_epoch_start=lambda self: setattr(self.trainer, "accumulate_grad_batches", 1 + self.current_epoch))
-    hooks("own train mode", train=lambda self, mode=True: (lightning_module.train(self, mode), self.net[1].eval(), self)[-1])
-    hooks("fit hooks", on_fit_start=lambda self: scale(self, 0.9), on_train_end=lambda self: scale(self, 1.1), teardown=lambda self, stage: scale(self, 0.5))
+    hooks(
+        "adds a group",
+        on_train_epoch_start=lambda self: adds(self),
+        configure_optimizers=lambda self: SGD(self.head.parameters(), 0.05),
+    )
+    hooks(
+        "accumulates from an epoch on",
+        on_train_epoch_start=lambda self: setattr(self.trainer, "accumulate_grad_batches", 1 + self.current_epoch),
+    )
+    hooks(
+        "own train mode",
+        train=lambda self, mode=True: (lightning_module.train(self, mode), self.net[1].eval(), self)[-1],
+    )
+    hooks(
+        "fit hooks",
+        on_fit_start=lambda self: scale(self, 0.9),
+        on_train_end=lambda self: scale(self, 1.1),
+        teardown=lambda self, stage: scale(self, 0.5),
+    )
 
     def scale(self, factor):
         with torch.no_grad():
@@ -487,10 +547,15 @@ def habits(package):
     asks("trainer.is_last_batch", lambda self: self.trainer.is_last_batch)
     asks("trainer.num_training_batches", lambda self: self.trainer.num_training_batches)
     asks("trainer.train_dataloader", lambda self: len(self.trainer.train_dataloader))
-    asks("trainer.num_devices", lambda self: self.trainer.num_devices + self.trainer.num_nodes + self.trainer.world_size)
+    asks(
+        "trainer.num_devices", lambda self: self.trainer.num_devices + self.trainer.num_nodes + self.trainer.world_size
+    )
     asks("trainer.current_epoch", lambda self: self.trainer.current_epoch + self.trainer.global_step)
     asks("trainer.max_epochs", lambda self: self.current_epoch / self.trainer.max_epochs)
-    asks("trainer.state", lambda self: self.trainer.training and not self.trainer.sanity_checking and self.trainer.is_global_zero)
+    asks(
+        "trainer.state",
+        lambda self: self.trainer.training and not self.trainer.sanity_checking and self.trainer.is_global_zero,
+    )
     asks("trainer.callback_metrics", lambda self: (self.log("x", 1.0), len(self.trainer.callback_metrics))[1])
     asks("all_gather", lambda self: self.all_gather(torch.ones(2)).sum())
     asks("optimizers().optimizer", lambda self: self.optimizers().optimizer.param_groups[0]["lr"])
@@ -545,7 +610,10 @@ def habits(package):
             return loss * (1 + 0.1 * self.accuracy.compute())
 
         def on_train_epoch_end(self):
-            scale(self, 1 - 0.01 * float(self.trainer.callback_metrics["accuracy_epoch"] if "accuracy_epoch" in self.trainer.callback_metrics else 0))
+            scale(
+                self,
+                1 - 0.01 * float(self.trainer.callback_metrics.get("accuracy_epoch", 0)),
+            )
 
     @habit
     class Nested(Base):

@@ -37,7 +37,7 @@ class OwnScheduler(Small):
 
     def training_step(self, batch, batch_idx):
         self.log("lr", self.optimizers().param_groups[0]["lr"])
-        self.log("epoch", float(self.current_epoch))
+        self.log("own_epoch", float(self.current_epoch))
         return super().training_step(batch, batch_idx)
 
     def configure_optimizers(self):
@@ -73,7 +73,6 @@ class DictLosses(Small):
         return {"loss": losses["id"] + losses["size"], "cameras": batch.cameras, **losses}
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        assert not outputs["id"].requires_grad
         assert outputs["cameras"].shape == batch[1].shape
         self.log("total", outputs["loss"])
 
@@ -94,7 +93,7 @@ class MetricsInside(Small):
         assert one_hot(labels, self.hparams.num_classes).shape == logits.shape
         self.accuracy(logits, labels)
         self.mean.update(logits.mean())
-        self.log("accuracy", self.accuracy, on_epoch=True)
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
         self.calls += 1
         self.scratch += 1
         return cross_entropy(logits, labels)

@@ -17,14 +17,14 @@ from small import fit, make_data
 KINDS = {name: getattr(fedsim.methods, name) for name in fedsim.methods.__all__}
 KINDS = {name: kind for name, kind in KINDS.items() if isinstance(kind, type) and issubclass(kind, Method)}
 WORKS = {
-    "APFL": {}, "Ditto": {}, "FedALA": {"start_epochs": 2}, "FedAtt": {}, "FedAvg": {}, "FedBN": {}, "FedDIP": {},
+    "Ditto": {}, "FedALA": {"start_epochs": 2}, "FedAtt": {}, "FedAvg": {}, "FedBN": {}, "FedDIP": {},
     "FedDyn": {}, "FedNova": {}, "FedPav": {}, "FedProx": {}, "FedRep": {"head_epochs": 1}, "FedSAM": {}, "FedSGD": {},
     "IFCA": {}, "Local": {}, "PFedMe": {"inner_steps": 2}, "Scaffold": {}, "WeightedPav": {"share_neck": True},
 }  # fmt: skip
 """methods that need only hooks that a module has -> settings of their test"""
 LACKING = {
-    "DACS", "FedBABU", "FedCAPR", "FedKLPR", "FedReID", "FedReIDFineTune", "FedUReID", "LotteryFL", "MOON", "SKA",
-    "SSCU", "SubFedAvg",
+    "APFL", "DACS", "FedBABU", "FedCAPR", "FedKLPR", "FedReID", "FedReIDFineTune", "FedUReID", "LotteryFL", "MOON",
+    "SKA", "SSCU", "SubFedAvg",
 }  # fmt: skip
 """methods that work on features, logits or layers of fedsim's own model"""
 

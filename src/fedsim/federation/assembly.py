@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -94,7 +94,7 @@ def assemble(
     )
     data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
 
-    kind = Client
+    kind: Callable[..., Client] = Client
     if tried is not None:
         kind = partial(ModuleClient, log_names=tried.log_names, counts_from=settings.module_counts_from)
 

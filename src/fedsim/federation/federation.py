@@ -182,8 +182,8 @@ class Federation(LightningModule):
             allow_tf32(self._allowed_tf32)
 
     def assemble(
-        self, data: FederatedDataModule, rank: int, num_ranks: int, device: torch.device, machine: Machine | None = None,
-        precision: str = "32-true", rounds: int | None = 1,
+        self, data: FederatedDataModule, rank: int, num_ranks: int, device: torch.device,
+        machine: Machine | None = None, precision: str = "32-true", rounds: int | None = 1,
     ) -> None:  # fmt: skip
         """Build the server and the clients of ``rank``, see :func:`~fedsim.federation.assembly.assemble`."""
         self.parts = assemble(self.settings, data, rank, num_ranks, device, machine, precision, rounds)

@@ -204,7 +204,7 @@ class Client(LightningModule):
         self, hooks: Trains, epochs: Sequence[int] | None = None, *, repeats: int = 1, max_steps: int | None = None,
         after_epoch: Callable[[int], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Train on the batches of ``epochs``, by default those of this round; ``hooks``, usually the method, do the steps.
+        """Train on the batches of ``epochs``, by default those of this round; ``hooks``, usually the method, step.
 
         ``repeats`` is the number of times that it trains on each batch. It ends early after ``max_steps`` steps; None:
         it does not. ``after_epoch`` is called with each epoch that is over. To a user's module, whose schedules and

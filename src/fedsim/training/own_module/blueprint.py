@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedsim.core.errors import ConfigError
-from fedsim.training.own_module.inner_trainer import Horizon, set_up
+from fedsim.training.own_module.inner_trainer import ONCE, Horizon, set_up
 from fedsim.training.own_module.package import has_own, in_one_line, named, package_of
 from fedsim.training.own_module.values import tensors_of
 
@@ -44,7 +44,7 @@ class Blueprint:
     """
 
     def __init__(
-        self, source: MakesModule | LightningModule, seed: int, num_classes: int, horizon: Horizon = Horizon()
+        self, source: MakesModule | LightningModule, seed: int, num_classes: int, horizon: Horizon = ONCE
     ) -> None:
         self._seed, self._horizon = seed, horizon
         self._given = source if isinstance(source, nn.Module) else None
@@ -100,22 +100,22 @@ class Blueprint:
 
     def _again(self) -> Callable[..., Any]:
         """Return a function that makes the given module again."""
-        given: Any = self._given
-        if not self.takes_classes and has_hooks(given):
+        module: Any = self._given
+        if not self.takes_classes and has_hooks(module):
             raise ConfigError(
-                f"{named(given)} has hooks, or functions that refer to it, which no copy for a client would have; give "
+                f"{named(module)} has hooks, or functions that refer to it, which no copy for a client would have; give "
                 "model.module as the class"
             )
         if not self.takes_classes:
-            return partial(_same, given)
+            return partial(_identity, module)
         parameters = inspect.signature(self._kind).parameters.values()
         names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        if missing := [name for name in names if name not in given.hparams]:
+        if missing := [name for name in names if name not in module.hparams]:
             raise ConfigError(
-                f"{named(given)} takes {CLASSES}, which each client fills, but its hparams lack {missing[0]}; call "
+                f"{named(module)} takes {CLASSES}, which each client fills, but its hparams lack {missing[0]}; call "
                 f"self.save_hyperparameters() in __init__, or give model.module as functools.partial({self.name}, ...)"
             )
-        return partial(self._kind, **{name: given.hparams[name] for name in names if name != CLASSES})
+        return partial(self._kind, **{name: module.hparams[name] for name in names if name != CLASSES})
 
 
 def copy_of(thing: Any) -> Any:
@@ -129,9 +129,9 @@ def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has what a copy of it would lack, or share with it: hooks, functions that refer to it."""
     parts = [*module.modules()]
     functions = [f for part in parts for value in vars(part).values() for f in _functions(value)]
-    cells = [cell for function in functions for cell in getattr(function, "__closure__", None) or ()]
+    variables = [inspect.getclosurevars(f).nonlocals for f in functions if inspect.isfunction(f)]
     of_tensors = any(parameter._backward_hooks for parameter in module.parameters())
-    return of_tensors or any(isinstance(cell.cell_contents, nn.Module) for cell in cells)
+    return of_tensors or any(isinstance(value, nn.Module) for of_one in variables for value in of_one.values())
 
 
 def _functions(value: Any) -> list[Any]:
@@ -139,15 +139,22 @@ def _functions(value: Any) -> list[Any]:
     return [f.func if isinstance(f, partial) else f for f in values if callable(f)]
 
 
-def _same(module: LightningModule) -> LightningModule:
+def _identity(module: LightningModule) -> LightningModule:
     return module
 
 
 def _copied(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a partial with copies of its arguments."""
+    """Return a partial with copies of its arguments, as far as they have copies: a config's parser leaves its own."""
     if not isinstance(make, partial):
         return make
-    return partial(make.func, *map(copy_of, make.args), **{name: copy_of(value) for name, value in make.keywords.items()})
+    return partial(make.func, *map(_copy_or_same, make.args), **{n: _copy_or_same(v) for n, v in make.keywords.items()})
+
+
+def _copy_or_same(value: Any) -> Any:
+    try:
+        return copy_of(value)
+    except (TypeError, RuntimeError, ValueError):
+        return value
 
 
 def _arguments(kind: Callable[..., Any]) -> list[str]:
@@ -168,9 +175,9 @@ def _class_of(source: Callable[..., Any]) -> Callable[..., Any]:
 
 def _take_values(module: LightningModule, source: nn.Module) -> None:
     """Give a module the tensors of the user's own one, where they have the same shape."""
-    values, own = source.state_dict(), module.state_dict(keep_vars=True)
+    values, tensors = source.state_dict(), module.state_dict(keep_vars=True)
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             if isinstance(tensor, Tensor) and name in values and values[name].shape == tensor.shape:
                 tensor.copy_(values[name])
 
@@ -180,6 +187,10 @@ def _check_hooks(module: LightningModule) -> None:
     for hook in ("training_step", "configure_optimizers"):
         if not has_own(module, hook):
             raise ConfigError(f"{named(module)} has no {hook}; define it")
+    if "dataloader_iter" in _arguments(module.training_step):
+        raise ConfigError(
+            f"{named(module)}: training_step takes dataloader_iter, an experiment of Lightning; take batch"
+        )
     if not callable(getattr(module, "embed", None)) and not has_own(module, "forward"):
         raise ConfigError(f"{named(module)} gives no features; define embed(images), or forward(images)")
 

@@ -27,6 +27,7 @@ from torch import distributed
 from fedsim.core.seeding import seed_global_stream
 from fedsim.training.own_module.package import package_of
 
+
 class Horizon(NamedTuple):
     """How long a module trains in the whole run, if its client takes part in every round."""
 
@@ -48,6 +49,10 @@ class Horizon(NamedTuple):
         return -1 if self.rounds is None else self.epochs * self.rounds
 
 
+ONCE = Horizon()
+"""a single epoch of a single round"""
+
+
 class Batches:
     """The batches of a training, as a loader of Lightning: those of ``epoch``, which is from 0 in each training."""
 
@@ -63,7 +68,8 @@ class Batches:
         return len(self.sizes[self.epoch])
 
     def __iter__(self) -> Iterator[Any]:
-        for self.begun, batch in enumerate(self.read(self.epoch), start=1):
+        for number, batch in enumerate(self.read(self.epoch), start=1):
+            self.begun = number
             yield batch
 
     def read(self, epoch: int) -> Iterator[Any]:
@@ -113,8 +119,8 @@ class Mean:
     total: float = 0.0
     images: float = 0.0
 
-    def __add__(self, other: Mean) -> Mean:
-        return Mean(self.total + other.total, self.images + other.images)
+    def __add__(self, mean: Mean) -> Mean:
+        return Mean(self.total + mean.total, self.images + mean.images)
 
     @property
     def value(self) -> float:
@@ -181,7 +187,10 @@ def set_up(module: LightningModule, horizon: Horizon, seed: int) -> None:
 def _count_steps(trainer: Any, steps: int) -> None:
     """Let a Trainer count its optimizer steps on from the run's start."""
     loop = trainer.fit_loop.epoch_loop
-    for progress in (loop.automatic_optimization.optim_progress.optimizer.step, loop.manual_optimization.optim_step_progress):
+    for progress in (
+        loop.automatic_optimization.optim_progress.optimizer.step,
+        loop.manual_optimization.optim_step_progress,
+    ):
         progress.total.ready = progress.total.completed = steps
 
 
@@ -241,7 +250,7 @@ class _Callback:
         self.events.before_step()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        with _seeing(self.outer):  # other ranks may be told, or asked
+        with _seeing(self.outer):  # callbacks of the run may talk to other ranks
             self.events.after_batch()
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:  # noqa: ARG002 - Lightning's signature
@@ -273,11 +282,11 @@ class _Logged:
 @cache
 def _kinds(package: ModuleType) -> tuple[type, type, type]:
     """Return strategy, callback and logger as classes of a package."""
-    found: Any = package
+    classes: Any = package
     return (
-        type("SessionStrategy", (_Strategy, found.strategies.SingleDeviceStrategy), {}),
-        type("SessionCallback", (_Callback, found.Callback), {}),
-        type("SessionLogger", (_Logged, found.loggers.logger.DummyLogger), {}),
+        type("SessionStrategy", (_Strategy, classes.strategies.SingleDeviceStrategy), {}),
+        type("SessionCallback", (_Callback, classes.Callback), {}),
+        type("SessionLogger", (_Logged, classes.loggers.logger.DummyLogger), {}),
     )
 
 
@@ -331,11 +340,11 @@ def _seeing(world: World) -> Iterator[World]:
 
 
 def _see(world: World) -> World:
-    before = None, getattr(rank_zero_only, "rank", 0)
+    before: World = None, getattr(rank_zero_only, "rank", 0)
     if distributed.is_available():
         before = distributed.GroupMember.WORLD, before[1]
         distributed.GroupMember.WORLD = world[0]
-    rank_zero_only.rank = world[1]
+    rank_zero_only.rank = world[1]  # type: ignore[attr-defined] # Lightning sets it so
     return before
 
 
@@ -370,10 +379,10 @@ def _quiet(package: ModuleType) -> Iterator[None]:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the streams of torch, Python and NumPy; the latter two go on afterwards as though nothing had been."""
-    states = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the stream that modules of users draw from
     seed_global_stream(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - as above
     try:
         yield
     finally:

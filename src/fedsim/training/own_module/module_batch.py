@@ -25,8 +25,8 @@ class LabelledImages(tuple[Tensor, Tensor]):
 
     def to(self, *args: Any, **options: Any) -> Self:
         """Return the batch on another device: Lightning moves what has this method."""
-        moved = [None if t is None else t.to(*args, **options) for t in (*self, self.cameras)]
-        return type(self)(*moved)
+        cameras = None if self.cameras is None else self.cameras.to(*args, **options)
+        return type(self)(self[0].to(*args, **options), self[1].to(*args, **options), cameras)
 
     @property
     def images(self) -> Tensor:

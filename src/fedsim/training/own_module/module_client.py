@@ -106,7 +106,7 @@ class ModuleClient(Client):
         self, hooks: Trains, epochs: Sequence[int] | None = None, *, repeats: int = 1, max_steps: int | None = None,
         after_epoch: Callable[[int], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Let Lightning's Trainer train the module; ``hooks`` change its losses and its steps, see :meth:`Client.fit`."""
+        """Let Lightning train the module; ``hooks`` change its losses and its steps, see :meth:`Client.fit`."""
         chosen = list(range(self.local_epochs) if epochs is None else epochs)
         batches = _ClientBatches(self, chosen, repeats, max_steps)
         if not batches.sizes:
@@ -159,7 +159,8 @@ class ModuleClient(Client):
     ) -> bool:
         """Let Lightning back-propagate and step, with ``correct`` before the step; see :meth:`Client.step`."""
         assert self._training is not None, "steps belong to client.fit"
-        assert not loose and optimizer in (None, self.optimizer), "a Trainer has the optimizers of its module"
+        assert not loose, "a Trainer has the optimizers of its module"
+        assert optimizer in (None, self.optimizer), "as above"
         return self._training.step(correct)
 
     def end_round(
@@ -282,12 +283,12 @@ class _Training(Events):
 
     def loss_of(self, images: Tensor, batch: Batch, counts: bool) -> Tensor:
         """Return the module's loss (scalar) of the current batch, or of other images."""
-        batch_of_module, *others = self._args
+        batch_of_module, *further = self._args
         if images is not self._batches.batch.images or batch.labels is not self._batches.batch.labels:
             cameras = batch.cameras if batch.cameras is not None and len(batch.cameras) == len(images) else None
             batch_of_module = LabelledImages(images, batch.labels, cameras)
         with self._lightning(), _muted(self._module, not counts):
-            returned = self._run(batch_of_module, *others)
+            returned = self._run(batch_of_module, *further)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         loss = loss if isinstance(loss, Tensor) and loss.numel() == 1 else self._no_loss
         if self._is_first:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from lightning import LightningModule
@@ -17,7 +17,7 @@ from fedsim.models.reid import Features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
-from fedsim.training.own_module.network import PART, ModuleNetwork, features_of
+from fedsim.training.own_module.network import PART, ModuleNetwork
 from fedsim.training.own_module.package import named
 from fedsim.training.own_module.values import CopiedParameters, kept_of, set_buffers, tensors_of
 from fedsim.training.settings import LocalTraining
@@ -78,7 +78,7 @@ class ModuleModel(FlatModel):
         self._device = next(network.parameters()).device
         self._seats: dict[int, Seat] = {}
         inside = {f"{PART}.{name}" for name in tensors_of(network.module) if name not in blueprint.sizes}
-        outside = frozenset(groups) - inside
+        outside = frozenset({*dict(network.named_parameters()), *dict(network.named_buffers())} - inside)
         super().__init__(arch, network, shared, {n: g for n, g in groups.items() if n in inside}, max_classes, outside)
         self.has_own_heads = bool(blueprint.sizes)
         self.head.requires_grad_(False)  # it stands for none
@@ -217,7 +217,9 @@ class ModuleModel(FlatModel):
 class ModuleOptimizer(LocalOptimizer):
     """What methods see of the optimizers that Lightning steps: rates, parameters, gradients, the number of steps."""
 
-    def __init__(self, settings: LocalTraining, flat: CopiedParameters) -> None:  # of no torch optimizer of the settings
+    def __init__(
+        self, settings: LocalTraining, flat: CopiedParameters
+    ) -> None:  # of no torch optimizer of the settings
         self.settings, self.flat = settings, flat
         self._views, self._earlier_state = None, {}
         self.num_steps = 0
@@ -239,20 +241,20 @@ class ModuleOptimizer(LocalOptimizer):
         return [parameter for group in self.groups for parameter in group]
 
     @property
-    def _groups(self) -> list[dict[str, object]]:
+    def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self._optimizers_of_module for group in optimizer.param_groups]
 
     @property
     def rates(self) -> list[float]:
         """The learning rate of each group."""
-        return [float(group["lr"]) for group in self._groups]  # type: ignore[arg-type]
+        return [float(group["lr"]) for group in self._groups]
 
     @property
     def configured(self) -> Optimizer:
         """The first optimizer."""
         return self._optimizers_of_module[0]
 
-    def reset(self, round_: int) -> None:
+    def reset(self, round_: int) -> None:  # noqa: ARG002 - the base's signature
         """Begin to count steps again: each training has new optimizers."""
         self.num_steps = 0
 

@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError, FedSimError
 def package_of(thing: object) -> ModuleType | None:
     """Return the package whose LightningModule a thing is; None: it is none.
 
-    Nobody has a module of ``pytorch_lightning`` without an import of it, so fedsim need not import it.
+    A module of ``pytorch_lightning`` comes with an import of it, so fedsim need not import it.
     """
     packages = (lightning.pytorch, sys.modules.get("pytorch_lightning"))
     return next((p for p in packages if p is not None and isinstance(thing, p.LightningModule)), None)
@@ -25,11 +25,10 @@ def package_of(thing: object) -> ModuleType | None:
 
 def has_own(module: Any, hook: str) -> bool:
     """Return whether a module, or its class, has a hook of its own in place of Lightning's."""
-    package, own = package_of(module), getattr(module, hook, None)
+    package, method = package_of(module), getattr(module, hook, None)
     assert package is not None, "it is a LightningModule"
-    return own is not None and inspect.unwrap(getattr(own, "__func__", own)) is not getattr(
-        package.LightningModule, hook, None
-    )
+    lightnings = getattr(package.LightningModule, hook, None)
+    return method is not None and inspect.unwrap(getattr(method, "__func__", method)) is not lightnings
 
 
 def named(module: object) -> str:

@@ -109,9 +109,7 @@ class _Look(Events):
             )
 
 
-def try_module(
-    blueprint: Blueprint, images: TrialImages, horizon: Horizon, options: Options, seed: int
-) -> StepTrial:
+def try_module(blueprint: Blueprint, images: TrialImages, horizon: Horizon, options: Options, seed: int) -> StepTrial:
     """Let a copy of a module train a little; no random stream of the caller advances.
 
     Raises:

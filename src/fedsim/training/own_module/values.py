@@ -28,7 +28,7 @@ class CopiedParameters(FlatParameters):
     _tail: Mapping[str, slice] = {}
 
     @property
-    def buffer(self) -> Tensor:  # type: ignore[override] # the base's is an attribute
+    def buffer(self) -> Tensor:
         """The whole model and the reserve."""
         self.collect()
         return self._values
