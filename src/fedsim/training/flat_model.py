@@ -231,7 +231,7 @@ class FlatModel:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Give layers their counters of batches for a while: a cumulative average reads them."""
-        idle = [layer for layer in self.network.modules() if _is_idle(layer)]
+        idle = [layer for layer in self.network.modules() if is_idle(layer)]
         for layer in idle:
             layer.register_buffer("num_batches_tracked", torch.tensor(0, device=self.device))
         try:
@@ -363,11 +363,11 @@ def _remove_idle_counters(network: nn.Module) -> None:
     Batch normalisation reads its counter only for a cumulative average, without a momentum.
     """
     for layer in network.modules():
-        if _is_idle(layer):
+        if is_idle(layer):
             layer.register_buffer("num_batches_tracked", None)
 
 
-def _is_idle(layer: nn.Module) -> bool:
+def is_idle(layer: nn.Module) -> bool:
     """Return whether a layer is a batch normalisation of torch that does not read its counter."""
     return isinstance(layer, _BATCH_NORMS) and type(layer) in _BATCH_NORMS and layer.momentum is not None
 

@@ -83,7 +83,7 @@ class Batches:
 
 
 class Events:
-    """What fedsim does in a training, at the places of Lightning; this one does nothing."""
+    """Work of fedsim in a training, at the places of Lightning; this one does nothing."""
 
     def load(self, module: LightningModule) -> None:
         """Set values: the module is on its device, and its optimizers are not made yet."""
@@ -92,11 +92,11 @@ class Events:
         """See the optimizers."""
 
     def training_step(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Return what ``training_step`` returns, for a batch."""
+        """Return the output of ``training_step`` for a batch."""
         return step(*args)
 
     def optimizer_step(self, step: Callable[[], Any]) -> Any:
-        """Take the step of an optimizer, with the closure that computes gradients; return what it returns."""
+        """Take the step of an optimizer, with the closure that computes gradients; return its output."""
         return step()
 
     def after_backward(self) -> None:
@@ -195,7 +195,7 @@ def _count_steps(trainer: Any, steps: int) -> None:
 
 
 class _Strategy:
-    """What fedsim adds to Lightning's strategy of a single device."""
+    """Additions to Lightning's strategy of a single device."""
 
     events: Events
     horizon: Horizon

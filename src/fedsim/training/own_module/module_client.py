@@ -93,7 +93,7 @@ class ModuleClient(Client):
         return {n.removeprefix(_KEPT): tensor for n, tensor in self.kept.items() if n.startswith(_KEPT)}
 
     def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
-        """Return what methods see of the module's optimizers."""
+        """Return a view of the module's optimizers for methods."""
         if role:
             raise ConfigError(
                 f"model.method: it trains a second model in turn with {named(self.module)}, and a Trainer trains one; "
@@ -268,7 +268,7 @@ class _Training(Events):
         self._model.flat.is_stale = True
 
     def training_step(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Return what the module returns, with the loss that the method makes of it."""
+        """Return the output of the module's step, with the loss that the method makes of it."""
         self._run, self._args, self._is_first = step, args, True
         with self._hook():
             loss = self._hooks.loss(self._client, self._batches.batch)

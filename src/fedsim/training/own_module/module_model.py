@@ -215,7 +215,7 @@ class ModuleModel(FlatModel):
 
 
 class ModuleOptimizer(LocalOptimizer):
-    """What methods see of the optimizers that Lightning steps: rates, parameters, gradients, the number of steps."""
+    """A view of the optimizers that Lightning steps, for methods: rates, parameters, gradients, the number of steps."""
 
     def __init__(
         self, settings: LocalTraining, flat: CopiedParameters

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters
+from fedsim.training.flat_model import is_idle
 
 
 class CopiedParameters(FlatParameters):
@@ -110,7 +111,7 @@ def kept_of(module: nn.Module) -> dict[str, Tensor]:
     idle = {
         f"{path}.num_batches_tracked" if path else "num_batches_tracked"
         for path, part in module.named_modules()
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is not None
+        if is_idle(part)
     }
     return {name: tensor for name, tensor in kept.items() if name not in idle}
 
