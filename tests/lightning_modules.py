@@ -1,5 +1,6 @@
 """Modules of users, in foreign styles, and federations of them."""
 
+import numpy as np
 import torch
 import torchmetrics
 from lightning import LightningModule
@@ -127,7 +128,32 @@ class Frozen(Small):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
-FOREIGN = [OwnScheduler, ClipsInside, DictLosses, MetricsInside, Frozen]
+class Restarted(Small):
+    """What a resumed session could lose: dropout, NumPy's stream, Adam, a rate per step, counters, a queue."""
+
+    def __init__(self, num_classes: int):
+        super().__init__(num_classes)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("queue", torch.zeros(16, 8))
+        self.register_buffer("precise", torch.zeros(8, dtype=torch.float64))
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        features = nn.functional.dropout(self.embed(images), 0.2)
+        self.queue[int(self.steps) % 16] = features.detach()[0]
+        self.steps += 1
+        self.precise += features.detach().mean(0) / 3
+        share = np.random.uniform(0.9, 1.1)  # noqa: NPY002 - public code does so
+        self.log("steps", self.steps.float())
+        return share * cross_entropy(self.classifier(features - self.queue.mean(0) + self.precise.float() * 1e-3), labels)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+FOREIGN = [OwnScheduler, ClipsInside, DictLosses, MetricsInside, Frozen, Restarted]
 
 
 def federation(method, module, **options):

@@ -60,7 +60,7 @@ class _FineTuning:
 class FedBABU(WeightingChoice, KeepsModels, Method):
     """Averaging of bodies that are trained for fixed random heads."""
 
-    requires = frozenset({"identities", "built_in_model"})  # clusters have no head; it is drawn anew
+    requires = frozenset({"identities"})  # clusters have no head
 
     fine_tune_epochs: int = 5
     """epochs of fine-tuning in each round; 0: none, and the personalised model has the global body"""
@@ -99,11 +99,12 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
     def download(self, client: Client) -> None:
         """Load the global body and the fixed head."""
         super().download(client)
-        head, generator = client.model.head, torch_generator(client.seed, client.client_name, "fixed head")
-        bound = 1 / math.sqrt(head.weight.shape[1])
-        for parameter in (head.weight, head.bias) if client.model.network.head_kind.bias else (head.weight,):
-            values = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
-            parameter.data.copy_(values, non_blocking=True)
+        generator = torch_generator(client.seed, client.client_name, "fixed head")
+        for head in client.model.head_layers:
+            bound = 1 / math.sqrt(head.weight[0].numel())
+            for tensor in (part for part in head if part.numel()):
+                values = torch.empty(tensor.shape).uniform_(-bound, bound, generator=generator)
+                tensor.copy_(values, non_blocking=True)
 
     def train(self, client: Client) -> None:
         """Train the body for the fixed head; then fine-tune what was received."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from lightning import LightningModule
@@ -73,6 +73,8 @@ class Client(LightningModule):
         trains_alone: whether no part of its model is averaged with other clients' models.
     """
 
+    has_guesses: ClassVar[bool] = True
+    """whether its model guesses identities"""
     received: Download
     """during a session: the server's message"""
     session: ClientSession

@@ -274,6 +274,12 @@ class FlatModel:
         return self._optimizers[id(settings)][1]
 
     @property
+    def head_layers(self) -> list[Head]:
+        """The layers of the identity head; a bias that does not train is empty."""
+        bias = self.head.bias.data if self.network.head_kind.bias else self.head.bias.data[:0]
+        return [Head(self.head.weight.data, bias)]
+
+    @property
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters of the identity head, and of the heads of SNR layers."""
         return [parameter for _, parameter in self._named_heads]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import LightningModule
@@ -45,6 +45,7 @@ class ModuleClient(Client):
         arguments: of :class:`~fedsim.training.client.Client`.
     """
 
+    has_guesses: ClassVar[bool] = False
     model: ModuleModel
     optimizer: ModuleOptimizer
 

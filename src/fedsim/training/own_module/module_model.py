@@ -20,7 +20,7 @@ from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
 from fedsim.training.own_module.network import PART, ModuleNetwork
 from fedsim.training.own_module.package import named
 from fedsim.training.own_module.values import CopiedParameters, kept_of, set_buffers, tensors_of
-from fedsim.training.settings import LocalTraining
+from fedsim.training.settings import LocalTraining, autocast
 
 KEPT = 64
 """modules of different numbers of classes that stay in memory"""
@@ -31,13 +31,21 @@ class ModuleOutput(Output):
 
     model: ModuleModel
     images: Tensor
+    precision: str
 
-    def __new__(cls, model: ModuleModel, images: Tensor) -> ModuleOutput:
+    def __new__(cls, model: ModuleModel, images: Tensor, precision: str) -> ModuleOutput:
         """Keep the images until ``Client.supervised_loss`` asks for the loss."""
         nothing = images.new_empty(0)
         output = super().__new__(cls, Features(nothing, nothing), nothing, nothing)
-        output.model, output.images = model, images
+        output.model, output.images, output.precision = model, images, precision
         return output
+
+    @property
+    def features(self) -> Features:  # type: ignore[override] # the base's field
+        """The features of the images, by a pass of their own."""
+        with autocast(self.model.device, self.precision):
+            features: Features = self.model.network(self.images)
+        return features
 
 
 class Seat(NamedTuple):
@@ -145,6 +153,19 @@ class ModuleModel(FlatModel):
         """Return :attr:`private` for a client that has not trained yet; clients with as many classes start alike."""
         return torch.cat([self.initial_private.cpu(), self._seat_for(num_classes).start])
 
+    @property
+    def head_layers(self) -> list[Head]:
+        """The layers of the classifier, with the values in the buffer: views."""
+        flat, spans = self.flat, self.flat.spans
+        of_head = {n for n, group in self.groups.items() if group is Group.HEAD}
+        of_head |= {f"{PART}.{name}" for name in self.blueprint.sizes}
+        tensors = {
+            name: flat.buffer[spans[name]].view(p.shape) for name, p in self.network.named_parameters() if name in of_head
+        }
+        weights = [name for name, tensor in tensors.items() if tensor.dim() > 1]
+        nothing = torch.empty(0, device=self.device)
+        return [Head(tensors[n], tensors.get(f"{n.rpartition('.')[0]}.bias", nothing)) for n in weights]
+
     def head_of(self, state: Tensor, num_classes: int) -> Head:
         """Refuse: a module's classifier is its own affair."""
         raise NotImplementedError("a user's module has no identity head that fedsim knows")
@@ -199,9 +220,9 @@ class ModuleModel(FlatModel):
         """Return an optimizer for a session."""
         return ModuleOptimizer(settings, self.flat)
 
-    def forward(self, images: Tensor, precision: str) -> ModuleOutput:  # noqa: ARG002 - the base's signature
+    def forward(self, images: Tensor, precision: str) -> ModuleOutput:
         """Return the images [B, 3, H, W] for ``Client.supervised_loss``."""
-        return ModuleOutput(self, images)
+        return ModuleOutput(self, images, precision)
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Load the global model [num_shared], and private tensors that the server has, by name."""

@@ -56,7 +56,7 @@ class CopiedParameters(FlatParameters):
     def place_of(self, tensor: Tensor) -> int:
         """Return where the values of a parameter start in the buffer, in elements."""
         if tensor not in self._places:  # it keeps those of a module that has trained, as long as methods look at it
-            spans = self._spans()
+            spans = self.spans
             self._places.update({p: spans[n].start for n, p in self.module.named_parameters() if n in spans})
         place: int = self._places[tensor]
         return place
@@ -78,14 +78,16 @@ class CopiedParameters(FlatParameters):
             torch._foreach_copy_([tensor for tensor, _ in pairs], [view for _, view in pairs])
             self._written = self._values._version
 
-    def _spans(self) -> dict[str, slice]:
+    @property
+    def spans(self) -> dict[str, slice]:
+        """Name -> place of each tensor."""
         return {entry.name: entry.span for entry in self.entries} | dict(self._tail)
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return each tensor of the module, and its view of the buffer."""
         tensors: dict[str, Tensor] = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         pairs = []
-        for name, span in self._spans().items():
+        for name, span in self.spans.items():
             view = self._values[span]
             if name not in tensors or tensors[name].numel() != view.numel():
                 raise ConfigError(f"model.module: {name} was removed, or changed its shape; keep it")
