@@ -145,7 +145,8 @@ class Restarted(Small):
         self.precise += features.detach().mean(0) / 3
         share = np.random.uniform(0.9, 1.1)  # noqa: NPY002 - public code does so
         self.log("steps", self.steps.float())
-        return share * cross_entropy(self.classifier(features - self.queue.mean(0) + self.precise.float() * 1e-3), labels)
+        features = features - self.queue.mean(0) + self.precise.float() * 1e-3
+        return share * cross_entropy(self.classifier(features), labels)
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
@@ -153,7 +154,19 @@ class Restarted(Small):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-FOREIGN = [OwnScheduler, ClipsInside, DictLosses, MetricsInside, Frozen, Restarted]
+class Together(MetricsInside):
+    """Asks all processes, of which a session has one: other ranks train other clients."""
+
+    def training_step(self, batch, batch_idx):
+        assert not torch.distributed.is_initialized()
+        assert (self.trainer.world_size, self.global_rank, self.trainer.is_global_zero) == (1, 0, True)
+        loss = super().training_step(batch, batch_idx)
+        self.log("ranks", self.all_gather(torch.ones(1)).sum(), sync_dist=True)
+        self.log("synced", loss.detach(), sync_dist=True, on_step=False, on_epoch=True)
+        return loss
+
+
+FOREIGN = [OwnScheduler, ClipsInside, DictLosses, MetricsInside, Frozen, Restarted, Together]
 
 
 def federation(method, module, **options):

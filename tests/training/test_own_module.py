@@ -5,6 +5,7 @@ import itertools
 import random
 import re
 import runpy
+import signal
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 import fedsim.training.own_module.module_client as clients
 from alone import recording, train_alone
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.attacks import Backdoor
@@ -261,6 +262,111 @@ class Restless(Frozen):
         loss = super().training_step(batch, batch_idx)
         self.train()
         return loss
+
+
+class Counted(Small):
+    """Counts its steps in an integer buffer, and notes what it finds when a session begins."""
+
+    seen: ClassVar[list[tuple]] = []
+
+    def __init__(self, num_classes: int):
+        super().__init__(num_classes)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def on_train_start(self):
+        trainer = self.trainer
+        facts = (int(self.steps), trainer.current_epoch, trainer.global_step, trainer.max_epochs)
+        self.seen.append((*facts, trainer.estimated_stepping_batches, self.optimizers().param_groups[0]["lr"]))
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 2}}
+
+
+def test_counters_and_horizons_follow_the_run(tmp_path):
+    data = partial(make_data, SyntheticReID(clients=1, unseen=1, scale=0.1), limit_client_batches=3)
+    client = LocalTraining(batch_size=8, local_epochs=2)
+
+    def seen(rounds, counts_from="run", **options):
+        model = federation(FedAvg(), Counted, client=client, module_counts_from=counts_from)
+        model.assemble(data(), 0, 1, torch.device("cpu"))
+        Counted.seen.clear()  # that of the trial
+        fit(model, data(), rounds, **options).trainer.save_checkpoint(tmp_path / "two.ckpt")
+        return [*Counted.seen]
+
+    # 3 batches an epoch, of which the second steps the scheduler: once an epoch
+    expected = [(6 * r, 2 * r, 6 * r, 6, 18, 1e-3 * 0.5 ** (2 * r)) for r in range(3)]
+    assert seen(3) == expected
+    assert seen(3, "round") == [(6 * r, 0, 0, 2, 6, 1e-3) for r in range(3)]
+    seen(2)
+    assert seen(3, ckpt_path=tmp_path / "two.ckpt") == expected[2:]
+
+
+class Given(LightningModule):
+    """Its network is an argument."""
+
+    modes: ClassVar[list[bool]] = []
+
+    def __init__(self, net, num_classes):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net, self.classifier = net, nn.Linear(8, num_classes)
+
+    def embed(self, images):
+        return self.net(images)
+
+    def training_step(self, batch, batch_idx):
+        self.modes.append(all(part.training for part in self.modules()))
+        return cross_entropy(self.classifier(self.net(batch[0])), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("way", ["instance", "partial"])
+def test_a_given_network_trains_in_training_mode_and_stays_the_users(way):
+    net = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 15 * 7, 8))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    Given.modes.clear()
+    model = fit(federation(FedAvg(), Given(net, 4) if way == "instance" else partial(Given, net=net)))
+    assert all(Given.modes)
+    assert net.training
+    assert_same(net.state_dict(), before)
+    assert not torch.equal(module_state(model)["global"][:10], net[0].weight.flatten()[:10])
+
+
+def test_a_stop_in_a_session_ends_the_session_only():
+    class Stops(Counted):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.trainer.should_stop = batch_idx == 1
+
+    model = fit(federation(FedAvg(), Stops), rounds=2)
+    assert model.trainer.current_epoch == 2
+    assert model.round_metrics["train/steps"] == 2 * len(model.parts.names)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_what_ends_a_training_reaches_the_run_and_leaves_signals_and_ranks(error):
+    handler = signal.getsignal(signal.SIGINT)
+
+    class Ends(Counted):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if self.current_epoch > 0:
+                raise error("the end")
+
+    model = federation(FedAvg(), Ends)
+    expected = {KeyboardInterrupt: SystemExit, SystemExit: TrainingError}.get(error, error)
+    with pytest.raises(expected):
+        fit(model)
+    assert signal.getsignal(signal.SIGINT) in (handler, signal.SIG_IGN)  # Lightning's outer Trainer ends by Ctrl-C so
+    signal.signal(signal.SIGINT, handler)
+    assert torch.autocast_increment_nesting() == 1
+    torch.autocast_decrement_nesting()
 
 
 def test_each_session_begins_with_the_parts_in_evaluation_mode_that_were_built_so():
