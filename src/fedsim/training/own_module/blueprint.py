@@ -103,8 +103,8 @@ class Blueprint:
         module: Any = self._given
         if not self.takes_classes and has_hooks(module):
             raise ConfigError(
-                f"{named(module)} has hooks, or functions that refer to it, which no copy would have; give model.module "
-                "as the class"
+                f"{named(module)} has hooks, or functions that refer to it, which no copy would have; give its class, "
+                "and no instance"
             )
         if not self.takes_classes:
             return partial(_identity, module)

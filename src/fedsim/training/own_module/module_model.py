@@ -41,7 +41,7 @@ class ModuleOutput(Output):
         return output
 
     @property
-    def features(self) -> Features:  # type: ignore[override] # the base's field
+    def features(self) -> Features:
         """The features of the images, by a pass of their own."""
         with autocast(self.model.device, self.precision):
             features: Features = self.model.network(self.images)
@@ -159,9 +159,8 @@ class ModuleModel(FlatModel):
         flat, spans = self.flat, self.flat.spans
         of_head = {n for n, group in self.groups.items() if group is Group.HEAD}
         of_head |= {f"{PART}.{name}" for name in self.blueprint.sizes}
-        tensors = {
-            name: flat.buffer[spans[name]].view(p.shape) for name, p in self.network.named_parameters() if name in of_head
-        }
+        parameters = [(name, p) for name, p in self.network.named_parameters() if name in of_head]
+        tensors = {name: flat.buffer[spans[name]].view(p.shape) for name, p in parameters}
         weights = [name for name, tensor in tensors.items() if tensor.dim() > 1]
         nothing = torch.empty(0, device=self.device)
         return [Head(tensors[n], tensors.get(f"{n.rpartition('.')[0]}.bias", nothing)) for n in weights]
