@@ -7,7 +7,7 @@ random time so many times; then it may finish. The result is compared with that 
     python benchmarks/random_kills.py --kills 20 --ranks 2 --rank-groups  # ranks share a client; compared with one rank
     python benchmarks/random_kills.py --kills 20 --ranks 2 --buffered     # clients are under way; compared alike
     python benchmarks/random_kills.py --kills 20 --ranks 2 1 2 --buffered  # each start draws one of these numbers
-    PYTHONPATH=tests python benchmarks/random_kills.py --ranks 2 1 --module lightning_modules.Restarted  # a user's module
+    PYTHONPATH=tests python benchmarks/random_kills.py --ranks 2 1 --module lightning_modules.Restarted
 
 Exits with 1 if a tensor differs, or if a process outlived the one that was killed.
 """
