@@ -113,7 +113,10 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
 
 
 def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
-    """Yield a line about each group that could be further seeds of an earlier one, but is another experiment."""
+    """Yield a line about each group that could be further seeds of an earlier one, and about unknown settings."""
+    for group in groups:
+        if len(group.runs) > 1 and not group.runs[0].config:
+            yield f"{group.label}: no run has a config.yaml, so the settings are equal by their fingerprint alone"
     for number, group in enumerate(groups):
         seeds = {run.summary["seed"] for run in group.runs}
         for earlier in groups[:number]:
@@ -127,9 +130,9 @@ def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
 
 def _differences(one: Run, other: Run) -> list[str]:
     """Return the differences between two runs that make them two experiments."""
-    settings = (d for d in compare(one.settings, other.settings) if is_of_experiment(d))
-    texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in settings] if one.config and other.config else []
     unknown = [f"settings, as {run.folder} has no config.yaml" for run in (one, other) if not run.config]
+    settings = () if unknown else (d for d in compare(one.settings, other.settings) if is_of_experiment(d))
+    texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in settings]
     return [*unknown, *texts, *one.experiment.differs_in(other.experiment)]
 
 
