@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning import LightningDataModule
@@ -34,10 +34,12 @@ from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device
 from fedsim.data.standins import standin_of
+from fedsim.settings.facts import NOTHING, Facts
 
 log = logging.getLogger(__name__)
 
 Cache = Literal["device", "host", "none"]  # place of decoded images
+_DATA = Facts(group="data")
 
 
 class OncePerRound:
@@ -91,28 +93,38 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
 
     def __init__(
         self,
-        source: ReIDSource | list[ReIDSource] | None = None,
-        partition: Partition = "by_dataset",
-        parts: int = 4,
-        alpha: float = 0.5,
-        unseen: list[str] | None = None,
-        public: str | None = None,
-        val: Validation = "identities",
-        val_fraction: float = 0.2,
-        max_images: int | None = None,
-        max_identities: int | None = None,
-        labels: LabelScope = "own",
-        manifest: str | None = None,
-        size: tuple[int, int] = (256, 128),
-        test_size: tuple[int, int] | None = None,
-        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
-        generated: Generated | None = None,
-        cache: Cache = "device",
-        cache_dir: str | None = None,
-        workers: int = 2,
-        on_corrupt: Literal["stop", "skip"] = "stop",
-        dry_run: bool = False,
-        limit_client_batches: float | None = None,
+        source: Annotated[
+            ReIDSource | list[ReIDSource] | None, Facts(group="data", kind="data-sets", usage="MarketFolders")
+        ] = None,
+        partition: Annotated[Partition, Facts(group="data", usage="by_camera")] = "by_dataset",
+        parts: Annotated[
+            int, Facts(group="data", needs="partition in ('by_identity', 'iid', 'dirichlet', 'shards', 'stratified')")
+        ] = 4,
+        alpha: Annotated[float, Facts(group="data", needs="partition == 'dirichlet'")] = 0.5,
+        unseen: Annotated[list[str] | None, Facts(group="data", null=(), is_list_of_names=True, usage="[NAME]")] = None,
+        public: Annotated[str | None, _DATA] = None,
+        val: Annotated[Validation, Facts(group="evaluation", usage="images")] = "identities",
+        val_fraction: Annotated[
+            float, Facts(group="evaluation", needs="val in ('identities', 'images') and manifest is None")
+        ] = 0.2,
+        max_images: Annotated[int | None, _DATA] = None,
+        max_identities: Annotated[int | None, _DATA] = None,
+        labels: Annotated[LabelScope, _DATA] = "own",
+        manifest: Annotated[str | None, Facts(group="data", is_file=True)] = None,
+        size: Annotated[
+            tuple[int, int], Facts(group="data", usage="[256,128]", expected="a height and a width, such as [64, 32]")
+        ] = (256, 128),
+        test_size: Annotated[tuple[int, int] | None, Facts(group="evaluation", null_is="size")] = None,
+        augmentation: Annotated[Augmentation, Facts(group="data", usage="{erase: 0.5}")] = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        generated: Annotated[
+            Generated | None, Facts(group="data", expected="settings of its own, such as --data.generated.root FOLDER")
+        ] = None,
+        cache: Annotated[Cache, NOTHING] = "device",
+        cache_dir: Annotated[str | None, Facts(effect="nothing", usage="FOLDER")] = None,
+        workers: Annotated[int, NOTHING] = 2,
+        on_corrupt: Annotated[Literal["stop", "skip"], _DATA] = "stop",
+        dry_run: Annotated[bool, Facts(group="data", usage="true")] = False,
+        limit_client_batches: Annotated[float | None, _DATA] = None,
     ) -> None:
         super().__init__()
         _check_sizes(size, test_size or size, augmentation)
