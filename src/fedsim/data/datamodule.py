@@ -39,7 +39,6 @@ from fedsim.settings.facts import NOTHING, Facts
 log = logging.getLogger(__name__)
 
 Cache = Literal["device", "host", "none"]  # place of decoded images
-_DATA = Facts(group="data")
 
 
 class OncePerRound:
@@ -93,38 +92,36 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
 
     def __init__(
         self,
-        source: Annotated[
-            ReIDSource | list[ReIDSource] | None, Facts(group="data", kind="data-sets", usage="MarketFolders")
-        ] = None,
-        partition: Annotated[Partition, Facts(group="data", usage="by_camera")] = "by_dataset",
+        source: Annotated[ReIDSource | list[ReIDSource] | None, Facts(kind="data-sets", usage="MarketFolders")] = None,
+        partition: Annotated[Partition, Facts(usage="by_camera")] = "by_dataset",
         parts: Annotated[
-            int, Facts(group="data", needs="partition in ('by_identity', 'iid', 'dirichlet', 'shards', 'stratified')")
+            int, Facts(needs="partition in ('by_identity', 'iid', 'dirichlet', 'shards', 'stratified')")
         ] = 4,
-        alpha: Annotated[float, Facts(group="data", needs="partition == 'dirichlet'")] = 0.5,
-        unseen: Annotated[list[str] | None, Facts(group="data", null=(), is_list_of_names=True, usage="[NAME]")] = None,
-        public: Annotated[str | None, _DATA] = None,
+        alpha: Annotated[float, Facts(needs="partition == 'dirichlet'")] = 0.5,
+        unseen: Annotated[list[str] | None, Facts(null=(), is_list_of_names=True, usage="[NAME]")] = None,
+        public: str | None = None,
         val: Annotated[Validation, Facts(group="evaluation", usage="images")] = "identities",
         val_fraction: Annotated[
             float, Facts(group="evaluation", needs="val in ('identities', 'images') and manifest is None")
         ] = 0.2,
-        max_images: Annotated[int | None, _DATA] = None,
-        max_identities: Annotated[int | None, _DATA] = None,
-        labels: Annotated[LabelScope, _DATA] = "own",
-        manifest: Annotated[str | None, Facts(group="data", is_file=True)] = None,
+        max_images: int | None = None,
+        max_identities: int | None = None,
+        labels: LabelScope = "own",
+        manifest: Annotated[str | None, Facts(is_file=True)] = None,
         size: Annotated[
-            tuple[int, int], Facts(group="data", usage="[256,128]", expected="a height and a width, such as [64, 32]")
+            tuple[int, int], Facts(usage="[256,128]", expected="a height and a width, such as [64, 32]")
         ] = (256, 128),
         test_size: Annotated[tuple[int, int] | None, Facts(group="evaluation", null_is="size")] = None,
-        augmentation: Annotated[Augmentation, Facts(group="data", usage="{erase: 0.5}")] = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        augmentation: Annotated[Augmentation, Facts(usage="{erase: 0.5}")] = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
         generated: Annotated[
-            Generated | None, Facts(group="data", expected="settings of its own, such as --data.generated.root FOLDER")
+            Generated | None, Facts(expected="settings of its own, such as --data.generated.root FOLDER")
         ] = None,
         cache: Annotated[Cache, NOTHING] = "device",
         cache_dir: Annotated[str | None, Facts(effect="nothing", usage="FOLDER")] = None,
         workers: Annotated[int, NOTHING] = 2,
-        on_corrupt: Annotated[Literal["stop", "skip"], _DATA] = "stop",
-        dry_run: Annotated[bool, Facts(group="data", usage="true")] = False,
-        limit_client_batches: Annotated[float | None, _DATA] = None,
+        on_corrupt: Literal["stop", "skip"] = "stop",
+        dry_run: Annotated[bool, Facts(usage="true")] = False,
+        limit_client_batches: float | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(size, test_size or size, augmentation)

@@ -35,7 +35,7 @@ from fedsim.training.statistics import StatisticsPolicy
 _CLASSES = "module is None and not client.cluster and not client.bottom_up"
 _SHARES = "method not in ('Local', 'FedReIDFineTune')"
 _METHOD = Facts(group="method")
-_SPEEDS = "timing not in (None, 'Synchronous') or method.weighting == 'performance' or '.' in method"
+_SPEEDS = "timing != 'Synchronous' or method.weighting == 'performance' or '.' in method"
 _BY_NAME = "the fields of each client, such as {town0: {batch_size: 8}}"
 
 
@@ -71,16 +71,12 @@ class Settings:
     """choice of the clients that take part in a round"""
     availability: Annotated[Availability, _METHOD] = Availability()
     """drop-outs and stragglers"""
-    timing: Annotated[
-        Timing | None, Facts(group="method", kind="timings", null="fedsim.federation.components.timing.Synchronous")
-    ] = None
+    timing: Annotated[Timing | None, Facts(group="method", kind="timings", null="Synchronous")] = None
     """Synchronous, Deadline, or Buffered (FedBuff, FedAsync): how long the server waits for answers, in the simulated
     time of model.hardware; null: as Synchronous, until all have answered"""
     adaptive_backbones: Annotated[AdaptiveBackbones | None, Facts(group="network")] = None
     """clients change their backbones by their rewards; null: they do not"""
-    privacy: Annotated[
-        Privacy | None, Facts(group="method", kind="privacy", null="fedsim.federation.components.privacy.Privacy")
-    ] = None
+    privacy: Annotated[Privacy | None, Facts(group="method", kind="privacy", null="Privacy")] = None
     """WhiteNoise, or DifferentialPrivacy; null: downloads and uploads are not changed"""
     hardware: Annotated[Hardware | None, Facts(group="method", needs=_SPEEDS)] = None
     """the clients' links and devices, for simulated seconds in the log; null: none are logged"""

@@ -58,7 +58,7 @@ class VisualPrompts(PartlyFixed):
         parts: Annotated[PromptsByPart, Facts(needs="tokens")] = (5, 5, 5),
         *,
         deep: Annotated[bool, Facts(needs="tokens")] = True,
-        patches_see_parts: Annotated[bool, Facts(needs="tokens and any(parts)")] = False,
+        patches_see_parts: Annotated[bool, Facts(needs="tokens and parts != [0, 0, 0]")] = False,
         train: Literal["prompts", "all"] = "prompts",
         dropout: Annotated[float, Facts(needs="tokens")] = 0.0,
     ) -> None:

@@ -13,7 +13,7 @@ from fedsim.settings.facts import Facts
 
 MISSING = object()
 """stands for a default that an argument lacks, and for a setting that a configuration lacks"""
-_LIBRARIES = ("torch", "lightning", "pytorch_lightning")
+LIBRARIES = ("torch", "lightning", "pytorch_lightning")
 _FACTS = [fact.name for fact in fields(Facts)]
 
 
@@ -82,7 +82,7 @@ def short_of(path: str) -> str:
     package, *modules, name = path.split(".") if "." in path else ("", path)
     if package == "fedsim":
         return name
-    return ".".join([package, *modules[:1], name]) if package in _LIBRARIES else path
+    return ".".join([package, *modules[:1], name]) if package in LIBRARIES else path
 
 
 @cache

@@ -94,7 +94,9 @@ class LongRound:
 class LocalTraining:
     """Local training of a client in a round."""
 
-    local_epochs: Annotated[int, Facts(needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing")] = 1
+    local_epochs: Annotated[
+        int, Facts(needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing != 'Synchronous'")
+    ] = 1
     """E: passes over the client's images"""
     local_steps: int | None = None
     """largest number of optimizer steps in a round, if E epochs have more; null: no limit"""
