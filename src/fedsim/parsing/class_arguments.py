@@ -51,6 +51,8 @@ def class_in(annotation: ast.expr | None) -> str | None:
     ('Evaluation', None)
     """
     match annotation:
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[first, *_])):
+            return class_in(first)
         case ast.Name(id=name):
             return name
         case ast.BinOp(left=ast.Name(id=name), op=ast.BitOr(), right=ast.Constant(value=None)):

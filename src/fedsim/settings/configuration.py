@@ -224,13 +224,22 @@ class _Below:
         return _value_at(self._entries, f"{self._option}.{name}")
 
 
+class _Chosen(str, _Below):
+    """A class in a condition: its name, and its fields are attributes."""
+
+    def __new__(cls, entries: Flat, option: str) -> Any:
+        """Return the name."""
+        return str.__new__(cls, entries[option].value)
+
+
 def _value_at(entries: Flat, option: str) -> Any:
-    """Return a value; a section with fields as an object, and None for a setting that is not there."""
+    """Return a value; a section and a class as objects with fields, and None for a setting that is not there."""
     entry = entries.get(option)
-    is_section = entry is None or (isinstance(entry.value, str) and _is_section(entry.setting))
-    if is_section and any(name.startswith(f"{option}.") for name in entries):
-        return _Below(entries, option)
-    return None if entry is None else entry.value
+    if entry is not None and (not isinstance(entry.value, str) or not entry.setting.base):
+        return entry.value
+    if entry is not None and not _is_section(entry.setting):
+        return _Chosen(entries, option)
+    return _Below(entries, option) if any(name.startswith(f"{option}.") for name in entries) else None
 
 
 def _is_section(setting: Setting) -> bool:
