@@ -12,6 +12,7 @@ from fedsim.papers.resolved_rows import find_run, resolved_row
 from fedsim.report.runs import Run
 from fedsim.settings.configuration import Difference, Flat, compare, flat, text_of
 from fedsim.settings.facts import Group
+from fedsim.settings.table import MISSING
 
 _LONGEST = 100
 """characters of a value"""
@@ -102,7 +103,9 @@ def settings_of_row(key: str, name: str) -> Flat:
 
 def method_of(settings: Flat) -> str:
     """Return the method of an experiment; of one client with all data, ``Centralised``."""
-    return "Centralised" if settings["data.partition"].value == "union" else str(settings["model.method"].value)
+    if settings["data.partition"].value == "union":
+        return "Centralised"
+    return str(settings["model.method"].value) if "model.method" in settings else ""
 
 
 def differences_from(row: Flat, runs: Iterable[Run]) -> tuple[Difference, ...]:
@@ -135,7 +138,7 @@ def _is_ignored(difference: Difference) -> bool:
 
 def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:
     """Yield the data sets that have clients in one of the two experiments only, if their classes do not tell."""
-    if set(settings["data.source"].value) & set(run.setting("data.source") or ()):
+    if set(settings["data.source"].value or ()) & set(run.setting("data.source") or ()):
         return
     if row.clients and frozenset(run.seen) not in row.clients:
         published = min(row.clients, key=lambda sets: len(sets ^ set(run.seen)))
@@ -145,10 +148,19 @@ def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:
 
 def _text(difference: Difference) -> str:
     """Return a difference with both values, in full if they are equal when they are cut."""
-    texts = [text_of(value) for value in (difference.new, difference.old)]
+    values = [None if value is MISSING else value for value in (difference.new, difference.old)]
+    texts = [text_of(value) for value in values]
+    if difference.setting.form == "classes" and set(values[0] or ()) & set(values[1] or ()):
+        texts = [", ".join(_with_and_without(*pair)) for pair in (values, values[::-1])]
     short = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..." for text in texts]
     of_run, of_row = short if len(set(short)) == 2 else texts
     return f"{difference.option} {of_run} (row: {of_row})"
+
+
+def _with_and_without(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+    """Yield the classes in which one list differs from another."""
+    yield from (f"with {name}" for name in names if name not in others)
+    yield from (f"without {name}" for name in others if name not in names)
 
 
 def _names(names: object) -> str:

@@ -103,7 +103,7 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
     if repeated := next((name for name in names if names.count(name) > 1), None):
         first, second = [runs[0] for (name, _), runs in by_experiment.items() if name == repeated][:2]
         reason = "; ".join(_differences(first, second)[:3])
-        raise ConfigError(f"runs: {repeated} names runs that differ ({reason}); give each its own name")
+        raise ConfigError(f"runs: {repeated} names runs with different settings ({reason}); give each its own name")
     labels = name_variants([runs[0] for runs in by_experiment.values()])
     groups = []
     for (name, experiment), label, runs in zip(by_experiment, labels, by_experiment.values(), strict=True):

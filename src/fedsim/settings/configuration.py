@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fedsim.settings.facts import Effect, Group
 from fedsim.settings.table import (
+    LIBRARIES,
     MISSING,
     UNKNOWN,
     KnownClass,
@@ -42,6 +43,8 @@ class Entry(NamedTuple):
     setting: Setting
     is_given: bool = True
     """false: the configuration leaves it out, and it has its default"""
+    is_null: bool = False
+    """whether it is null, which stands for the value of another setting"""
 
 
 Flat = dict[str, Entry]
@@ -168,15 +171,14 @@ def _with_effects(entries: Flat) -> Flat:
     found: Flat = {}
     for option, entry in entries.items():
         facts, prefix = entry.setting.facts, option.rpartition(".")[0]
-        value = entry.value
-        if value is None and facts.null_is:
-            value = entries[f"{prefix}.{facts.null_is}"].value
+        is_null = entry.value is None and bool(facts.null_is)
+        value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
         effect = entry.effect
         if facts.needs and not _holds(facts.needs, entries, prefix):
             effect = "nothing"
         if (above := _above(option, found)) is not None and _STRONGER[above.effect] < _STRONGER[effect]:
             effect = above.effect
-        found[option] = entry._replace(value=value, effect=effect)
+        found[option] = entry._replace(value=value, effect=effect, is_null=is_null)
     return found
 
 
@@ -194,8 +196,11 @@ def _compiled(needs: str) -> CodeType:
 
 
 def _holds(needs: str, entries: Flat, prefix: str) -> bool:
-    """Return whether a condition of the table holds. It is fedsim's own text, and can only read settings."""
-    return bool(eval(_compiled(needs), {"__builtins__": {}}, _Names(entries, prefix)))
+    """Return whether a condition holds, or cannot be decided. It is a text of the table, and can only read settings."""
+    try:
+        return bool(eval(_compiled(needs), {"__builtins__": {}}, _Names(entries, prefix)))
+    except (AttributeError, TypeError):  # another class stands there, or a value of another type
+        return True
 
 
 class _Names(Mapping[str, Any]):
@@ -260,7 +265,7 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
         if not in_both and _is_default(old.get(option) or new[option]):
             continue
         before, after = (entries[option].value if option in entries else MISSING for entries in (old, new))
-        if in_both and _are_equal(before, after):
+        if in_both and (_are_equal(before, after) or (old[option].is_null and new[option].is_null)):
             continue
         other.append(option)
         entry = _stronger(old.get(option), new.get(option))
@@ -320,7 +325,7 @@ def digest(content: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text for readers; a library's class by its last name.
+    """Return a value as text for readers; a library's class, and a path from the root, by the last part.
 
     >>> text_of(None), text_of(True), text_of([0.5, "torch.optim.SGD"]), text_of({"lr": 0.1})
     ('none', 'true', '[0.5, SGD]', 'lr 0.1')
@@ -334,4 +339,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {text_of(inner)}" for name, inner in value.items()) or "{}"
     text = str(value)
-    return text.rpartition(".")[2] if text.startswith(("torch.", "lightning.", "pytorch_lightning.")) else text
+    if text.startswith("/"):
+        return text.rstrip("/").rpartition("/")[2]
+    return text.rpartition(".")[2] if text.partition(".")[0] in LIBRARIES else text
