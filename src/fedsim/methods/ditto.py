@@ -81,9 +81,10 @@ class Ditto(BodySharing, WeightingChoice, KeepsModels, Method):
         client.model.reset_counters()
         client.optimizer.reset(client.round)
         personal_steps = _PersonalSteps(partial(client.optimizer.pull, client.received.vector, self.lam))
-        for epoch in range(client.local_epochs):
-            for batch in client.batches(epoch):
-                client.train_on(batch, personal_steps)
+        with client.personal_training():
+            for epoch in range(client.local_epochs):
+                for batch in client.batches(epoch):
+                    client.train_on(batch, personal_steps)
         client.keep("personal", model)
         model.copy_(trained)
 

@@ -80,7 +80,7 @@ class FedALA(BodySharing, WeightingChoice, KeepsModels, Method):
     def train(self, client: Client) -> None:
         """Learn W, mix, and train."""
         if "local" in client.kept:
-            with _undisturbed(client):
+            with _undisturbed(client), client.personal_training():
                 self._learn(client)
             self._mix(client)
         super().train(client)

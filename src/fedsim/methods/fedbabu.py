@@ -112,11 +112,12 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
             super().train(client)
         if self.fine_tune_epochs == 0:
             return
-        trained, steps = client.model.whole.clone(), client.optimizer.num_steps
+        trained = client.model.whole.clone()
         client.model.whole.copy_(received)
         client.model.reset_counters()
         client.optimizer.reset(client.round)
-        with client.model.training_only("private") if self.fine_tune == "head" else nullcontext():
+        moved = client.model.training_only("private") if self.fine_tune == "head" else nullcontext()
+        with moved, client.personal_training():
             fine_tuning = _FineTuning()
             for _ in range(self.fine_tune_epochs):
                 for batch in client.batches(0):
@@ -124,7 +125,6 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
         for name, part in self.keeps.items():
             client.keep(name, client.model.whole if part == "model" else client.model.private)
         client.model.whole.copy_(trained)
-        client.optimizer.num_steps = steps  # the log is that of the body
 
     def personalise(self, client: Client) -> None:
         """Load the fine-tuned part."""
