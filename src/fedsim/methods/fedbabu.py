@@ -17,7 +17,7 @@ Deviations and silences:
   methods start with a deviation of 0.001: if they were fixed, they would hardly give the body a gradient.
 - The paper fine-tunes the global model before each evaluation. Here a client does it at the end of its local training,
   from the model that it received and its fixed head: the personal model is one average older than the global one. It
-  has a fresh optimizer; the log does not count it.
+  has a fresh optimizer; loss and accuracy in the log are without it.
 - ``fine_tune`` is the part that moves. The abstract fine-tunes the head, which retrieval does not see: then
   personalised features are the global ones. ``all`` moves the body, too.
 - A client that has not taken part yet is scored with the global body and its fixed head.
@@ -48,7 +48,7 @@ class _FineTuning:
     """Steps of the personal model."""
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Return the supervised loss, which the log does not count."""
+        """Return the supervised loss, which the log leaves out."""
         return client.supervised_loss(client.forward(batch.images), batch, counts=False)
 
     def take_step(self, client: Client, loss: Tensor) -> None:

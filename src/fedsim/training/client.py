@@ -224,12 +224,12 @@ class Client(LightningModule):
     @contextmanager
     def personal_training(self) -> Iterator[None]:
         """Count the work of this block as that of a personal model, which trains in place of the client's."""
-        own, personal = self.model.network.work, self.model.work["personal"]
-        self.model.network.work = self.optimizer.work = personal
+        before = self.model.network.work
+        self.model.network.work = self.optimizer.work = self.model.work["personal"]
         try:
             yield
         finally:
-            self.model.network.work = self.optimizer.work = own
+            self.model.network.work = self.optimizer.work = before
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""

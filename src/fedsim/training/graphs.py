@@ -134,7 +134,8 @@ class Replay:
         session, static = self._session, _copied(batch)
         before = {optimizer: optimizer.num_steps for optimizer in session.optimizers.values()}
         metrics, report, captured, losses = session.metrics, session.report, _CapturedMetrics(), list[Tensor]()
-        session.metrics, session.report, done = captured, losses.append, self._model.take_work()
+        done = self._model.take_work()
+        session.metrics, session.report = captured, losses.append
         try:
             graph = self._memory.capture(self._model.generators, lambda: step(static))
         except Exception as error:  # any error of a method: its plain step shows whether the method is wrong
