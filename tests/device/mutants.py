@@ -171,6 +171,7 @@ MUTANTS = [
     Mutant("training/graphs.py", "metrics.add(loss.clone(), guesses.clone(),", "metrics.add(loss, guesses,", "graph"),
     Mutant("training/graphs.py", "WARM_UP = 3\n", "WARM_UP = 0\n", "graph"),
     Mutant("training/graphs.py", "optimizer.num_steps += steps", "optimizer.num_steps += 0", "graph control"),
+    Mutant("training/graphs.py", "self._model.add_work(captured.work)", "pass", "graph"),
     Mutant("training/graphs.py", "[(o.rates, o.num_resets)", "[o.num_resets", "graph rates"),
     Mutant("training/graphs.py", "metrics, session.report = captured, losses.append", "report = losses.append",
            "graph"),

@@ -42,7 +42,7 @@ Deviations and silences:
   L_loc has it of x': ``model.objective.causality``, which is ``{form: entropy, weights: [0.01, 0.01, 0.01]}`` there.
   Client-L has no heads for it of its own: they are Client-G's, and Client-L does not move them. L_au then moves f_G:
   ``judge: itself``, in training mode, with the passes that the other losses have.
-- The log counts L_mem(x; f_G): its guess is the person of the most similar vector of M.
+- Loss and accuracy in the log are of L_mem(x; f_G): its guess is the person of the most similar vector of M.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.runs import Run
-from fedsim.settings.configuration import Entry, Flat, flat, is_of_experiment, text_of
+from fedsim.settings.configuration import Flat, SettingValue, flat, is_of_experiment, text_of
 from fedsim.settings.facts import Group
 from fedsim.settings.table import section, sections
 
@@ -62,13 +62,13 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name: differing[name] for name in sorted(differing, key=places.__getitem__) if differs_within_class(name)}
 
 
-def _text(entry: Entry | None) -> str:
+def _text(entry: SettingValue | None) -> str:
     if entry is None:
         return _MISSING
     return text_of(None if entry.is_null else entry.value)
 
 
-def _place(name: str, entry: Entry) -> tuple[bool, int, bool, int]:
+def _place(name: str, entry: SettingValue) -> tuple[bool, int, bool, int]:
     """Return the place of a setting in names: the length of a run comes last, and the trainer after the federation."""
     first, _, rest = name.partition(".")
     declared = [*section(first).arguments] if first in sections() else []

@@ -32,7 +32,7 @@ _GROUP_OF_SECTION: dict[str, Group] = {"data": "data"}
 _STRONGER: dict[Effect, int] = {"nothing": 0, "rounding": 1, "results": 2}
 
 
-class Entry(NamedTuple):
+class SettingValue(NamedTuple):
     """A setting of a configuration."""
 
     value: Any
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
     """whether it is null, which stands for the value of another setting"""
 
 
-Flat = dict[str, Entry]
+Flat = dict[str, SettingValue]
 """option, such as ``model.client.optimizer.lr`` -> its value; a section or class before its fields"""
 
 
@@ -71,7 +71,7 @@ def flat(config: Mapping[str, Any]) -> Flat:
 
     >>> entries = flat({"model": {"method": "fedsim.methods.Ditto"}})
     >>> entries["model.method"].value, entries["model.method.lam"].value, entries["model.threads"].effect
-    ('Ditto', 1.0, 'rounding')
+    ('Ditto', 0.1, 'rounding')
     """
     reader = _Reader()
     names = sections()
@@ -138,7 +138,7 @@ class _Reader:
 
     def enter(self, option: str, value: Any, setting: Setting, group: Group, is_given: bool) -> None:
         """Enter a value."""
-        self.entries[option] = Entry(value, setting.facts.effect, group, setting, is_given)
+        self.entries[option] = SettingValue(value, setting.facts.effect, group, setting, is_given)
 
 
 def _class_of(value: Any, setting: Setting) -> str | None:
@@ -182,7 +182,7 @@ def _with_effects(entries: Flat) -> Flat:
     return found
 
 
-def _above(option: str, entries: Flat) -> Entry | None:
+def _above(option: str, entries: Flat) -> SettingValue | None:
     """Return the nearest section or class around a setting."""
     while option := option.rpartition(".")[0]:
         if option in entries:
@@ -272,13 +272,13 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
         yield Difference(option, before, after, entry.effect, entry.group, entry.setting)
 
 
-def _is_default(entry: Entry) -> bool:
+def _is_default(entry: SettingValue) -> bool:
     """Return whether a setting has its default: a configuration without it has the same value."""
     default = entry.setting.default
     return default is not MISSING and _are_equal(_plain(default, entry.setting), entry.value)
 
 
-def _stronger(*entries: Entry | None) -> Entry:
+def _stronger(*entries: SettingValue | None) -> SettingValue:
     """Return the entry with the larger effect: a setting with an effect in one of two configurations has one."""
     return max((entry for entry in entries if entry), key=lambda entry: _STRONGER[entry.effect])
 
@@ -295,7 +295,7 @@ def fingerprint_of(config: Mapping[str, Any]) -> str:
     return digest({option: entry.value for option, entry in flat(config).items() if is_of_experiment(entry)})
 
 
-def is_of_experiment(entry: Entry | Difference) -> bool:
+def is_of_experiment(entry: SettingValue | Difference) -> bool:
     """Return whether a setting tells two experiments apart; a file tells them by its content."""
     facts = entry.setting.facts
     return entry.effect == "results" and not facts.is_repeated and not facts.is_file

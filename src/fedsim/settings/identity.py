@@ -1,4 +1,4 @@
-"""What makes a run this run: its settings, the files that they name, and the user's own code."""
+"""The identity of a run: its settings, the files that they name, and the code of the user."""
 
 from __future__ import annotations
 

@@ -52,8 +52,6 @@ class Outcome(NamedTuple):
     """other numbers, by name"""
     signals: Mapping[str, float | Sequence[float]] = MappingProxyType({})
     """the numbers that the method measures, see :attr:`Upload.signals`"""
-    steps: int = 0
-    """of all optimizers"""
 
 
 class ClientSession:
@@ -123,11 +121,7 @@ class ClientSession:
     @property
     def is_first(self) -> bool:
         """Whether this rank sends and stores the results: in a rank group, only the first rank does."""
-        return (
-            self.micro_batches is None
-            or self.micro_batches.rank_group is None
-            or self.micro_batches.rank_group.is_first
-        )
+        return self.micro_batches is None or self.micro_batches.is_first
 
     @property
     def inexact(self) -> str | None:
