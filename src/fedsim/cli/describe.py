@@ -122,11 +122,10 @@ def _data_table(identity: Mapping[str, Any]) -> str:
         return f"{identity['num_sets']:,} data sets; images: {sums}\n{line}"
     rows = []
     for name, counts in identity["sets"].items():
-        cells = [_people_and_images(counts.get(role)) for role in (*ROLES, "pool")]
-        rows.append([name, *cells, counts.get("splits", ""), counts["digest"]])
-    headers = ["data set", *ROLES, "pool of splits", "splits", "digest"]
-    table = tabulate(rows, headers, disable_numparse=True)
-    return f"{table}\n{line}\npeople / cameras / images; of random splits, query and gallery are those of the first"
+        pool = f"first of {counts['splits']} splits of {_people_and_images(counts['pool'])}" if "pool" in counts else ""
+        rows.append([name, *(_people_and_images(counts[role]) for role in ROLES), counts["digest"], pool])
+    table = tabulate(rows, ["data set", *ROLES, "digest", ""], disable_numparse=True)
+    return f"{table}\n{line}; numbers are people / cameras / images"
 
 
 def _people_and_images(counts: Mapping[str, int | None] | None) -> str:

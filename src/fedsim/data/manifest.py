@@ -181,14 +181,14 @@ def domains_of(federated: FederatedData) -> list[Domain]:
     A client of several data sets, or of one that is not tested on, is a data set of its own.
     """
     empty = _split([])
-    domains = [Domain(c.name, _all_images(c), empty, empty) for c in federated.clients if len(c.tests) != 1]
-    if federated.public is not None:
-        domains.append(Domain(federated.public_name or "public", federated.public, empty, empty))
+    domains = []
     for name, test in federated.tests.items():
         trains = [_all_images(client) for client in federated.clients if client.tests == (name,)]
         train = Split.concatenate(trains) if trains else None
         domains.append(Domain(name, train, test.query, test.gallery, test.splits))
-    return domains
+    others = {client.name: _all_images(client) for client in federated.clients if len(client.tests) != 1}
+    others |= {} if federated.public is None else {federated.public_name or "public": federated.public}
+    return domains + [Domain(name, train, empty, empty) for name, train in others.items()]
 
 
 def _all_images(client: ClientData) -> Split:
