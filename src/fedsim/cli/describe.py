@@ -182,7 +182,7 @@ def _test_table(federated: FederatedData) -> str:
         notes = [f"{len(sets.splits)} splits of the gallery"] if sets.splits else []
         notes += ["unseen"] if name in federated.unseen else []
         rows.append([name, queries_of[name], len(sets.gallery), ", ".join(notes)])
-    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",", disable_numparse=_NAMES)
+    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",", disable_numparse=_NAMES[: len(rows)])
 
 
 def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:

@@ -34,8 +34,9 @@ def identity_of(domains: Sequence[Domain], sources: Sequence[ReIDSource], most_l
     if len(domains) <= most_listed:
         sets = {domain.name: _described(domain) for domain in domains}
         return {"digest": _short(*(f"{name}\0{sets[name]['digest']}" for name in sorted(sets))), "sets": sets}
-    own = [source.digest() for source in sources]
-    digests = own if own and all(own) else [f"{domain.name}\0{digest_of(domain)}" for domain in domains]
+    digests = [source.digest() for source in sources]
+    if not digests or None in digests:
+        digests = [f"{domain.name}\0{digest_of(domain)}" for domain in domains]
     images = {role: sum(len(getattr(domain, role) or ()) for domain in domains) for role in ROLES}
     return {"digest": _short(*map(str, digests)), "num_sets": len(domains), "images": images}
 

@@ -186,9 +186,9 @@ def domains_of(federated: FederatedData) -> list[Domain]:
         trains = [_all_images(client) for client in federated.clients if client.tests == (name,)]
         train = Split.concatenate(trains) if trains else None
         domains.append(Domain(name, train, test.query, test.gallery, test.splits))
-    others = {client.name: _all_images(client) for client in federated.clients if len(client.tests) != 1}
-    others |= {} if federated.public is None else {federated.public_name or "public": federated.public}
-    return domains + [Domain(name, train, empty, empty) for name, train in others.items()]
+    single = {client.name: _all_images(client) for client in federated.clients if len(client.tests) != 1}
+    single |= {} if federated.public is None else {federated.public_name or "public": federated.public}
+    return domains + [Domain(name, train, empty, empty) for name, train in single.items()]
 
 
 def _all_images(client: ClientData) -> Split:

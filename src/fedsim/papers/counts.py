@@ -25,8 +25,8 @@ def counts_of(paper: Paper, config: Config) -> dict[str, Counts]:
 def data_differences(counts: Mapping[str, Counts], data: Mapping[str, Any] | None) -> list[str]:
     """Return a line for each data set that a run has not as the row has it, and for numbers that are not known.
 
-    Equal numbers show neither a swap of query and gallery of equal sizes nor other images: these differ between runs
-    by their digests.
+    Numbers do not show a swap of query and gallery of equal sizes, nor images in the place of others; digests of two
+    runs do.
 
     Args:
         counts: of the row: data set -> numbers; see :func:`counts_of`.
@@ -47,18 +47,18 @@ def _of_set(name: str, row: Counts, run: Mapping[str, Any]) -> Iterator[str]:
     unknown = [label for label in expected if None in (expected[label], present[label])]
     if unknown or not expected:
         yield f"{name}: not known: {', '.join(unknown) or 'the numbers of the row'}" + _source(row)
-    other = [label for label in expected if label not in unknown and expected[label] != present[label]]
-    if other:
-        texts = [f"{present[label]:,} {label} instead of {expected[label]:,}" for label in other]
-        yield f"{name}: {_kind(expected, present, other)}: {', '.join(texts)}" + _source(row)
+    differing = [label for label in expected if label not in unknown and expected[label] != present[label]]
+    if differing:
+        texts = [f"{present[label]:,} {label} instead of {expected[label]:,}" for label in differing]
+        yield f"{name}: {_kind(expected, present, differing)}: {', '.join(texts)}" + _source(row)
 
 
-def _kind(expected: Mapping[str, Any], present: Mapping[str, Any], other: list[str]) -> str:
+def _kind(expected: Mapping[str, Any], present: Mapping[str, Any], differing: list[str]) -> str:
     """Return the kind of a difference."""
-    both = [f"{_LABELS[role]} images" for role in ("query", "gallery")]
-    if {*both} <= {*other} and [present[label] for label in both] == [expected[label] for label in reversed(both)]:
+    query, gallery = (f"{_LABELS[role]} images" for role in ("query", "gallery"))
+    if query in differing and (present[query], present[gallery]) == (expected[gallery], expected[query]):
         return "query and gallery are swapped"
-    return "a part of it" if all(present[label] < expected[label] for label in other) else "other numbers"
+    return "a part of it" if all(present[label] < expected[label] for label in differing) else "other numbers"
 
 
 def _of_row(row: Counts) -> Iterator[tuple[str, int | None]]:
