@@ -38,6 +38,7 @@ from fedsim.core.files import expanded, missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.callbacks import (
     FolderStart,
     KeepConfig,
@@ -362,7 +363,8 @@ class FedSimCLI(LightningCLI):
         if self.model.rankings is not None:
             print_text(f"wrote {self.model.rankings}")
         if self.subcommand == "test":
-            log.info(keep_scores(self.given_dir, self.scored, self.model))
+            conditions = {"settings": self._resolved(), "data": self.datamodule.identity(MAX_LISTED)}
+            log.info(keep_scores(self.given_dir, self.scored, self.model, conditions))
 
     after_validate = after_test
 
