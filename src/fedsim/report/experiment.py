@@ -41,7 +41,7 @@ def experiment_of(
     values = {option: entry.value for option, entry in settings.items() if is_of_experiment(entry)}
     return Experiment(
         digest(values) if config else f"of {summary['fingerprint']}",
-        digest(summary["data"]) if summary.get("data") else "",
+        summary["data"]["digest"] if summary.get("data") else "",
         digest(identity["files"]) if identity.get("files") else "",
         digest(identity["code"]) if identity.get("code") else "",
         "; ".join(map(str, changes)),

@@ -30,6 +30,21 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"config": digest_of_config(config), "files": dict(_files(config)), "code": dict(_code(config))}
 
 
+def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the files and the code that two identities have with other contents, and both hashes.
+
+    >>> changed_content({"files": {"data.manifest": "a"}}, {"files": {"data.manifest": "b"}, "code": {"mine": "c"}})
+    {'data.manifest': ('a', 'b')}
+    """
+    pairs = {
+        name if kind == "files" else f"code of {name}": (earlier, new[kind][name])
+        for kind in ("files", "code")
+        for name, earlier in old.get(kind, {}).items()
+        if name in new.get(kind, {})
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
 def digest_of_config(config: Mapping[str, Any]) -> str:
     """Return a hash of all settings but those of a start."""
     return digest({name: value for name, value in config.items() if name not in OF_A_START})

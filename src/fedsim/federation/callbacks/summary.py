@@ -28,6 +28,7 @@ from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import num_rounds, was_stopped
 from fedsim.settings.changes import Change, fingerprint_after, read_changes
+from fedsim.settings.identity import changed_content
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class RunSummary(Callback):
         self.totals = {"seconds": 0.0}
         self.data: dict[str, Any] | None = None
         """the identity of the data, on the first rank; None: a checkpoint of an earlier version has none"""
+        self._earlier_identity: Mapping[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Describe the data; other data than those of a resumed run are a changed setting."""
@@ -136,9 +138,17 @@ class RunSummary(Callback):
             return
         earlier, self.data = self.data, data_of(trainer).identity(MAX_LISTED)
         if earlier is not None and earlier["digest"] != self.data["digest"]:
-            change = Change(trainer.current_epoch, "data", earlier["digest"], self.data["digest"])
-            self.changes.append(change)
-            log.warning("%s", ": ".join([str(change), *_changed_sets(earlier, self.data)]))
+            self._add_change(trainer, "data", earlier, self.data, _changed_sets(earlier, self.data))
+        for name, (old, new) in changed_content(self._earlier_identity, self.identity).items():
+            self._add_change(trainer, name, {"digest": old}, {"digest": new})
+
+    def _add_change(
+        self, trainer: Trainer, name: str, old: Mapping[str, Any], new: Mapping[str, Any], parts: Sequence[str] = ()
+    ) -> None:
+        """Note, and log, that a resumed run goes on with another content: of its data, a file, or the user's code."""
+        change = Change(trainer.current_epoch, name, old["digest"], new["digest"])
+        self.changes.append(change)
+        log.warning("%s", ": ".join([str(change), *parts]))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -175,13 +185,13 @@ class RunSummary(Callback):
         """Return the scores and sums from which a resumed run continues."""
         changes = [change.as_json() for change in self.changes]
         scores = {"final": self.final, "best": self.best}
-        return {**scores, "totals": self.totals, "changes": changes, "data": self.data}
+        return {**scores, "totals": self.totals, "changes": changes, "data": self.data, "identity": self.identity}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.final, self.best = state_dict["final"], state_dict["best"]
         self.changes = [*read_changes(state_dict.get("changes", [])), *self._new_changes]
-        self.data = state_dict.get("data")
+        self.data, self._earlier_identity = state_dict.get("data"), state_dict.get("identity", {})
         sums = state_dict["totals"]
         self.totals = {name: sums[name] for name in ("seconds", "simulated_seconds") if name in sums}
 
