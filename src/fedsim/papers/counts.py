@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsim.papers.files import Config, Paper
 
@@ -22,7 +22,15 @@ def counts_of(paper: Paper, config: Config) -> dict[str, Counts]:
     return {name: paper.content["counts"].get(name, {}) for name in names}
 
 
-def data_differences(counts: Mapping[str, Counts], data: Mapping[str, Any] | None) -> list[str]:
+class DataDifferences(NamedTuple):
+    """The differences between the data sets of a row and of a run, a line each."""
+
+    differing: list[str]
+    unknown: list[str]
+    """numbers that the row or the run lacks"""
+
+
+def data_differences(counts: Mapping[str, Counts], data: Mapping[str, Any] | None) -> DataDifferences:
     """Return a line for each data set that a run has not as the row has it, and for numbers that are not known.
 
     Numbers do not show a swap of query and gallery of equal sizes, nor images in the place of others; digests of two
@@ -33,24 +41,31 @@ def data_differences(counts: Mapping[str, Counts], data: Mapping[str, Any] | Non
         data: ``data`` of the run's ``summary.json``, or of a file of ``fedsim test``; None: it has none.
     """
     if data is None or "sets" not in data:
-        return [f"data: not known; the run {'has too many data sets to list' if data else 'is of an earlier version'}"]
-    lines = ["data: drawn stand-ins (data.dry_run)"] if data.get("dry_run") else []
+        why = "has too many data sets to list" if data else "is of an earlier version"
+        return DataDifferences([], [f"data: not known; the run {why}"])
+    found = DataDifferences(["data: drawn stand-ins (data.dry_run)"] if data.get("dry_run") else [], [])
     for name, row in counts.items():
         run = data["sets"].get(name)
-        lines += [f"{name}: the run does not have it"] if run is None else _of_set(name, row, run)
-    return lines + [f"{name}: the row does not have it" for name in data["sets"] if name not in counts]
+        if run is None:
+            found.differing.append(f"{name}: the run does not have it")
+        else:
+            _compare_set(name, row, run, found)
+    found.differing.extend(f"{name}: the row does not have it" for name in data["sets"] if name not in counts)
+    return found
 
 
-def _of_set(name: str, row: Counts, run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the difference of one data set, and the names of its unknown numbers."""
+def _compare_set(name: str, row: Counts, run: Mapping[str, Any], found: DataDifferences) -> None:
+    """Add the difference of one data set, and the names of its unknown numbers."""
     expected, present = dict(_of_row(row)), dict(_of_run(run))
     unknown = [label for label in expected if None in (expected[label], present[label])]
     if unknown or not expected:
-        yield f"{name}: not known: {', '.join(unknown) or 'the numbers of the row'}" + _source(row)
+        listed = ", ".join(unknown) or "the numbers of the row"
+        found.unknown.append(f"{name}: not known: {listed}{_source(row)}")
     differing = [label for label in expected if label not in unknown and expected[label] != present[label]]
     if differing:
         texts = [f"{present[label]:,} {label} instead of {expected[label]:,}" for label in differing]
-        yield f"{name}: {_kind(expected, present, differing)}: {', '.join(texts)}" + _source(row)
+        kind = _kind(expected, present, differing)
+        found.differing.append(f"{name}: {kind}: {', '.join(texts)}{_source(row)}")
 
 
 def _kind(expected: Mapping[str, Any], present: Mapping[str, Any], differing: list[str]) -> str:

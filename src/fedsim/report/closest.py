@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, get_args
 
+from fedsim.papers.counts import DataDifferences, counts_of, data_differences
 from fedsim.papers.files import Paper, read_paper
 from fedsim.papers.published import Table, TableRow
 from fedsim.papers.resolved_rows import find_run, resolved_row
 from fedsim.report.runs import Run
 from fedsim.settings.configuration import Difference, Flat, compare, flat, text_of
 from fedsim.settings.facts import Group
-from fedsim.settings.table import MISSING
 
 _LONGEST = 100
 """characters of a value"""
@@ -26,8 +26,10 @@ class Match(NamedTuple):
     """of the paper's run: PAPER/ROW"""
     differences: tuple[Difference, ...]
     """of settings, of any of the runs; old values are the row's"""
-    clients: tuple[str, ...] = ()
+    clients: tuple[str, ...]
     """differences of the clients"""
+    data: DataDifferences
+    """of people and images of the data sets"""
 
     @property
     def counted(self) -> list[Difference]:
@@ -37,11 +39,11 @@ class Match(NamedTuple):
     @property
     def distance(self) -> int:
         """The number of differences that change results."""
-        return len(self.counted) + len(self.clients)
+        return len(self.counted) + len(self.clients) + len(self.data.differing)
 
     def lines(self, label: str, runs: Sequence[Run]) -> Iterator[str]:
         """Yield the verdict on the runs with this label: is the row, differs from it, or cannot be certified."""
-        doubts = list(dict.fromkeys(f"{run.folder} {doubt}" for run in runs for doubt in run.doubts))
+        doubts = [*dict.fromkeys(f"{run.folder} {doubt}" for run in runs for doubt in run.doubts), *self.data.unknown]
         if self.distance:
             yield f"- {label} is closest to '{self.row.name}' ({self.name}); settings that differ: {self.distance}"
             yield from (f"    {line}" for line in self._by_group())
@@ -57,7 +59,7 @@ class Match(NamedTuple):
     def _by_group(self) -> Iterator[str]:
         for group in get_args(Group):
             texts = [_text(difference) for difference in self.counted if difference.group == group]
-            if texts := [*texts, *(self.clients if group == "data" else ())]:
+            if texts := [*texts, *((*self.clients, *self.data.differing) if group == "data" else ())]:
                 yield f"{group}: {'; '.join(texts)}"
 
 
@@ -74,7 +76,7 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
     """
     first = runs[0]
     matches = [
-        Match(row, f"{of_paper.key}/{name}", differences_from(settings, runs), tuple(_clients(row, first, settings)))
+        _match(row, of_paper, name, runs)
         for row in table.rows
         if row.scores and first.config
         for of_paper, name in (find_run(paper, text) for text in row.runs)
@@ -82,6 +84,14 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
         if not table.left_out or settings["data.unseen"].value == first.setting("data.unseen")
     ]
     return min(matches, key=lambda match: match.distance, default=None)
+
+
+def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match:
+    settings = settings_of_row(paper.key, name)
+    clients = tuple(_clients(row, runs[0], settings))
+    counts = counts_of(paper, resolved_row(paper, name))
+    data = DataDifferences([], []) if clients else data_differences(counts, runs[0].summary.get("data"))
+    return Match(row, f"{paper.key}/{name}", differences_from(settings, runs), clients, data)
 
 
 def closest_table(paper: Paper, runs: Sequence[Run]) -> Table:
@@ -148,10 +158,10 @@ def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:
 
 def _text(difference: Difference) -> str:
     """Return a difference with both values, in full if they are equal when they are cut."""
-    values = [None if value is MISSING else value for value in (difference.new, difference.old)]
-    texts = [text_of(value) for value in values]
-    if difference.setting.form == "classes" and set(values[0] or ()) & set(values[1] or ()):
-        texts = [", ".join(_with_and_without(*pair)) for pair in (values, values[::-1])]
+    new, old = difference.new, difference.old
+    texts = [text_of(new), text_of(old)]
+    if isinstance(new, list) and isinstance(old, list) and difference.setting.form == "classes" and {*new} & {*old}:
+        texts = [", ".join(_with_and_without(*pair)) for pair in ((new, old), (old, new))]
     short = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..." for text in texts]
     of_run, of_row = short if len(set(short)) == 2 else texts
     return f"{difference.option} {of_run} (row: {of_row})"
