@@ -94,6 +94,27 @@ def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match
     return Match(row, f"{paper.key}/{name}", differences_from(settings, runs), clients, data)
 
 
+def as_tested(match: Match, runs: Sequence[Run]) -> Match:
+    """Return a match that is judged by the settings and the data of ``fedsim test``, which gave the scores, too."""
+    paper, _, name = match.name.partition("/")
+    row, found, data = settings_of_row(paper, name), {d.option: d for d in match.differences}, match.data
+    for run in runs:
+        tested = run.tested or {}
+        if not tested.get("settings") or not tested.get("data"):
+            data = data._replace(unknown=[*data.unknown, f"{run.folder}: settings of fedsim test are not known"])
+            continue
+        for d in differences_of(row, flat(tested["settings"])):
+            if _decides_on_scores(d) and d.option not in found:
+                found[d.option] = d._replace(option=f"{d.option} of fedsim test")
+        if tested["data"]["digest"] != (run.summary.get("data") or tested["data"])["digest"]:
+            data = data._replace(differing=[*data.differing, f"{run.folder}: fedsim test had other data"])
+    return match._replace(differences=tuple(found.values()), data=data)
+
+
+def _decides_on_scores(difference: Difference) -> bool:
+    return difference.group in ("data", "images", "evaluation") or difference.option.startswith("trainer.")
+
+
 def closest_table(paper: Paper, runs: Sequence[Run]) -> Table:
     """Return the table with the row closest to runs, of those with a test set of the first if there are any."""
 
@@ -120,8 +141,12 @@ def method_of(settings: Flat) -> str:
 
 def differences_from(row: Flat, runs: Iterable[Run]) -> tuple[Difference, ...]:
     """Return the settings in which any of some runs differs from a row, each once."""
-    found = {d.option: d for run in runs for d in compare(row, run.settings) if not _is_ignored(d)}
-    return tuple(found.values())
+    return tuple({d.option: d for run in runs for d in differences_of(row, run.settings)}.values())
+
+
+def differences_of(row: Flat, settings: Flat) -> list[Difference]:
+    """Return the settings in which an experiment differs from a row."""
+    return [difference for difference in compare(row, settings) if not _is_ignored(difference)]
 
 
 def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
