@@ -62,7 +62,7 @@ from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import print_text, rank_of_this_process
 from fedsim.settings.changes import Change
-from fedsim.settings.configuration import fingerprint_of
+from fedsim.settings.configuration import fingerprint_of, line_of_idle
 from fedsim.settings.identity import identity_of
 from fedsim.strategy.sharing import devices_of_run
 
@@ -234,6 +234,8 @@ class FedSimCLI(LightningCLI):
         if config["save_maps"]:
             self.model.maps = self.run_dir / "maps"
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
+        if self.subcommand in ("fit", "describe") and (line := line_of_idle(self._resolved())):
+            log.info(line)
         if self.subcommand == "fit":
             if self.scored.content is not None and rank_of_this_process() == 0:
                 self._start(config).check_free()  # before the checkpoint of another run is compared
