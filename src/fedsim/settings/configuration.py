@@ -246,7 +246,9 @@ def _value_at(entries: Flat, option: str) -> Any:
         return entry.value
     if entry is not None and not _is_section(entry.setting):
         return _Chosen(entries, option)
-    return _Below(entries, option) if any(name.startswith(f"{option}.") for name in entries) else None
+    if any(name.startswith(f"{option}.") for name in entries):
+        return _Below(entries, option)
+    return None if entry is None else entry.value
 
 
 def _is_section(setting: Setting) -> bool:

@@ -1,0 +1,446 @@
+"""The declared effects of settings against runs: is a setting really without effect where its facts say so?
+
+A tiny synthetic federation is trained under some configurations. In each of them, one setting after another gets another
+value, and the run is compared with the first one: the weights of the last checkpoint, bit by bit, and the logged numbers
+but for times. A setting whose facts (``fedsim.settings.facts``) say ``nothing`` there, for itself or by ``needs``, must
+change no bit; one that says ``rounding`` may change the last ones. Of a setting that says ``results``, a run without a
+change is listed, as it may lack a condition. Under all configurations but the first, only those settings are changed
+whose effect is another one than under the first, and those of classes that this has not.
+
+    python benchmarks/settings_effect.py
+    python benchmarks/settings_effect.py --only DACS SKA
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import torch
+import yaml
+from lightning import LightningModule
+from safetensors.torch import load_file
+from torch import nn
+
+from fedsim.__main__ import main as fedsim
+from fedsim.settings.configuration import Entry, Flat, flat
+from fedsim.settings.table import class_at, section
+
+TINY = """
+seed_everything: 0
+trainer: {max_epochs: 3, check_val_every_n_epoch: 3, accelerator: cpu, devices: 1, enable_progress_bar: false}
+model:
+  method: FedPav
+  backbone: {class_path: SmallCNN, init_args: {width: 4}}
+  neck: {kind: linear, dim: 8, dropout: 0.2}
+  client:
+    batch_size: 8
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
+data:
+  source: {class_path: SyntheticReID, init_args: {clients: 3, unseen: 1, scale: 0.2}}
+  val_fraction: 0.3
+  size: [32, 16]
+  augmentation: {pad: 2, flip: 0.5}
+"""
+OWN = "model: {module: settings_effect.OwnModule, backbone: null}"
+CONTEXTS: dict[str, str] = {
+    "usual": "{}",
+    "own module": OWN,
+    "triplet": "model: {objective: {triplet: 1.0}, client: {sampler: identity}}",
+    "triplet alone": "model: {objective: {triplet: 1.0, cross_entropy: 0.0}, client: {sampler: identity}}",
+    "step": "model: {client: {schedule: {kind: step, step: 1}}}",
+    "milestones": "model: {client: {schedule: {kind: milestones, milestones: [1]}}}",
+    "cosine": "model: {client: {schedule: {kind: cosine, rounds: 3}}}",
+    "warmup": "model: {client: {schedule: {warmup: 2}}}",
+    "bnneck": "model: {neck: {kind: bnneck}}",
+    "no affine": "model: {neck: {kind: bnneck, affine: false}}",
+    "no neck": "model: {neck: {kind: none}}",
+    "whole batch": "model: {client: {batch_size: null}}",
+    "straggle": "model: {availability: {straggle: 0.5}}",
+    "hardware": "model: {hardware: {up_mbit: 10, down_mbit: 20, images_per_second: 30}}",
+    "deadline": "model: {hardware: {up_mbit: 10, down_mbit: 20, images_per_second: 30}, "
+    "timing: {class_path: Deadline, init_args: {first: 2}}}",
+    "dirichlet": "data: {partition: dirichlet, parts: 2, val: none}",
+    "iid": "data: {partition: iid, parts: 2, val: none}",
+    "classification": "model: {method: FedAvg, evaluation: {task: classification}}\n"
+    "data: {labels: common, val: images, partition: union}",
+    "bf16": "trainer: {precision: bf16-mixed}",
+    "cluster": "model: {method: FedPav, client: {cluster: {eps: 0.7, min_samples: 2, k1: 6, k2: 2}, num_instances: 2}}\n"
+    "data: {val: none}",
+    "no camera loss": "model: {client: {cluster: {eps: 0.7, min_samples: 2, k1: 6, k2: 2, loss: {camera: 0.0, inter: 0.0}}, "
+    "num_instances: 2}}\ndata: {val: none}",
+    "bottom-up": "model: {client: {bottom_up: {}}}\ndata: {val: none}",
+    "mix": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, style: {kind: mix, p: 1.0}}}}",
+    "cross": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, style: {kind: cross, crop: both, p: 1.0}}}}",
+    "cross without boxes": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, style: {kind: cross}}}}",
+    "snr": "model: {backbone: {class_path: SmallCNN, init_args: {width: 16, style: {kind: snr, reduction: 4}}}}",
+    "no style": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, style: {kind: none}}}}",
+    "attention": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, norm: se}}}",
+    "attention on the map": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, fam: mscam}}}",
+    "MobileNetV2": "model: {backbone: {class_path: MobileNetV2, init_args: {width: 0.1}}}",
+    "Local": "model: {method: Local}",
+    "FedReIDFineTune": "model: {method: FedReIDFineTune}",
+    "FedSGD": "model: {method: FedSGD}\ndata: {labels: common, val: images}",
+    "FedSGD of epochs": "model: {method: {class_path: FedSGD, init_args: {steps: null}}}\ndata: {labels: common, val: images}",
+    "FedProx": "model: {method: FedProx}",
+    "FedBN": "model: {method: FedBN}",
+    "FedNova": "model: {method: FedNova}",
+    "FedRep": "model: {method: {class_path: FedRep, init_args: {head_epochs: 1}}}",
+    "FedSAM": "model: {method: FedSAM}",
+    "FedAtt": "model: {method: {class_path: FedAtt, init_args: {share_head: false}}}",
+    "FedDyn": "model: {method: FedDyn}",
+    "FedALA": "model: {method: {class_path: FedALA, init_args: {start_epochs: 3}}}",
+    "APFL": "model: {method: APFL}",
+    "Ditto": "model: {method: Ditto}",
+    "PFedMe": "model: {method: PFedMe}",
+    "Scaffold": "model: {method: Scaffold, client: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}}}",
+    "IFCA": "model: {method: IFCA}",
+    "DACS": "model: {method: DACS}",
+    "DACS without expert": "model: {method: {class_path: DACS, init_args: {lam_au: 0.0, lam_div: 0.0}}}",
+    "SSCU": "model: {method: SSCU}",
+    "SSCU without expert": "model: {method: {class_path: SSCU, init_args: {lam_au: 0.0, lam_div: 0.0}}}",
+    "FedBABU": "model: {method: {class_path: FedBABU, init_args: {fine_tune_epochs: 1}}}",
+    "FedBABU without fine-tuning": "model: {method: {class_path: FedBABU, init_args: {fine_tune_epochs: 0}}}",
+    "FedCAPR": "model: {method: FedCAPR}",
+    "FedCAPR without regulariser": "model: {method: {class_path: FedCAPR, init_args: {regulariser: 0.0}}}",
+    "FedDIP": "model: {method: {class_path: FedDIP, init_args: {rounds: 3, reconfig_interval: 1, initial: 0.3}}}",
+    "FedDIP without penalty": "model: {method: {class_path: FedDIP, init_args: {rounds: 3, reconfig_interval: 1, lam: 0.0}}}",
+    "FedKLPR": "model: {method: {class_path: FedKLPR, init_args: {prune_from: 1, step: 0.3, min_accuracy: 0.0}}}",
+    "FedKLPR in every round": "model: {method: {class_path: FedKLPR, init_args: {prune_from: 1, crr: false}}}",
+    "FedKLPR without pruning": "model: {method: {class_path: FedKLPR, init_args: {prune: false, weighting: klaw}}}",
+    "FedKLPR by size": "model: {method: {class_path: FedKLPR, init_args: {prune: false, weighting: size, regulariser: none}}}",
+    "FedKLPR, cosine": "model: {method: {class_path: FedKLPR, init_args: {prune: false, weighting: size, regulariser: cosine}}}",
+    "FedKLPR, lam 0": "model: {method: {class_path: FedKLPR, init_args: {prune: false, weighting: size, lam: 0.0}}}",
+    "CDW": "model: {method: {class_path: FedPav, init_args: {weighting: cdw}}}",
+    "distillation": "model: {method: {class_path: FedPav, init_args: {distillation: {}}}}\ndata: {public: new0}",
+    "FedReID": "model: {method: FedReID}",
+    "FedReID without expert": "model: {method: {class_path: FedReID, init_args: {expert: false}}}",
+    "FedUReID": "model: {method: {class_path: FedUReID, init_args: {precision: 0.1}}, client: {bottom_up: {}, local_epochs: 2}}\n"
+    "data: {val: none}",
+    "FedUReID of whole rounds": "model: {method: {class_path: FedUReID, init_args: {dynamic: false}}, "
+    "client: {bottom_up: {}, local_epochs: 2}}\ndata: {val: none}",
+    "LotteryFL": "model: {method: {class_path: LotteryFL, init_args: {start_accuracy: 0.0}}}",
+    "SubFedAvg": "model: {method: {class_path: SubFedAvg, init_args: {min_accuracy: 0.0}}, client: {local_epochs: 2}}",
+    "MOON": "model: {method: MOON}",
+    "MOON without contrast": "model: {method: {class_path: MOON, init_args: {mu: 0.0}}}",
+    "SKA": "model: {method: SKA}",
+    "SKA, mean": "model: {method: {class_path: SKA, init_args: {dual: false, unseen: avg}}}",
+    "SKA, attention": "model: {method: SKA, backbone: {class_path: SmallCNN, init_args: {width: 4, norm: se}}}",
+    "WeightedPav": "model: {method: WeightedPav}",
+    "WeightedPav, speed": "model: {method: {class_path: WeightedPav, init_args: {weighting: performance}}, "
+    "hardware: {up_mbit: 10, down_mbit: 20, images_per_second: 30}}",
+    "label flip": "model: {attack: LabelFlip}",
+    "sign flip": "model: {attack: SignFlip}",
+    "noise": "model: {privacy: {class_path: WhiteNoise, init_args: {beta: 0.001}}}",
+    "differential privacy": "model: {privacy: {class_path: DifferentialPrivacy, init_args: {clip: 1.0, noise_multiplier: 0.1}}}",
+    "fraction": "model: {selection: RandomFraction}",
+    "UCB": "model: {selection: {class_path: UCB, init_args: {count: 2}}}",
+    "trimmed mean": "model: {aggregation: {class_path: TrimmedMean, init_args: {trim: 0.34}}}",
+    "FedAdam": "model: {server_optimizer: FedAdam}",
+    "center": "model: {objective: {center: {}}}",
+}  # fmt: skip
+"""name -> what it adds to the usual configuration"""
+VALUES: dict[str, Any] = {
+    "model.client.optimizer.foreach": True,
+    "model.client.optimizer.fused": True,
+    "model.client.optimizer": "torch.optim.Adam",
+    "model.neck": {"kind": "bnneck"},
+    "model.head": {"init": "torch"},
+    "model.objective": {"triplet": 1.0},
+    "model.privacy": {"class_path": "WhiteNoise", "init_args": {"beta": 0.01}},
+    "model.client.flat_step": False,
+    "model.client.cluster.k2": 3,
+    "model.client.cluster.loss.temperature": 0.2,
+    "model.client.cluster.loss.inter_negatives": 2,
+    "model.client.cluster.loss.camera_positives": 1,
+    "model.client.cluster.loss.camera_negatives": 2,
+    "model.clients": {"town0": {"batch_size": 4}},
+    "model.hardware": {"up_mbit": 10, "down_mbit": 20, "images_per_second": 30},
+    "model.hardware.images_per_second": 7,
+    "model.attack": "SignFlip",
+    "model.aggregation": "Median",
+    "model.server_optimizer": {"class_path": "FedAvgM", "init_args": {"lr": 0.5}},
+    "model.selection": "RandomFraction",
+    "model.client.micro_batch": 4,
+    "model.client.batch_size": 6,
+    "model.client.num_instances": 2,
+    "model.client.grad_clip": 0.1,
+    "model.client.head_lr": 0.1,
+    "model.client.local_steps": 1,
+    "model.client.schedule.milestones": [2],
+    "model.client.long_round": {"round": 2, "local_epochs": 2},
+    "model.neck.dim": 12,
+    "model.bn_stats": "first",
+    "model.objective.center": {},
+    "model.evaluation.junk_pids": [-1, 0],
+    "model.evaluation.backend": "faiss",
+    "model.evaluation.batch_size": 5,
+    "model.evaluation.share_from": 1,
+    "data.size": [48, 24],
+    "data.test_size": [48, 24],
+    "data.val_fraction": 0.4,
+    "data.augmentation.crop": [24, 12],
+    "data.max_images": 20,
+    "data.max_identities": 3,
+    "data.limit_client_batches": 1,
+    "data.unseen": ["town1"],
+    "data.public": "new0",
+    "data.parts": 3,
+    "data.alpha": 5.0,
+    "data.val": "images",
+}
+"""option -> another value, where its type does not say one"""
+LEFT_OUT = ("seed_everything", "model.seed", "data.manifest", "data.generated", "data.cache_dir", "data.source", "model.module",
+            "model.method", "model.backbone", "model.adaptive_backbones", "model.private", "data.partition",
+            "model.client.optimizer.differentiable", "model.client.optimizer.capturable")  # fmt: skip
+"""options that name files, or classes that are other configurations; a class and a section with all of its fields"""
+
+
+class OwnModule(LightningModule):
+    """A user's module."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
+        self.neck = nn.Linear(6 * 15 * 7, 8)
+        self.classifier = nn.Linear(8, num_classes)
+
+    def embed(self, images: torch.Tensor) -> torch.Tensor:
+        """Return features [B, 8] of images."""
+        return self.neck(self.backbone(images))
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        """Return the loss of a batch."""
+        images, labels = batch
+        return nn.functional.cross_entropy(self.classifier(self.embed(images)), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Result(NamedTuple):
+    """What a run has computed."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """of the last checkpoint"""
+    numbers: Mapping[str, float]
+    """logged, by round and column, but for times"""
+    entries: Flat
+    """its settings"""
+
+
+def merged(below: Any, above: Any) -> Any:
+    """Return a configuration with another one on top; a class replaces a class."""
+    if not isinstance(below, dict) or not isinstance(above, dict) or "class_path" in above:
+        return above
+    return below | {name: merged(below.get(name), value) for name, value in above.items()}
+
+
+def run(config: Mapping[str, Any]) -> Result | str:
+    """Train with a configuration; return the line of a refusal, if there is one."""
+    with tempfile.TemporaryDirectory(prefix="fedsim-effect-") as folder:
+        file, output, errors = Path(folder) / "config.yaml", io.StringIO(), io.StringIO()
+        file.write_text(yaml.safe_dump(dict(config)))
+        words = ["fit", "--config", str(file), "--run_dir", f"{folder}/run"]
+        try:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+                code = fedsim(words)
+        except Exception as error:  # a defect, to be listed
+            return f"traceback: {type(error).__name__}: {error}"
+        if code:
+            lines = [line for line in errors.getvalue().splitlines() if "error" in line]
+            return (lines or errors.getvalue().splitlines() or ["?"])[-1]
+        return _read(Path(folder) / "run")
+
+
+def _read(folder: Path) -> Result:
+    last = folder / "checkpoints" / "last.ckpt"
+    content = last / (last / "current").read_text().strip()
+    tensors = {n: t for file in content.glob("*.safetensors") for n, t in load_file(file).items()}
+    tensors |= dict(_tensors_in(torch.load(content / "global.ckpt", weights_only=False)["state_dict"]))
+    with (folder / "metrics.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    numbers = {
+        f"{row['round']} {name}": float(value)
+        for row in rows for name, value in row.items() if value and not name.startswith("time/")
+    }  # fmt: skip
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    return Result(tensors, numbers, flat(config))
+
+
+def _tensors_in(content: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(content, torch.Tensor):
+        yield name, content
+    elif isinstance(content, Mapping):
+        for key, inner in content.items():
+            yield from _tensors_in(inner, f"{name}.{key}")
+
+
+def difference(one: Result, other: Result) -> tuple[float, list[str]]:
+    """Return the largest relative difference of two runs, and the logged numbers that differ.
+
+    Infinite: they have other tensors. Numbers that only one of them logs are left out.
+    """
+    names = sorted(n for n in one.numbers.keys() & other.numbers.keys() if not _same(one.numbers[n], other.numbers[n]))
+    if one.tensors.keys() != other.tensors.keys():
+        return math.inf, names
+    return max((_apart(one.tensors[name], other.tensors[name]) for name in one.tensors), default=0.0), names
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    if one.shape != other.shape:
+        return math.inf
+    if torch.equal(one, other):
+        return 0.0
+    one, other = one.double(), other.double()
+    return float((one - other).norm() / one.norm().clamp_min(1e-12))
+
+
+def other_value(option: str, entry: Entry, entries: Flat) -> Any:
+    """Return another value of a setting; None if none is known."""
+    value, hint = entry.value, _hint(option, entries)
+    if option in VALUES and VALUES[option] != value:
+        return VALUES[option]
+    choices = [c for part in (hint, *get_args(hint)) if get_origin(part) is Literal for c in get_args(part)]
+    if choices:
+        return next((choice for choice in choices if choice != value), None)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        is_whole = hint is int or int in get_args(hint)
+        return value + 1 if is_whole else (value * 0.6 if value else 0.3)
+    if isinstance(value, list) and value and all(isinstance(inner, int | float) for inner in value):
+        return [*value[:-1], value[-1] + 1]
+    return {int: 2, float: 0.3}.get(next(iter(t for t in get_args(hint) if t in (int, float)), None)) if value is None else None
+
+
+def _hint(option: str, entries: Flat) -> Any:
+    above, _, name = option.rpartition(".")
+    entry = entries.get(above)
+    known = class_at(str(entry.value)) if entry is not None else section(above)
+    return None if known is None else _hints(known.path).get(name)
+
+
+@cache
+def _hints(path: str) -> dict[str, Any]:
+    module, _, name = path.rpartition(".")
+    cls = getattr(import_module(module), name)
+    return get_type_hints(cls if hasattr(cls, "__dataclass_fields__") else cls.__init__)
+
+
+def with_value(config: Mapping[str, Any], option: str, value: Any, entries: Flat) -> dict[str, Any]:
+    """Return a configuration in which a setting has another value."""
+    first, *parts = option.split(".")
+    changed = yaml.safe_load(yaml.safe_dump(dict(config)))
+    place, so_far = changed.setdefault(first, {}), first
+    for part in parts[:-1]:
+        so_far = f"{so_far}.{part}"
+        inner = place.get(part)
+        entry = entries[so_far]
+        if _is_class(entry):
+            inner = inner if isinstance(inner, dict) and "class_path" in inner else {"class_path": entry.value}
+            place[part] = inner
+            place = inner.setdefault("init_args", {})
+        else:
+            place = place.setdefault(part, {}) if isinstance(inner, dict) or inner is None else inner
+    place[parts[-1]] = value
+    return changed
+
+
+def _is_class(entry: Entry) -> bool:
+    from fedsim.settings.table import classes_below
+
+    return bool(entry.setting.base) and len(classes_below(entry.setting.base)) != 1
+
+
+def options_of(entries: Flat, usual: Flat | None, seen: set[str]) -> list[str]:
+    """Return the options that are changed under a configuration; ``seen`` are those that have changed results."""
+    options = [o for o in entries if o.startswith(("model.", "data.")) and not o.startswith("data.source.")]
+    options = [o for o in options if o not in LEFT_OUT]
+    if usual is None:
+        return options
+    new = [o for o in options if o not in usual or usual[o].effect != entries[o].effect]
+    return [o for o in new if entries[o].effect != "results" or o not in seen]
+
+
+ONE_STEP = {"trainer": {"max_epochs": 1, "check_val_every_n_epoch": 1}, "model": {"client": {"local_steps": 1}}}
+"""in which rounding is not spread"""
+ROUNDING = 1e-4
+"""largest relative difference of weights after one step that is called rounding"""
+
+
+def verdict(effect: str, apart: float, columns: list[str]) -> str:
+    """Return whether a difference is what a setting's effect says; ``columns`` are logged numbers that differ."""
+    if effect == "nothing":
+        return "wrong" if apart or columns else "right"
+    if effect == "rounding":
+        return "right" if apart < ROUNDING else "wrong"
+    return "right" if apart or columns else "no effect seen"
+
+
+def examine(name: str, usual: Flat | None, seen: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield option, effect and verdict of each setting under a configuration."""
+    config = merged(yaml.safe_load(TINY), yaml.safe_load(CONTEXTS[name]))
+    first = run(config)
+    if isinstance(first, str):
+        yield "", "", f"refused: {first}"
+        return
+    for option in options_of(first.entries, usual, seen):
+        entry = first.entries[option]
+        value = other_value(option, entry, first.entries)
+        if value is None:
+            yield option, entry.effect, "no other value"
+            continue
+        base = merged(config, ONE_STEP) if entry.effect == "rounding" else config
+        changed = run(with_value(base, option, value, first.entries))
+        if isinstance(changed, str):
+            yield option, entry.effect, f"refused: {changed[:110]}"
+            continue
+        unchanged = run(base) if entry.effect == "rounding" else first
+        assert isinstance(unchanged, Result), unchanged
+        apart, columns = difference(unchanged, changed)
+        both = max((entry.effect, changed.entries[option].effect if option in changed.entries else entry.effect), key=_rank)
+        text = verdict(both, apart, columns)
+        seen |= {option} if apart or columns else set()
+        detail = "" if text == "right" else f": {entry.value} -> {value}, weights {apart:.1e}, {columns[:2]}"
+        yield option, both, text + detail
+
+
+def _rank(effect: str) -> int:
+    return ("nothing", "rounding", "results").index(effect)
+
+
+def main() -> None:
+    """Print a line for each setting that is not right, and the counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[*CONTEXTS], help="names of configurations")
+    only = parser.parse_args().only
+    base = run(yaml.safe_load(TINY))
+    assert isinstance(base, Result), base
+    counts, seen = Counter[tuple[str, str]](), set[str]()
+    for name in only:
+        for option, effect, text in examine(name, None if name == "usual" else base.entries, seen):
+            counts[effect, text.partition(":")[0]] += 1
+            if text != "right":
+                print(f"{name}: {option} ({effect}): {text}", flush=True)
+    for (effect, text), count in sorted(counts.items()):
+        print(f"{effect or 'configuration'}, {text}: {count}")
+
+
+if __name__ == "__main__":
+    main()
