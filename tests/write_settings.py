@@ -25,7 +25,7 @@ from fedsim.settings.options import OF_LIBRARIES, WATCHERS, StartOptions, Traine
 
 TABLE = Path(fedsim.__file__).parent / "settings" / "table.json"
 ROOTS = {"": StartOptions, "trainer": lightning.Trainer, "model": Settings, "data": FederatedDataModule}
-ROOMS = ("fedsim.", "torch.optim.", "lightning.pytorch.loggers.")
+ROOMS = ("fedsim.", "torch.optim.", "lightning.pytorch.loggers.", "lightning.pytorch.callbacks.")
 """packages whose classes are in the table with their arguments"""
 OTHER_ROOMS = ("fedsim.testing.", "fedsim.inference.", "fedsim.generation.", "torch.optim.lr_scheduler.")
 """packages whose classes stand in no config"""
@@ -78,6 +78,11 @@ def parameters_of(cls):
     except (TypeError, ValueError):
         return {}
     return {p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+
+def constructor_of(cls):
+    """Return the parameters of a class's constructor; empty without one of its own."""
+    return () if cls.__init__ is object.__init__ else inspect.signature(cls.__init__).parameters.values()
 
 
 def default_of(field):
@@ -166,11 +171,13 @@ def entry_of(cls):
         name: of_argument(facts_of.get(name, hints.get(name, Any)), of_library.get(name, default), texts.get(name, ""))
         for name, default in parameters_of(cls).items()
     }
-    entry = {"bases": [path_of(c) for c in cls.__mro__[1:-1] if c.__module__.startswith(("fedsim", "torch.optim"))]}
+    entry = {"bases": [path_of(c) for c in cls.__mro__[1:-1] if c.__module__.startswith(("fedsim", "torch.optim", "lightning"))]}
     if cls.__module__.startswith("fedsim"):
         entry["line"] = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     if inspect.isabstract(cls) or cls.__name__.startswith("_") or "ABC" in [b.__name__ for b in cls.__bases__]:
         entry["abstract"] = True
+    if any(p.kind is p.VAR_KEYWORD for p in constructor_of(cls)):
+        entry["takes_others"] = True
     return entry | {"arguments": arguments}
 
 
@@ -187,7 +194,7 @@ def table():
             module, _, name = path.rpartition(".")
             if path.startswith(ROOMS):
                 waiting += classes_below(getattr(importlib.import_module(module), name))
-    own_watchers = [path_of(cls) for cls in classes_below(lightning.Callback)]
+    own_watchers = [place for place in map(path_of, classes_below(lightning.Callback)) if place.startswith("fedsim.")]
     watchers = [f"{package}.{name}" for package, names in WATCHERS.items() for name in names]
     return {
         "sections": {name: path_of(cls) for name, cls in ROOTS.items()},

@@ -45,12 +45,20 @@ class Facts:
     """whether null in a list is a name, too"""
     kind: str = ""
     """the word by which ``fedsim list`` names its classes"""
-    usage: str = ""
-    """a value, or the form of one, with which the first screen of the help shows the setting"""
+    usage: str | None = None
+    """a value, or the form of one, with which the first screen of the help shows the setting; empty: by its name alone;
+    None: not there"""
     commands: tuple[str, ...] = ()
-    """the commands that have the option; empty: all that train or score"""
+    """the commands that use the option; empty: all that train or score. A config has each one with a default, so all
+    of these commands take it"""
+    of_one_run: str = ""
+    """why a command that starts several runs refuses it"""
     expected: str = ""
     """the values it takes, for an error message, where its type does not say it"""
+    remedy: str = ""
+    """of a value that cannot be used, for an error message"""
+    refused_by: str = ""
+    """a pattern of a library's messages about it that do not name it"""
     base: str = ""
     """base class of the classes that it names, where its type does not say it"""
 
