@@ -107,12 +107,14 @@ def types_in(hint):
 
 
 def form_of(hint):
-    """Return how YAML writes a value of a type: text, texts (a list), names (keys of a mapping), or ``""``."""
+    """Return the form of a type's values in a config: text, texts, names (keys of a mapping), classes, or another."""
     kinds = {get_origin(part) or part for part in parts_of(hint)}
     if dict in kinds:
         return "names"
     if kinds & {list, tuple} and str in types_in(hint):
         return "texts"
+    if list in kinds and not set(types_in(hint)) & {int, float, bool}:
+        return "classes"
     return "text" if str in kinds and not kinds & {bool, int, float} else ""
 
 

@@ -96,7 +96,7 @@ def arguments_of(name: str) -> dict[str, tuple[str, str, str]]:
     if any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                annotation = ast.unparse(item.annotation)
+                annotation = _type(item.annotation)
                 if "ClassVar" not in annotation:
                     default = "" if item.value is None else ast.unparse(item.value)
                     found[item.target.id] = (annotation, default, texts.get(item.target.id, ""))
@@ -116,12 +116,20 @@ def _parameters(node: ast.ClassDef, constructor: ast.FunctionDef) -> dict[str, t
     pairs = [*zip(names, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
     return {
         name.arg: (
-            "" if name.annotation is None else ast.unparse(name.annotation),
+            "" if name.annotation is None else _type(name.annotation),
             "" if default is None else ast.unparse(default),
             texts.get(name.arg, ""),
         )
         for name, default in pairs
     }
+
+
+def _type(annotation: ast.expr) -> str:
+    """Return an annotation without the facts of a setting."""
+    match annotation:
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[first, *_])):
+            return ast.unparse(first)
+    return ast.unparse(annotation)
 
 
 def _kind(annotation: str) -> str:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fedsim.core.changes import Change, changes_between, fingerprint_after, fingerprint_of, read_changes
+from fedsim.settings.changes import Change, changes_between, fingerprint_after, fingerprint_of, read_changes
 
 BASE = {
     "seed_everything": 0,

@@ -32,7 +32,6 @@ from fedsim.cli.run_directory import (
     settle_checkpoint,
     with_own_config,
 )
-from fedsim.core.changes import Change, fingerprint_of
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded, missing_folders, remove_empty
@@ -60,6 +59,9 @@ from fedsim.parsing.documents import SafeLoader
 from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import print_text, rank_of_this_process
+from fedsim.settings.changes import Change
+from fedsim.settings.configuration import fingerprint_of
+from fedsim.settings.identity import identity_of
 from fedsim.settings.options import trainer_defaults
 from fedsim.settings.table import walk
 from fedsim.strategy.sharing import devices_of_run
@@ -306,7 +308,10 @@ class FedSimCLI(LightningCLI):
             callbacks.append(RoundProgress())
         if not config["fast_dev_run"]:
             # first: before the callbacks that save its state
-            callbacks.insert(0, RunSummary(str(self.run_dir), fingerprint_of(self._resolved()), self._changes()))
+            resolved = self._resolved()
+            identity = identity_of(resolved)
+            summary = RunSummary(str(self.run_dir), fingerprint_of(resolved), self._changes(), identity=identity)
+            callbacks.insert(0, summary)
         if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
         callbacks.append(ScoreLastRound())

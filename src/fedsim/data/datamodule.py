@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning import LightningDataModule
@@ -34,6 +34,7 @@ from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device
 from fedsim.data.standins import standin_of
+from fedsim.settings.facts import NOTHING, Facts
 
 log = logging.getLogger(__name__)
 
@@ -91,27 +92,35 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
 
     def __init__(
         self,
-        source: ReIDSource | list[ReIDSource] | None = None,
-        partition: Partition = "by_dataset",
-        parts: int = 4,
-        alpha: float = 0.5,
-        unseen: list[str] | None = None,
+        source: Annotated[ReIDSource | list[ReIDSource] | None, Facts(kind="data-sets", usage="MarketFolders")] = None,
+        partition: Annotated[Partition, Facts(usage="by_camera")] = "by_dataset",
+        parts: Annotated[
+            int, Facts(needs="partition in ('by_identity', 'iid', 'dirichlet', 'shards', 'stratified')")
+        ] = 4,
+        alpha: Annotated[float, Facts(needs="partition == 'dirichlet'")] = 0.5,
+        unseen: Annotated[list[str] | None, Facts(null=(), is_list_of_names=True, usage="[NAME]")] = None,
         public: str | None = None,
-        val: Validation = "identities",
-        val_fraction: float = 0.2,
+        val: Annotated[Validation, Facts(group="evaluation", usage="images")] = "identities",
+        val_fraction: Annotated[
+            float, Facts(group="evaluation", needs="val in ('identities', 'images') and manifest is None")
+        ] = 0.2,
         max_images: int | None = None,
         max_identities: int | None = None,
         labels: LabelScope = "own",
-        manifest: str | None = None,
-        size: tuple[int, int] = (256, 128),
-        test_size: tuple[int, int] | None = None,
-        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
-        generated: Generated | None = None,
-        cache: Cache = "device",
-        cache_dir: str | None = None,
-        workers: int = 2,
+        manifest: Annotated[str | None, Facts(is_file=True)] = None,
+        size: Annotated[
+            tuple[int, int], Facts(usage="[256,128]", expected="a height and a width, such as [64, 32]")
+        ] = (256, 128),
+        test_size: Annotated[tuple[int, int] | None, Facts(group="evaluation", null_is="size")] = None,
+        augmentation: Annotated[Augmentation, Facts(usage="{erase: 0.5}")] = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        generated: Annotated[
+            Generated | None, Facts(expected="settings of its own, such as --data.generated.root FOLDER")
+        ] = None,
+        cache: Annotated[Cache, NOTHING] = "device",
+        cache_dir: Annotated[str | None, Facts(effect="nothing", usage="FOLDER")] = None,
+        workers: Annotated[int, NOTHING] = 2,
         on_corrupt: Literal["stop", "skip"] = "stop",
-        dry_run: bool = False,
+        dry_run: Annotated[bool, Facts(usage="true")] = False,
         limit_client_batches: float | None = None,
     ) -> None:
         super().__init__()

@@ -15,7 +15,6 @@ import lightning
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 
-from fedsim.core.changes import Change
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.false_alarms import ignore_false_alarms
@@ -33,6 +32,8 @@ from fedsim.federation.callbacks import (
     ScriptConfig,
     describe_script,
 )
+from fedsim.settings.changes import Change
+from fedsim.settings.identity import identity_of
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.strategy.launch import check_place
 from fedsim.strategy.run_checkpoints import Resumed, check_rounds, checkpoint_at, checkpoint_named, resumed_at
@@ -165,7 +166,8 @@ class Trainer(lightning.Trainer):
         fingerprint = settings.fingerprint or hashlib.sha256(str(start.folder.resolve()).encode()).hexdigest()[:12]
         if settings.config is None:
             log.info("no config.yaml: %s", settings.unwritable)
-        summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed)
+        identity = {} if settings.config is None else identity_of(settings.config)
+        summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed, identity)
         return [summary, ScriptConfig(settings.config)], changes
 
     def _settled(self, start: FolderStart, options: dict[str, Any]) -> FolderStart:

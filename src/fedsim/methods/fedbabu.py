@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
 from fedsim.methods.base import Delivered, KeepsModels, KeptModels, Method, WeightingChoice
 from fedsim.models.groups import Group, body_groups
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.settings import LocalTraining
 
@@ -64,7 +65,7 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
 
     fine_tune_epochs: int = 5
     """epochs of fine-tuning in each round; 0: none, and the personalised model has the global body"""
-    fine_tune: Literal["head", "all"] = "all"
+    fine_tune: Annotated[Literal["head", "all"], Facts(needs="fine_tune_epochs")] = "all"
     """the part that fine-tuning moves: what is private, or the whole model"""
     share_neck: bool = True
     """whether the embedding layers before the classifier belong to the body; private ones are fixed with it"""

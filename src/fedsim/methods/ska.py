@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ from fedsim.methods.base import (
     weigh,
 )
 from fedsim.models.groups import BACKBONE, Group
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -91,7 +92,7 @@ class SKA(HoldsModels, KeepsModels, Method):
     unseen: Literal["dual", "avg", "concat", "imagenet"] = "dual"
     """normalisation layers on unseen domains (Table 6): the server's, which needs ``dual``; without it the mean of the
     clients', the initial ones, or all clients' models with their features side by side (``concat``)"""
-    avg_every: int = 1
+    avg_every: Annotated[int, Facts(needs="unseen == 'avg'")] = 1
     """rounds between two means of ``unseen: avg``; each costs an upload. The paper has one, at the end"""
 
     def __post_init__(self) -> None:

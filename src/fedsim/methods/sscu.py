@@ -48,7 +48,7 @@ Deviations and silences:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -77,12 +77,14 @@ from fedsim.methods.restyling import (
     lend_heads,
     load_style,
 )
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client, Output
 from fedsim.training.features import PLAIN, extract_features
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.objective import triplet_loss
 
 _MEMORY, _CANDIDATE, _RANK1 = "memory", "candidate", "rank1"
+_AUTHENTICITY = Facts(needs="lam_au")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +104,11 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     the client's held-out people, which needs ``data.val``"""
     statistics: Literal["place", "image"] = "place"
     """means and deviations in Eq. (1): of each place over the batch, or of each image and channel over its pixels"""
-    triplet_on_images: bool = False
+    triplet_on_images: Annotated[bool, Facts(needs="model.objective.triplet")] = False
     """whether the losses of x have the objective's triplet loss, too (FedBPrompt's code)"""
-    entropies: Literal["batch", "first_image"] = "batch"
+    entropies: Annotated[Literal["batch", "first_image"], _AUTHENTICITY] = "batch"
     """H in L_au: means over the batch, or that of its first image divided by Z (FedBPrompt's code)"""
-    judge: Literal["copy", "itself"] = "copy"
+    judge: Annotated[Literal["copy", "itself"], _AUTHENTICITY] = "copy"
     """f_G in L_au: a copy in evaluation mode, which L_au does not move; or f_G itself, which L_au trains (the authors'
     code with SNR)"""
     first_styled_round: int = 1

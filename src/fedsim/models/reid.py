@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,11 @@ from torch.nn.utils import skip_init
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.models.style import SNR, Separated
+from fedsim.settings.facts import Facts
 
 HEAD_STD = 0.001
 """of the weights of a head for cross-entropy: all identities are as likely at first"""
+_LINEAR = Facts(needs="kind == 'linear'")
 
 
 class Features(NamedTuple):
@@ -86,15 +88,15 @@ class Neck:
     kind: Literal["linear", "bnneck", "none"] = "linear"
     """``linear``: Linear + BatchNorm1d (FedReIDBench, FedReID, SKA); ``bnneck``: BatchNorm1d alone (Luo et al.);
     ``none``: the pooled feature itself."""
-    dim: int = 512
+    dim: Annotated[int, _LINEAR] = 512
     """width of the ``linear`` neck"""
     dropout: float = 0.5
     """dropout before the head"""
-    activation: Literal["none", "relu", "leaky_relu"] = "none"
+    activation: Annotated[Literal["none", "relu", "leaky_relu"], _LINEAR] = "none"
     """after the ``linear`` neck's BatchNorm: none in FedReIDBench's code, leaky_relu(0.1) in FedReID's"""
-    bias: bool = True
+    bias: Annotated[bool, Facts(needs="kind != 'none' and affine")] = True
     """whether the BatchNorm adds a bias; Luo et al. and FedCAPR train a ``bnneck`` without one"""
-    affine: bool = True
+    affine: Annotated[bool, Facts(needs="kind != 'none'")] = True
     """whether the BatchNorm has weights at all; DACS's features are only standardised"""
 
     def build(self, in_channels: int) -> nn.Sequential:

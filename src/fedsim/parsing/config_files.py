@@ -19,7 +19,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.names import one_line
 from fedsim.parsing.documents import as_yaml, parse_json, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
-from fedsim.settings.table import is_section, sections, walk
+from fedsim.settings.table import has_fields, sections, walk
 
 _COMMANDS = ("fit", "validate", "test", "predict", "describe")
 """names under which LightningCLI of other projects nests the sections of a config"""
@@ -105,7 +105,7 @@ def read_sections(path: str) -> dict[str, Any]:
 @cache
 def _sections() -> list[str]:
     """Return the settings that always have fields below them."""
-    return [*sections(), *(option for option, setting in walk() if is_section(setting))]
+    return [*sections(), *(option for option, setting in walk() if has_fields(setting))]
 
 
 def _check_keys(path: str, node: yaml.Node | None, section: str = "") -> None:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedsim.core.changes import read_changes
 from fedsim.core.errors import DataError
+from fedsim.settings.changes import read_changes
 
 KINDS = ("global", "local", "personalised", "ensemble")
 

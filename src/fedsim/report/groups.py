@@ -11,19 +11,23 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name, printable
+from fedsim.report.experiment import Experiment
 from fedsim.report.layout import mean_and_spread
 from fedsim.report.names import name_variants
 from fedsim.report.rules import Rule
 from fedsim.report.runs import KINDS, Run, read_run
+from fedsim.settings.configuration import compare, is_of_experiment, text_of
 
 _WAYS = ("down", "up", "extra")
 EQUAL_WORK = 0.05
 """Largest relative difference of images trained on for which no line is printed."""
+_NAMED = 3
+"""Largest number of differences in a line."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """Runs of one configuration, one per seed."""
+    """Runs of one experiment, one per seed."""
 
     label: str
     runs: tuple[Run, ...]
@@ -92,18 +96,41 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
     Raises:
         ConfigError: if the user gives a name to runs with different settings.
     """
-    by_config: dict[tuple[str, str], list[Run]] = {}
+    by_experiment: dict[tuple[str, Experiment], list[Run]] = {}
     for run in opened:
-        by_config.setdefault((run.name, run.summary["fingerprint"]), []).append(run)
-    names = [name for name, _ in by_config if name]
+        by_experiment.setdefault((run.name, run.experiment), []).append(run)
+    names = [name for name, _ in by_experiment if name]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"runs: {repeated} names runs with different settings; give each its own name")
-    labels = name_variants([runs[0] for runs in by_config.values()])
+        first, second = [runs[0] for (name, _), runs in by_experiment.items() if name == repeated][:2]
+        reason = "; ".join(_differences(first, second)[:3])
+        raise ConfigError(f"runs: {repeated} names runs that differ ({reason}); give each its own name")
+    labels = name_variants([runs[0] for runs in by_experiment.values()])
     groups = []
-    for (name, _), label, runs in zip(by_config, labels, by_config.values(), strict=True):
-        mark = ", changed" if runs[0].changes else ""
-        groups.append(RunGroup(printable(f"{name or label}{mark}"), tuple(runs)))
+    for (name, experiment), label, runs in zip(by_experiment, labels, by_experiment.values(), strict=True):
+        marks = [", changed"] * bool(experiment.changes) + [f", ended {experiment.end}"] * bool(experiment.end)
+        groups.append(RunGroup(printable("".join([name or label, *marks])), tuple(runs)))
     return groups
+
+
+def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
+    """Yield a line about each group that could be further seeds of an earlier one, but is another experiment."""
+    for number, group in enumerate(groups):
+        seeds = {run.summary["seed"] for run in group.runs}
+        for earlier in groups[:number]:
+            one, other = earlier.runs[0], group.runs[0]
+            if one.method == other.method and seeds.isdisjoint(run.summary["seed"] for run in earlier.runs):
+                found = _differences(one, other)
+                more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+                yield f"NOT ONE GROUP: {earlier.label} and {group.label} differ in {'; '.join(found[:_NAMED])}{more}"
+                break
+
+
+def _differences(one: Run, other: Run) -> list[str]:
+    """Return the differences between two runs that make them two experiments."""
+    settings = (d for d in compare(one.settings, other.settings) if is_of_experiment(d))
+    texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in settings] if one.config and other.config else []
+    unknown = [f"settings, as {run.folder} has no config.yaml" for run in (one, other) if not run.config]
+    return [*unknown, *texts, *one.experiment.differs_in(other.experiment)]
 
 
 def traffic(groups: Sequence[RunGroup]) -> str:

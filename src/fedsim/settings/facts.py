@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 Effect = Literal["results", "rounding", "nothing"]
 """of a setting on the numbers of a run: rounding is a change of their last bits"""
-Group = Literal["data", "network", "loss", "training", "method", "evaluation"]
+Group = Literal["data", "images", "network", "loss", "training", "method", "evaluation"]
+"""the part of an experiment; images: their size and augmentation"""
 
 
 @dataclass(frozen=True, kw_only=True)

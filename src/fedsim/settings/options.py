@@ -116,11 +116,11 @@ class TrainerOptions:
         ),
     ]
     """or 32-true"""
-    logger: Annotated[Any, Facts(effect="nothing", base="lightning.pytorch.loggers.Logger")]
+    logger: Annotated[list[Any], Facts(effect="nothing", base="lightning.pytorch.loggers.Logger")]
     """where numbers are written beside metrics.csv"""
-    callbacks: Annotated[Any, Facts(null=[], base="lightning.pytorch.callbacks.Callback")]
+    callbacks: Annotated[list[Any], Facts(null=[], base="lightning.pytorch.callbacks.Callback")]
     """your own hooks"""
-    plugins: Annotated[Any, Facts(null=[])]
+    plugins: Annotated[list[Any], Facts(null=[])]
     """of Lightning"""
     max_epochs: Annotated[int, Facts(is_length=True, usage="N")] = 100
     """communication rounds"""

@@ -13,7 +13,7 @@ from fedsim.settings.facts import Facts
 
 MISSING = object()
 """stands for a default that an argument lacks, and for a setting that a configuration lacks"""
-_LIBRARIES = ("torch", "lightning", "pytorch_lightning")
+LIBRARIES = ("torch", "lightning", "pytorch_lightning")
 _FACTS = {fact.name for fact in fields(Facts)} - {"base"}
 _NONE = Facts()
 
@@ -85,7 +85,7 @@ def short_of(path: str) -> str:
     package, *modules, name = path.split(".") if "." in path else ("", path)
     if package == "fedsim":
         return name
-    return ".".join([package, *modules[:1], name]) if package in _LIBRARIES else path
+    return ".".join([package, *modules[:1], name]) if package in LIBRARIES else path
 
 
 @cache
@@ -112,7 +112,7 @@ def section(name: str) -> KnownClass:
     return found
 
 
-def is_section(setting: Setting) -> bool:
+def has_fields(setting: Setting) -> bool:
     """Return whether a setting always has fields below it, and takes no choice of a class, nor null."""
     return isinstance(setting.default, dict) and "class_path" not in setting.default
 

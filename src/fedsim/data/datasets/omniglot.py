@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
 from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
 from fedsim.data.listing import number_of, read_folder
+from fedsim.settings.facts import NOTHING, Facts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +72,11 @@ class Omniglot(DataSet):
     ask = "it is free, from github.com/brendenlake/omniglot"
 
     def __init__(
-        self, root: str, alphabets: list[str] | None = None, train_share: float = 0.5, drawers_per_camera: int = 1
+        self,
+        root: Annotated[str, NOTHING],
+        alphabets: Annotated[list[str] | None, Facts(is_list_of_names=True)] = None,
+        train_share: float = 0.5,
+        drawers_per_camera: int = 1,
     ) -> None:
         super().__init__(root)
         within("data.source", "[0, 1)", train_share=train_share)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import yaml
 from lightning import Callback, LightningModule, Trainer
 
-from fedsim.core.changes import fingerprint_of
 from fedsim.core.files import replacing
 from fedsim.core.written import UnwritableError, written, written_arguments, written_fields
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.federation import Federation
+from fedsim.settings.configuration import fingerprint_of
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
 CONFIG_FILE = "config.yaml"

@@ -6,10 +6,11 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning import Callback, LightningModule, Trainer
@@ -19,12 +20,12 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from fedsim._version import __version__
-from fedsim.core.changes import Change, fingerprint_after, read_changes
 from fedsim.core.files import naming, replacing
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
 from fedsim.evaluation.query_file import write_queries
 from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.events import num_rounds, was_stopped
+from fedsim.settings.changes import Change, fingerprint_after, read_changes
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
 if TYPE_CHECKING:
@@ -106,10 +107,18 @@ class RunSummary(Callback):
         changes: the settings that a fit changes when it continues a run; earlier ones are in the checkpoint. They
             change the fingerprint.
         seed: by which repetitions differ; None: that of the federation.
+        identity: hashes of all settings, and of the files and the code that they name; empty: they are not known.
     """
 
-    def __init__(self, folder: str, fingerprint: str, changes: Sequence[Change] = (), seed: int | None = None) -> None:
-        self.path, self.fingerprint = Path(folder) / "summary.json", fingerprint
+    def __init__(
+        self,
+        folder: str,
+        fingerprint: str,
+        changes: Sequence[Change] = (),
+        seed: int | None = None,
+        identity: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.path, self.fingerprint, self.identity = Path(folder) / "summary.json", fingerprint, dict(identity)
         self._new_changes, self.changes, self._seed = list(changes), list(changes), seed
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
@@ -167,6 +176,7 @@ class RunSummary(Callback):
             "finished": finished,
             "method": type(settings.method).__name__,
             "fingerprint": fingerprint_after(self.fingerprint, self.changes),
+            "identity": self.identity,
             "seed": settings.seed if self._seed is None else self._seed,
             "rounds": rounds,
             "changes": [change.as_json() for change in self.changes],
