@@ -20,7 +20,7 @@ from fedsim.core.arguments import texts_of_class
 from fedsim.core.written import UnwritableError, written
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.settings import Settings
-from fedsim.settings.facts import Facts
+from fedsim.settings.facts import Facts, facts_of
 from fedsim.settings.options import OF_LIBRARIES, WATCHERS, StartOptions, TrainerOptions
 
 TABLE = Path(fedsim.__file__).parent / "settings" / "table.json"
@@ -109,7 +109,7 @@ def types_in(hint):
 def form_of(hint):
     """Return the form of a type's values in a config: text, texts, names (keys of a mapping), classes, or another."""
     kinds = {get_origin(part) or part for part in parts_of(hint)}
-    if dict in kinds:
+    if any(get_origin(part) is dict and get_args(part)[0] is str for part in parts_of(hint)):
         return "names"
     if kinds & {list, tuple} and str in types_in(hint):
         return "texts"
@@ -129,7 +129,7 @@ def parts_of(hint):
 
 def of_argument(hint, default, text):
     """Return a setting as the table has it: text, default, form and facts, without the usual ones."""
-    facts = next((f for f in getattr(hint, "__metadata__", ()) if isinstance(f, Facts)), Facts())
+    facts = facts_of(hint)
     entry = {name: value for name, value in vars(facts).items() if value != getattr(Facts(), name)}
     entry = {name: dict(v) if isinstance(v, Mapping) else v for name, v in entry.items()}
     if base := base_of(hint, facts):
@@ -173,7 +173,11 @@ def entry_of(cls):
         name: of_argument(facts_of.get(name, hints.get(name, Any)), of_library.get(name, default), texts.get(name, ""))
         for name, default in parameters_of(cls).items()
     }
-    entry = {"bases": [path_of(c) for c in cls.__mro__[1:-1] if c.__module__.startswith(("fedsim", "torch.optim", "lightning"))]}
+    entry = {
+        "bases": [
+            path_of(c) for c in cls.__mro__[1:-1] if c.__module__.startswith(("fedsim", "torch.optim", "lightning"))
+        ]
+    }
     if cls.__module__.startswith("fedsim"):
         entry["line"] = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     if inspect.isabstract(cls) or cls.__name__.startswith("_") or "ABC" in [b.__name__ for b in cls.__bases__]:

@@ -40,7 +40,8 @@ def check_weights(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Non
         ConfigError: with the file and the backbone.
     """
     backbone, weights = config["model"]["backbone"], settings.get("model.backbone.weights")
-    if backbone and isinstance(weights, str) and is_file(weights) and "weights" not in (backbone.get("init_args") or {}):
+    starts_from_file = isinstance(weights, str) and is_file(weights)
+    if backbone and starts_from_file and "weights" not in (backbone.get("init_args") or {}):
         name = str(backbone["class_path"]).rpartition(".")[2]
         raise ConfigError(
             f"model.backbone: {name} has no weights, but a config starts from {weights}; keep its network, or take a "

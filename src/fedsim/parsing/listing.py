@@ -27,9 +27,7 @@ def run(args: list[str]) -> str:
     """Run ``fedsim list [KIND ...]``, and return the text to print."""
     names = [*kinds(), "configs"]
     if args[:1] in (["-h"], ["--help"]):
-        return (
-            f"usage: fedsim list [{' | '.join(kinds())}] ...: what a config can name; without a kind, all of it"
-        )
+        return f"usage: fedsim list [{' | '.join(kinds())}] ...: what a config can name; without a kind, all of it"
     for kind in args:
         if kind not in names:
             remedy = did_you_mean(kind, names, f"choose from {', '.join(names)}")
@@ -40,7 +38,8 @@ def run(args: list[str]) -> str:
 def _configs() -> str:
     """List the configs that come with fedsim, each with the comment in its first line."""
     firsts = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped_configs().items()}
-    return _table("configs (--config NAME; later ones win)", ((name, text.lstrip("# ")) for name, text in firsts.items()))
+    texts = ((name, text.lstrip("# ")) for name, text in firsts.items())
+    return _table("configs (--config NAME; later ones win)", texts)
 
 
 def _classes(kind: str) -> str:

@@ -1,6 +1,6 @@
 """Names that YAML takes for other values: 007 is an octal number, no is false, 2021-01-01 a date, null is nothing.
 
-In a setting that takes a text, names or a mapping of names, a name is a name, as the folder has it, also without quotes.
+In a setting that takes a text, names or a mapping of names, a name is a name, also without quotes.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ class Facts:
     """whether it names a file, whose content is the setting"""
     is_repeated: bool = False
     """whether runs with other values are repetitions of one experiment: seeds"""
+    is_protocol: bool = False
+    """whether an experiment consists of runs with several values, none of which is chosen: the left-out data set"""
     is_length: bool = False
     """whether a run that goes on with another value is still one run, which only ends elsewhere"""
     may_be_infinite: bool = False
@@ -66,3 +68,8 @@ class Facts:
 
 NOTHING = Facts(effect="nothing")
 ROUNDING = Facts(effect="rounding")
+
+
+def facts_of(hint: Any) -> Facts:
+    """Return the facts in an annotation; those of a setting that states none, without them."""
+    return next((facts for facts in getattr(hint, "__metadata__", ()) if isinstance(facts, Facts)), Facts())

@@ -252,7 +252,8 @@ class _Reader:
         if "test" not in words[: 2 if words[0] == "spread" else 1]:
             return
         for name, parameter in parameters.items():
-            if not setting_at(name).facts.is_no_choice and not _is_constant(parameter):
+            facts = setting_at(name).facts
+            if not (facts.is_protocol or facts.is_repeated or _is_constant(parameter)):
                 remedy = "set it to val/mAP, of people that the sources hold out (data.val: identities)"
                 self._refuse("metric.name", f"{metric} is a test score, and would choose {name}; {remedy}")
 
