@@ -54,9 +54,8 @@ from fedsim.federation.callbacks import (
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
 from fedsim.federation.federation import Federation
-from fedsim.federation.trainer import DEFAULTS
-from fedsim.papers.files import OfAPaper, with_paper
-from fedsim.parsing.config_files import check_config_files, normalise, with_clients, with_shipped
+from fedsim.papers.files import OfAPaper
+from fedsim.parsing.command_line import given, merged, with_clients
 from fedsim.parsing.documents import SafeLoader
 from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
@@ -64,6 +63,8 @@ from fedsim.parsing.output import print_text, rank_of_this_process
 from fedsim.settings.changes import Change
 from fedsim.settings.configuration import fingerprint_of, line_of_idle
 from fedsim.settings.identity import identity_of
+from fedsim.settings.options import trainer_defaults
+from fedsim.settings.table import walk
 from fedsim.strategy.sharing import devices_of_run
 
 log = logging.getLogger(__name__)
@@ -89,10 +90,10 @@ _MOVED = {  # module in configs of earlier versions -> its present name
 
 
 def run(command: str, args: list[str]) -> None:
-    """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe``."""
+    """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe`` with the words after it, which are checked."""
     give_old_addresses()
     _let_loggers_stand_alone()
-    FedSimCLI([command, *with_clients(with_own_config(command, with_shipped(normalise(with_paper(args)))))])
+    FedSimCLI([command, *with_clients(with_own_config(command, args))])
 
 
 def give_old_addresses() -> None:
@@ -135,7 +136,7 @@ class FedSimCLI(LightningCLI):
             model_class=Federation,
             datamodule_class=FederatedDataModule,
             trainer_class=FederatedTrainer,
-            trainer_defaults={"strategy": {"class_path": "fedsim.strategy.FederatedStrategy"}, **DEFAULTS},
+            trainer_defaults={"strategy": {"class_path": "fedsim.strategy.FederatedStrategy"}, **trainer_defaults()},
             save_config_callback=KeepConfig,
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             seed_everything_default=0,
@@ -175,13 +176,12 @@ class FedSimCLI(LightningCLI):
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Check the config files first: the parser accepts some faulty files, and does not name the others."""
+        """Read the config files first: the parser accepts some faulty files, and does not name the others."""
         command, *words = cast("list[str]", args)
-        command_parser = self._parser(command)
-        check_config_files(words, command_parser.groups or ())
-        with parser_errors_explained(command, [action.dest for action in command_parser._actions]):
+        settings = merged(given(words))
+        with parser_errors_explained(command, (option for option, _ in walk())):
             super().parse_arguments(parser, args)
-        check_weights(words, self.config[command].as_dict())
+        check_weights(settings, self.config[command].as_dict())
 
     def _dump_config(self) -> None:
         """Skip the dump of hyper-parameters, which neither class saves: it takes a fifth of ``describe``."""
