@@ -1,11 +1,11 @@
 """The declared effects of settings against runs: is a setting really without effect where its facts say so?
 
-A tiny synthetic federation is trained under some configurations. In each of them, one setting after another gets another
-value, and the run is compared with the first one: the weights of the last checkpoint, bit by bit, and the logged numbers
-but for times. A setting whose facts (``fedsim.settings.facts``) say ``nothing`` there, for itself or by ``needs``, must
-change no bit; one that says ``rounding`` may change the last ones. Of a setting that says ``results``, a run without a
-change is listed, as it may lack a condition. Under all configurations but the first, only those settings are changed
-whose effect is another one than under the first, and those of classes that this has not.
+A tiny synthetic federation is trained under some configurations. In each of them, one setting after another gets
+another value, and the run is compared with the first one: the tensors of the last checkpoint, bit by bit, and the
+logged numbers but for times. A setting whose facts (``fedsim.settings.facts``) say ``nothing`` there, for itself or by
+``needs``, must change no bit; one that says ``rounding`` may change the last ones. Of a setting that says ``results``,
+a run without a change is listed, as it may lack a condition. Under all configurations but the first, only those
+settings are changed whose effect is another one than under the first, and those of classes that this has not.
 
     python benchmarks/settings_effect.py
     python benchmarks/settings_effect.py --only DACS SKA
@@ -34,11 +34,11 @@ from torch import nn
 
 from fedsim.__main__ import main as fedsim
 from fedsim.settings.configuration import Entry, Flat, flat
-from fedsim.settings.table import class_at, section
+from fedsim.settings.table import class_at, classes_below, section
 
 TINY = """
 seed_everything: 0
-trainer: {max_epochs: 3, check_val_every_n_epoch: 3, accelerator: cpu, devices: 1, enable_progress_bar: false}
+trainer: {max_epochs: 2, check_val_every_n_epoch: 2, accelerator: cpu, devices: 1, enable_progress_bar: false}
 model:
   method: FedPav
   backbone: {class_path: SmallCNN, init_args: {width: 4}}
@@ -52,103 +52,126 @@ data:
   size: [32, 16]
   augmentation: {pad: 2, flip: 0.5}
 """
-OWN = "model: {module: settings_effect.OwnModule, backbone: null}"
-CONTEXTS: dict[str, str] = {
-    "usual": "{}",
-    "own module": OWN,
-    "triplet": "model: {objective: {triplet: 1.0}, client: {sampler: identity}}",
-    "triplet alone": "model: {objective: {triplet: 1.0, cross_entropy: 0.0}, client: {sampler: identity}}",
-    "step": "model: {client: {schedule: {kind: step, step: 1}}}",
-    "milestones": "model: {client: {schedule: {kind: milestones, milestones: [1]}}}",
-    "cosine": "model: {client: {schedule: {kind: cosine, rounds: 3}}}",
-    "warmup": "model: {client: {schedule: {warmup: 2}}}",
-    "bnneck": "model: {neck: {kind: bnneck}}",
-    "no affine": "model: {neck: {kind: bnneck, affine: false}}",
-    "no neck": "model: {neck: {kind: none}}",
-    "whole batch": "model: {client: {batch_size: null}}",
-    "straggle": "model: {availability: {straggle: 0.5}}",
-    "hardware": "model: {hardware: {up_mbit: 10, down_mbit: 20, images_per_second: 30}}",
-    "deadline": "model: {hardware: {up_mbit: 10, down_mbit: 20, images_per_second: 30}, "
-    "timing: {class_path: Deadline, init_args: {first: 2}}}",
-    "dirichlet": "data: {partition: dirichlet, parts: 2, val: none}",
-    "iid": "data: {partition: iid, parts: 2, val: none}",
-    "classification": "model: {method: FedAvg, evaluation: {task: classification}}\n"
-    "data: {labels: common, val: images, partition: union}",
-    "bf16": "trainer: {precision: bf16-mixed}",
-    "cluster": "model: {method: FedPav, client: {cluster: {eps: 0.7, min_samples: 2, k1: 6, k2: 2}, num_instances: 2}}\n"
-    "data: {val: none}",
-    "no camera loss": "model: {client: {cluster: {eps: 0.7, min_samples: 2, k1: 6, k2: 2, loss: {camera: 0.0, inter: 0.0}}, "
-    "num_instances: 2}}\ndata: {val: none}",
-    "bottom-up": "model: {client: {bottom_up: {}}}\ndata: {val: none}",
-    "mix": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, style: {kind: mix, p: 1.0}}}}",
-    "cross": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, style: {kind: cross, crop: both, p: 1.0}}}}",
-    "cross without boxes": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, style: {kind: cross}}}}",
-    "snr": "model: {backbone: {class_path: SmallCNN, init_args: {width: 16, style: {kind: snr, reduction: 4}}}}",
-    "no style": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, style: {kind: none}}}}",
-    "attention": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, norm: se}}}",
-    "attention on the map": "model: {backbone: {class_path: SmallCNN, init_args: {width: 4, fam: mscam}}}",
-    "MobileNetV2": "model: {backbone: {class_path: MobileNetV2, init_args: {width: 0.1}}}",
-    "Local": "model: {method: Local}",
-    "FedReIDFineTune": "model: {method: FedReIDFineTune}",
-    "FedSGD": "model: {method: FedSGD}\ndata: {labels: common, val: images}",
-    "FedSGD of epochs": "model: {method: {class_path: FedSGD, init_args: {steps: null}}}\ndata: {labels: common, val: images}",
-    "FedProx": "model: {method: FedProx}",
-    "FedBN": "model: {method: FedBN}",
-    "FedNova": "model: {method: FedNova}",
-    "FedRep": "model: {method: {class_path: FedRep, init_args: {head_epochs: 1}}}",
-    "FedSAM": "model: {method: FedSAM}",
-    "FedAtt": "model: {method: {class_path: FedAtt, init_args: {share_head: false}}}",
-    "FedDyn": "model: {method: FedDyn}",
-    "FedALA": "model: {method: {class_path: FedALA, init_args: {start_epochs: 3}}}",
-    "APFL": "model: {method: APFL}",
-    "Ditto": "model: {method: Ditto}",
-    "PFedMe": "model: {method: PFedMe}",
-    "Scaffold": "model: {method: Scaffold, client: {optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}}}",
-    "IFCA": "model: {method: IFCA}",
-    "DACS": "model: {method: DACS}",
-    "DACS without expert": "model: {method: {class_path: DACS, init_args: {lam_au: 0.0, lam_div: 0.0}}}",
-    "SSCU": "model: {method: SSCU}",
-    "SSCU without expert": "model: {method: {class_path: SSCU, init_args: {lam_au: 0.0, lam_div: 0.0}}}",
-    "FedBABU": "model: {method: {class_path: FedBABU, init_args: {fine_tune_epochs: 1}}}",
-    "FedBABU without fine-tuning": "model: {method: {class_path: FedBABU, init_args: {fine_tune_epochs: 0}}}",
-    "FedCAPR": "model: {method: FedCAPR}",
-    "FedCAPR without regulariser": "model: {method: {class_path: FedCAPR, init_args: {regulariser: 0.0}}}",
-    "FedDIP": "model: {method: {class_path: FedDIP, init_args: {rounds: 3, reconfig_interval: 1, initial: 0.3}}}",
-    "FedDIP without penalty": "model: {method: {class_path: FedDIP, init_args: {rounds: 3, reconfig_interval: 1, lam: 0.0}}}",
-    "FedKLPR": "model: {method: {class_path: FedKLPR, init_args: {prune_from: 1, step: 0.3, min_accuracy: 0.0}}}",
-    "FedKLPR in every round": "model: {method: {class_path: FedKLPR, init_args: {prune_from: 1, crr: false}}}",
-    "FedKLPR without pruning": "model: {method: {class_path: FedKLPR, init_args: {prune: false, weighting: klaw}}}",
-    "FedKLPR by size": "model: {method: {class_path: FedKLPR, init_args: {prune: false, weighting: size, regulariser: none}}}",
-    "FedKLPR, cosine": "model: {method: {class_path: FedKLPR, init_args: {prune: false, weighting: size, regulariser: cosine}}}",
-    "FedKLPR, lam 0": "model: {method: {class_path: FedKLPR, init_args: {prune: false, weighting: size, lam: 0.0}}}",
-    "CDW": "model: {method: {class_path: FedPav, init_args: {weighting: cdw}}}",
-    "distillation": "model: {method: {class_path: FedPav, init_args: {distillation: {}}}}\ndata: {public: new0}",
-    "FedReID": "model: {method: FedReID}",
-    "FedReID without expert": "model: {method: {class_path: FedReID, init_args: {expert: false}}}",
-    "FedUReID": "model: {method: {class_path: FedUReID, init_args: {precision: 0.1}}, client: {bottom_up: {}, local_epochs: 2}}\n"
-    "data: {val: none}",
-    "FedUReID of whole rounds": "model: {method: {class_path: FedUReID, init_args: {dynamic: false}}, "
-    "client: {bottom_up: {}, local_epochs: 2}}\ndata: {val: none}",
-    "LotteryFL": "model: {method: {class_path: LotteryFL, init_args: {start_accuracy: 0.0}}}",
-    "SubFedAvg": "model: {method: {class_path: SubFedAvg, init_args: {min_accuracy: 0.0}}, client: {local_epochs: 2}}",
-    "MOON": "model: {method: MOON}",
-    "MOON without contrast": "model: {method: {class_path: MOON, init_args: {mu: 0.0}}}",
-    "SKA": "model: {method: SKA}",
-    "SKA, mean": "model: {method: {class_path: SKA, init_args: {dual: false, unseen: avg}}}",
-    "SKA, attention": "model: {method: SKA, backbone: {class_path: SmallCNN, init_args: {width: 4, norm: se}}}",
-    "WeightedPav": "model: {method: WeightedPav}",
-    "WeightedPav, speed": "model: {method: {class_path: WeightedPav, init_args: {weighting: performance}}, "
-    "hardware: {up_mbit: 10, down_mbit: 20, images_per_second: 30}}",
-    "label flip": "model: {attack: LabelFlip}",
-    "sign flip": "model: {attack: SignFlip}",
-    "noise": "model: {privacy: {class_path: WhiteNoise, init_args: {beta: 0.001}}}",
-    "differential privacy": "model: {privacy: {class_path: DifferentialPrivacy, init_args: {clip: 1.0, noise_multiplier: 0.1}}}",
-    "fraction": "model: {selection: RandomFraction}",
-    "UCB": "model: {selection: {class_path: UCB, init_args: {count: 2}}}",
-    "trimmed mean": "model: {aggregation: {class_path: TrimmedMean, init_args: {trim: 0.34}}}",
-    "FedAdam": "model: {server_optimizer: FedAdam}",
-    "center": "model: {objective: {center: {}}}",
-}  # fmt: skip
+
+
+def model(**settings: Any) -> dict[str, Any]:
+    """Return a configuration with these settings of the model."""
+    return {"model": settings}
+
+
+def client(**settings: Any) -> dict[str, Any]:
+    """Return a configuration with these settings of local training."""
+    return model(client=settings)
+
+
+def named(name: str, **arguments: Any) -> dict[str, Any]:
+    """Return a class with arguments."""
+    return {"class_path": name, "init_args": arguments}
+
+
+def method(name: str, **arguments: Any) -> dict[str, Any]:
+    """Return a configuration with a method."""
+    return model(method=named(name, **arguments))
+
+
+def network(**arguments: Any) -> dict[str, Any]:
+    """Return a configuration with these arguments of the small network."""
+    return model(backbone=named("SmallCNN", **{"width": 4} | arguments))
+
+
+def clustered(**settings: Any) -> dict[str, Any]:
+    """Return a configuration whose clients cluster their images."""
+    cluster = {"eps": 0.7, "min_samples": 2, "k1": 6, "k2": 2} | settings
+    return client(cluster=cluster, num_instances=2) | {"data": {"val": "none"}}
+
+
+LINKS = {"up_mbit": 10, "down_mbit": 20, "images_per_second": 30}
+GROWN = {"bottom_up": {}, "local_epochs": 2}
+NO_VALIDATION = {"data": {"val": "none"}}
+COMMON = {"data": {"labels": "common", "val": "images"}}
+FEW_CLIENTS = {"class_path": "UCB", "init_args": {"count": 2}}
+PRUNED = {"prune_from": 1, "step": 0.3}
+UNPRUNED = {"prune": False, "weighting": "size"}
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "own module": model(module="settings_effect.OwnModule", backbone=None),
+    "triplet": model(objective={"triplet": 1.0}, client={"sampler": "identity"}),
+    "step": client(schedule={"kind": "step", "step": 1}),
+    "milestones": client(schedule={"kind": "milestones", "milestones": [1]}),
+    "cosine": client(schedule={"kind": "cosine", "rounds": 3}),
+    "warmup": client(schedule={"warmup": 2}),
+    "bnneck": model(neck={"kind": "bnneck"}),
+    "no affine": model(neck={"kind": "bnneck", "affine": False}),
+    "no neck": model(neck={"kind": "none"}),
+    "whole batch": client(batch_size=None),
+    "straggle": model(availability={"straggle": 0.5}),
+    "hardware": model(hardware=LINKS),
+    "deadline": model(hardware=LINKS, timing=named("Deadline", first=2)),
+    "dirichlet": {"data": {"partition": "dirichlet", "parts": 2, "val": "none"}},
+    "iid": {"data": {"partition": "iid", "parts": 2, "val": "none"}},
+    "classification": method("FedAvg") | {"data": {"labels": "common", "val": "images"}},
+    "bf16": {"trainer": {"precision": "bf16-mixed"}},
+    "cluster": clustered(),
+    "no camera loss": clustered(loss={"camera": 0.0, "inter": 0.0}),
+    "bottom-up": client(bottom_up={}) | NO_VALIDATION,
+    "mix": network(style={"kind": "mix", "p": 1.0}),
+    "cross": network(style={"kind": "cross", "crop": "both", "p": 1.0}),
+    "cross without boxes": network(style={"kind": "cross"}),
+    "snr": network(width=16, style={"kind": "snr", "reduction": 4}),
+    "no style": network(style={"kind": "none"}),
+    "attention": network(norm="se"),
+    "MobileNetV2": model(backbone=named("MobileNetV2", width=0.1)),
+    "Local": method("Local"),
+    "FedReIDFineTune": method("FedReIDFineTune"),
+    "FedSGD": method("FedSGD") | COMMON,
+    "FedSGD of epochs": method("FedSGD", steps=None) | COMMON,
+    "FedProx": method("FedProx"),
+    "FedRep": method("FedRep", head_epochs=1),
+    "FedSAM": method("FedSAM"),
+    "FedAtt": method("FedAtt", share_head=False),
+    "FedDyn": method("FedDyn"),
+    "FedALA": method("FedALA", start_epochs=3),
+    "APFL": method("APFL"),
+    "Ditto": method("Ditto"),
+    "PFedMe": method("PFedMe"),
+    "IFCA": method("IFCA"),
+    "DACS": method("DACS"),
+    "DACS without expert": method("DACS", lam_au=0.0, lam_div=0.0),
+    "SSCU": method("SSCU"),
+    "SSCU without expert": method("SSCU", lam_au=0.0, lam_div=0.0),
+    "FedBABU": method("FedBABU", fine_tune_epochs=1),
+    "FedBABU without fine-tuning": method("FedBABU", fine_tune_epochs=0),
+    "FedCAPR": method("FedCAPR"),
+    "FedCAPR without regulariser": method("FedCAPR", regulariser=0.0),
+    "FedDIP": method("FedDIP", rounds=3, reconfig_interval=1, initial=0.3),
+    "FedDIP without penalty": method("FedDIP", rounds=3, reconfig_interval=1, lam=0.0),
+    "FedKLPR": method("FedKLPR", min_accuracy=0.0, **PRUNED),
+    "FedKLPR in every round": method("FedKLPR", crr=False, **PRUNED),
+    "FedKLPR without pruning": method("FedKLPR", prune=False, weighting="klaw"),
+    "FedKLPR by size": method("FedKLPR", regulariser="none", **UNPRUNED),
+    "FedKLPR, cosine": method("FedKLPR", regulariser="cosine", **UNPRUNED),
+    "FedKLPR, lam 0": method("FedKLPR", lam=0.0, **UNPRUNED),
+    "CDW": method("FedPav", weighting="cdw"),
+    "distillation": method("FedPav", distillation={}) | {"data": {"public": "new0"}},
+    "FedReID": method("FedReID"),
+    "FedReID without expert": method("FedReID", expert=False),
+    "FedUReID": model(method=named("FedUReID", precision=0.1), client=GROWN) | NO_VALIDATION,
+    "FedUReID of whole rounds": model(method=named("FedUReID", dynamic=False), client=GROWN) | NO_VALIDATION,
+    "LotteryFL": method("LotteryFL", start_accuracy=0.0),
+    "SubFedAvg": model(method=named("SubFedAvg", min_accuracy=0.0), client={"local_epochs": 2}),
+    "MOON": method("MOON"),
+    "MOON without contrast": method("MOON", mu=0.0),
+    "SKA": method("SKA"),
+    "SKA, mean": method("SKA", dual=False, unseen="avg"),
+    "SKA, attention": model(method="SKA", backbone=named("SmallCNN", width=4, norm="se")),
+    "WeightedPav, speed": model(method=named("WeightedPav", weighting="performance"), hardware=LINKS),
+    "noise": model(privacy=named("WhiteNoise", beta=0.001)),
+    "differential privacy": model(privacy=named("DifferentialPrivacy", clip=1.0, noise_multiplier=0.1)),
+    "UCB": model(selection=FEW_CLIENTS),
+    "trimmed mean": model(aggregation=named("TrimmedMean", trim=0.34)),
+    "FedAdam": model(server_optimizer="FedAdam"),
+    "center": model(objective={"center": {}}),
+}
 """name -> what it adds to the usual configuration"""
 VALUES: dict[str, Any] = {
     "model.client.optimizer.foreach": True,
@@ -200,10 +223,12 @@ VALUES: dict[str, Any] = {
     "data.val": "images",
 }
 """option -> another value, where its type does not say one"""
-LEFT_OUT = ("seed_everything", "model.seed", "data.manifest", "data.generated", "data.cache_dir", "data.source", "model.module",
-            "model.method", "model.backbone", "model.adaptive_backbones", "model.private", "data.partition",
-            "model.client.optimizer.differentiable", "model.client.optimizer.capturable")  # fmt: skip
-"""options that name files, or classes that are other configurations; a class and a section with all of its fields"""
+LEFT_OUT = (
+    "data.manifest", "data.generated", "data.cache_dir", "data.source", "data.partition", "model.seed", "model.module",
+    "model.method", "model.backbone", "model.adaptive_backbones", "model.private",
+    "model.client.optimizer.differentiable", "model.client.optimizer.capturable",
+)  # fmt: skip
+"""options that name files, or classes that are other configurations, and two that no optimizer on CPUs takes here"""
 
 
 class OwnModule(LightningModule):
@@ -326,7 +351,8 @@ def other_value(option: str, entry: Entry, entries: Flat) -> Any:
         return value + 1 if is_whole else (value * 0.6 if value else 0.3)
     if isinstance(value, list) and value and all(isinstance(inner, int | float) for inner in value):
         return [*value[:-1], value[-1] + 1]
-    return {int: 2, float: 0.3}.get(next(iter(t for t in get_args(hint) if t in (int, float)), None)) if value is None else None
+    numbers = {int: 2, float: 0.3}
+    return next((numbers[part] for part in get_args(hint) if value is None and part in numbers), None)
 
 
 def _hint(option: str, entries: Flat) -> Any:
@@ -363,8 +389,6 @@ def with_value(config: Mapping[str, Any], option: str, value: Any, entries: Flat
 
 
 def _is_class(entry: Entry) -> bool:
-    from fedsim.settings.table import classes_below
-
     return bool(entry.setting.base) and len(classes_below(entry.setting.base)) != 1
 
 
@@ -393,32 +417,40 @@ def verdict(effect: str, apart: float, columns: list[str]) -> str:
     return "right" if apart or columns else "no effect seen"
 
 
+def config_of(name: str) -> dict[str, Any]:
+    """Return one of the configurations."""
+    return dict(merged(yaml.safe_load(TINY), CONTEXTS[name]))
+
+
 def examine(name: str, usual: Flat | None, seen: set[str]) -> Iterator[tuple[str, str, str]]:
     """Yield option, effect and verdict of each setting under a configuration."""
-    config = merged(yaml.safe_load(TINY), yaml.safe_load(CONTEXTS[name]))
+    config = config_of(name)
     first = run(config)
     if isinstance(first, str):
         yield "", "", f"refused: {first}"
         return
     for option in options_of(first.entries, usual, seen):
-        entry = first.entries[option]
-        value = other_value(option, entry, first.entries)
-        if value is None:
-            yield option, entry.effect, "no other value"
-            continue
-        base = merged(config, ONE_STEP) if entry.effect == "rounding" else config
-        changed = run(with_value(base, option, value, first.entries))
-        if isinstance(changed, str):
-            yield option, entry.effect, f"refused: {changed[:110]}"
-            continue
-        unchanged = run(base) if entry.effect == "rounding" else first
-        assert isinstance(unchanged, Result), unchanged
-        apart, columns = difference(unchanged, changed)
-        both = max((entry.effect, changed.entries[option].effect if option in changed.entries else entry.effect), key=_rank)
-        text = verdict(both, apart, columns)
-        seen |= {option} if apart or columns else set()
-        detail = "" if text == "right" else f": {entry.value} -> {value}, weights {apart:.1e}, {columns[:2]}"
-        yield option, both, text + detail
+        effect, text = examine_one(config, first, option)
+        seen |= {option} if (effect, text) == ("results", "right") else set()
+        yield option, effect, text
+
+
+def examine_one(config: Mapping[str, Any], first: Result, option: str) -> tuple[str, str]:
+    """Return effect and verdict of a setting under a configuration, whose run is ``first``."""
+    entry = first.entries[option]
+    value = other_value(option, entry, first.entries)
+    if value is None:
+        return entry.effect, "no other value"
+    is_step = entry.effect == "rounding"
+    base = merged(config, ONE_STEP) if is_step else config
+    changed, unchanged = run(with_value(base, option, value, first.entries)), run(base) if is_step else first
+    if isinstance(changed, str) or isinstance(unchanged, str):
+        return entry.effect, f"refused: {str(changed)[:110]}"
+    apart, columns = difference(unchanged, changed)
+    effect = max((entry.effect, changed.entries.get(option, entry).effect), key=_rank)
+    text = verdict(effect, apart, columns)
+    detail = "" if text == "right" else f": {entry.value} -> {value}, weights {apart:.1e}, {columns[:2]}"
+    return effect, text + detail
 
 
 def _rank(effect: str) -> int:
