@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fedsim.core import devices
 from simulated.kernels import Called, Kernels, refuse
 from simulated.places import CPU, Places
 from simulated.queues import queues
@@ -243,6 +244,7 @@ def _cuda(kernels: Kernels) -> Patches:
     yield cuda, "device", _device_context(places)
     yield cuda, "synchronize", wait
     yield torch._C, "_cuda_clearCublasWorkspaces", lambda: None
+    yield devices, "why_cuda_fails", lambda cuda: None
 
 
 def _device_context(places: Places) -> type:
@@ -284,14 +286,20 @@ def _optimizers(kernels: Kernels) -> Patches:
         device = CPU if first is None else kernels.places.of(first)
         return {(device, dtype): found for (_, dtype), found in real(lists, with_indices).items()}
 
-    def check(self: torch.optim.Optimizer) -> None:
-        if kernels.recording is not None and not all(group["capturable"] for group in self.param_groups):
-            refuse("Attempting CUDA graph capture of step() for an instance of an optimizer that is not capturable")
+    def checking(real_check: Callable[..., None]) -> Callable[..., None]:
+        def check(self: torch.optim.Optimizer) -> None:
+            tensors = [tensor for group in self.param_groups for tensor in group["params"]]
+            if all(kernels.places.of(tensor).type == "cpu" for tensor in tensors):
+                real_check(self)
+            elif kernels.recording is not None and not all(group["capturable"] for group in self.param_groups):
+                refuse("Attempting CUDA graph capture of step() for an instance of an optimizer that is not capturable")
+
+        return check
 
     yield torch._C, "_group_tensors_by_device_and_dtype", group
     for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):  # before torch 2.12
         if hasattr(torch.optim.Optimizer, name):
-            yield torch.optim.Optimizer, name, check
+            yield torch.optim.Optimizer, name, checking(getattr(torch.optim.Optimizer, name))
 
 
 def _groups(kernels: Kernels) -> Patches:
