@@ -48,7 +48,8 @@ def small(kind):
 
 def attacker(received, count):
     """A client, as far as an attack on its upload knows it: ``count`` parameters, and then statistics."""
-    model = SimpleNamespace(flat=SimpleNamespace(num_shared_parameters=count))
+    flat = SimpleNamespace(num_shared_parameters=count, num_shared_elements=count, clear_gaps=lambda vector: vector)
+    model = SimpleNamespace(flat=flat)
     stream = lambda purpose: torch.Generator().manual_seed(len(purpose))  # noqa: E731 - a client's
     return SimpleNamespace(model=model, received=SimpleNamespace(vector=torch.tensor(received)), generator=stream)
 
