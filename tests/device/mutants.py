@@ -206,6 +206,9 @@ MUTANTS = [
     Mutant("training/labels/bottom_up.py",
            'of_clusters = torch.segment_reduce(similarity.block(rows), "max", lengths=widths[clusters])',
            'of_clusters = similarity.block(rows).cumsum(1)', "bottom up"),
+    Mutant("evaluation/triggered.py", 'torch.segment_reduce(by_group, "max", lengths=sizes, unsafe=True).T',
+           'values.new_zeros(len(values), count).scatter_reduce(1, groups.expand(len(values), -1), values, "amax")',
+           "backdoor"),
     # -- collectives
     Mutant("strategy/strategy.py", "self._wait(dist.all_reduce(payload, group=self._patient, async_op=True))",
            "self._wait(dist.all_reduce(payload, async_op=True))", "two GPUs"),
@@ -346,6 +349,10 @@ def _alone(folder):
 
 RUNS = {
     "augment": _augment,
+    "backdoor": lambda folder: _fit(
+        folder, "fedavg", "--model.attack=Backdoor", "--model.attack.attackers=[town0]", "--model.attack.patch=4",
+        rounds=1, scored=True,
+    ),
     "bottom up": lambda folder: _fit(folder, "fedureid"),
     "clusters": lambda folder: _fit(folder, "fedcapr", rounds=1),
     "control": lambda folder: _fit(folder, "scaffold"),
