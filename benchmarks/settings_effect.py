@@ -312,28 +312,30 @@ def _tensors_in(content: Any, name: str = "") -> Iterator[tuple[str, torch.Tenso
             yield from _tensors_in(inner, f"{name}.{key}")
 
 
-def difference(one: Result, other: Result) -> tuple[float, list[str]]:
+def difference(first: Result, second: Result) -> tuple[float, list[str]]:
     """Return the largest relative difference of two runs, and the logged numbers that differ.
 
     Infinite: they have other tensors. Numbers that only one of them logs are left out.
     """
-    names = sorted(n for n in one.numbers.keys() & other.numbers.keys() if not _same(one.numbers[n], other.numbers[n]))
-    if one.tensors.keys() != other.tensors.keys():
+    names = sorted(
+        n for n in first.numbers.keys() & second.numbers.keys() if not _same(first.numbers[n], second.numbers[n])
+    )
+    if first.tensors.keys() != second.tensors.keys():
         return math.inf, names
-    return max((_apart(one.tensors[name], other.tensors[name]) for name in one.tensors), default=0.0), names
+    return max((_apart(first.tensors[name], second.tensors[name]) for name in first.tensors), default=0.0), names
 
 
-def _same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
+def _same(first: float, second: float) -> bool:
+    return first == second or (math.isnan(first) and math.isnan(second))
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    if one.shape != other.shape:
+def _apart(first: torch.Tensor, second: torch.Tensor) -> float:
+    if first.shape != second.shape:
         return math.inf
-    if torch.equal(one, other):
+    if torch.equal(first, second):
         return 0.0
-    one, other = one.double(), other.double()
-    return float((one - other).norm() / one.norm().clamp_min(1e-12))
+    first, second = first.double(), second.double()
+    return float((first - second).norm() / first.norm().clamp_min(1e-12))
 
 
 def other_value(option: str, entry: Entry, entries: Flat) -> Any:
@@ -358,8 +360,8 @@ def other_value(option: str, entry: Entry, entries: Flat) -> Any:
 def _hint(option: str, entries: Flat) -> Any:
     above, _, name = option.rpartition(".")
     entry = entries.get(above)
-    known = class_at(str(entry.value)) if entry is not None else section(above)
-    return None if known is None else _hints(known.path).get(name)
+    cls = class_at(str(entry.value)) if entry is not None else section(above)
+    return None if cls is None else _hints(cls.path).get(name)
 
 
 @cache

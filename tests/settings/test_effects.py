@@ -1,4 +1,7 @@
-"""Facts of settings against runs: a setting without effect changes no bit. ``benchmarks/settings_effect.py`` has all."""
+"""Facts of settings against runs: a setting without effect changes no bit.
+
+``benchmarks/settings_effect.py`` examines all settings, this a drawn one of each of its configurations.
+"""
 
 import math
 import random
@@ -38,11 +41,13 @@ def test_a_changed_result_is_found(usual):
     with once.people():
         changed = effects.run(effects.with_value(effects.config_of("usual"), "model.neck.dim", 9, usual.entries))
     apart, columns = effects.difference(usual, changed)
-    assert apart == math.inf and any("mAP" in name for name in columns)
+    assert apart == math.inf
+    assert any("mAP" in name for name in columns)
     one = next(iter(usual.tensors))
     tensors = {**usual.tensors, one: usual.tensors[one].nextafter(torch.tensor(9.0))}
     apart, columns = effects.difference(usual, usual._replace(tensors=tensors))
-    assert 0 < apart < 1e-6 and columns == []
+    assert 0 < apart < 1e-6
+    assert columns == []
     assert effects.verdict("nothing", apart, columns) == "wrong"
     assert effects.verdict("rounding", apart, columns) == "right"
     assert effects.verdict("results", 0.0, []) == "no effect seen"
