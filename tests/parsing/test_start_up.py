@@ -16,7 +16,9 @@ from fedsim.federation import Federation
 from fedsim.federation.settings import Settings
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
-from fedsim.parsing.options import check_options
+from fedsim.parsing.command_line import given
+from fedsim.parsing.config_files import with_shipped
+from fedsim.parsing.options import check_arguments, check_options
 from fedsim.settings.table import sections
 from run_dirs import scores_of, with_mean, write_run
 
@@ -53,6 +55,60 @@ def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):
 def test_what_the_parser_takes_goes_on_to_the_parser():
     words = "--trainer.max_epochs=3 --trainer.callbacks+=X --trainer=x.yaml trainer.nothing --model.method.help --data"
     check_options([*words.split(), "--model.method.init_args.mu", "--data.source", "--ckpt_path=model.pt"], "fit")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "--model.client.lr=3",
+            "--model.client.lr: there is no such option; did you mean --model.client.optimizer.lr?",
+        ),
+        ("--data.root=x", "--data.root: there is no such option; did you mean --data.source.root?"),
+        (
+            "--model.client.schedule.gama=1",
+            "--model.client.schedule.gama: there is no such option; did you mean --model.client.schedule.gamma?",
+        ),
+        (
+            "--config quickstart --model.client.optimizer.lrr=1",
+            "model.client.optimizer: Adam has no option lrr; did you mean lr?",
+        ),
+        (
+            "--model.client.optimizer=SGD --model.client.optimizer.init_args.momentun=1",
+            "model.client.optimizer: SGD has no option momentun; did you mean momentum?",
+        ),
+        ("--model.method=FedPav --model.method.mu=1", "model.method: FedPav has no option mu; choose from weighting, "),
+        (
+            "--trainer.logger=CSVLogger --trainer.logger.nam=x",
+            "trainer.logger: CSVLogger has no option nam; did you mean name?",
+        ),
+        (
+            "--trainer.callbacks+=EarlyStopping --trainer.callbacks.patince=2",
+            "trainer.callbacks: EarlyStopping has no option patince; did you mean patience?",
+        ),
+    ],
+)
+def test_arguments_of_classes_are_checked_without_the_classes(words, line):
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(given(with_shipped(words.split())), "fit")
+    assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model.method=mine.Own --model.method.anything=1",
+        "--model.method=FedPav --model.method=FedProx --model.method.mu=1",
+        '--config={"model":{"method":"FedProx"}} --model.method.init_args.mu=1',
+        "--model.clients.town.0.batch_size=8",  # a name may have a dot
+        "--trainer.logger=WandbLogger --trainer.logger.save_code=true",  # which passes others on
+        "--trainer.callbacks+=mine.Own --trainer.callbacks.path=x",
+        "--model.backbone.width=8",  # of a class that the run's own config may name
+        "--model.privacy.help",
+    ],
+)
+def test_arguments_of_classes_that_are_not_known_go_on_to_the_parser(words):
+    check_arguments(given(words.split()), "fit")
 
 
 def features(folder):

@@ -64,7 +64,7 @@ from fedsim.settings.changes import Change
 from fedsim.settings.configuration import fingerprint_of, line_of_idle
 from fedsim.settings.identity import identity_of
 from fedsim.settings.options import trainer_defaults
-from fedsim.settings.table import walk
+from fedsim.settings.table import section, walk
 from fedsim.strategy.sharing import devices_of_run
 
 log = logging.getLogger(__name__)
@@ -161,15 +161,11 @@ class FedSimCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add fedsim's own options, and link the model's seed to seed_everything."""
-        files = "config.yaml, metrics.csv, summary.json and checkpoints"
-        folder = f"the folder for {files}; default: runs/METHOD-seedN"
-        overwrite = "whether fit may replace the finished run in run_dir"
-        ranking = "fedsim test: also write and draw ranked lists of the method's model, into run_dir/rankings"
-        maps = "fedsim predict: also draw maps of strong features of the method's model, into run_dir/maps"
-        parser.add_argument("--run_dir", type=str | None, default=None, help=folder)
-        parser.add_argument("--overwrite", type=bool, default=False, help=overwrite)
-        parser.add_argument("--save_ranking", action=ActionYesNo, nargs="?", default=False, help=ranking)
-        parser.add_argument("--save_maps", action=ActionYesNo, nargs="?", default=False, help=maps)
+        texts = {name: setting.text for name, setting in section("").arguments.items()}
+        parser.add_argument("--run_dir", type=str | None, default=None, help=texts["run_dir"])
+        parser.add_argument("--overwrite", type=bool, default=False, help=texts["overwrite"])
+        for name in ("save_ranking", "save_maps"):
+            parser.add_argument(f"--{name}", action=ActionYesNo, nargs="?", default=False, help=texts[name])
         parser.add_argument("--paper", action=OfAPaper)
         # by its class path: the parser cannot derive it from an instance
         parser.set_defaults({"model.selection": {"class_path": f"{AllClients.__module__}.AllClients"}})

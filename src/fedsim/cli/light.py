@@ -9,9 +9,10 @@ from fedsim.cli.commands import GROUPS
 from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.parsing.listing import classes_of, kinds
 from fedsim.parsing.listing import run as run_list
-from fedsim.parsing.options import WITH_TRAINER, all_options
+from fedsim.parsing.options import all_options
 from fedsim.parsing.output import print_error, print_text
 from fedsim.parsing.short_help import short_help
+from fedsim.settings.options import WITH_TRAINER
 
 _SHELLS = ("bash", "zsh", "tcsh")
 _PATHS = ("FILE", "FOLDER", "RUN_DIR")

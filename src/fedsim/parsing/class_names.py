@@ -125,5 +125,6 @@ def unknown_argument(message: str) -> str | None:
 def _names(key: str, only_fedsim: bool = False) -> list[str]:
     """Names of the classes that a setting can have; ``only_fedsim``: only the classes that fedsim provides."""
     base = setting_at(key).base
-    below = [path for path in paths_below(base) if path != base] if base else []
-    return [path.rpartition(".")[2] for path in below if path.startswith("fedsim.") or not only_fedsim]
+    if not base or (only_fedsim and not base.startswith("fedsim.")):
+        return []
+    return [path.rpartition(".")[2] for path in paths_below(base) if path != base]

@@ -27,8 +27,8 @@ class Given(NamedTuple):
     """without ``init_args``"""
     value: Any
     """as YAML has it; of a class its name"""
-    is_word: bool
-    """whether the command line gives it, and not a config file"""
+    is_option: bool = False
+    """whether the command line names it, and neither a config file nor a value with fields of its own"""
 
 
 def checked(words: Sequence[str], is_kept: bool = False) -> list[str]:
@@ -95,10 +95,12 @@ def given(words: Sequence[str], read: Callable[[str], Mapping[str, Any]] = read_
     """
     for name, text in options_in(words):
         if name == "config":
-            yield from _inner(read(text), "", is_word=False)
+            yield from _inner(read(text), "")
         else:
             setting = ".".join(part for part in name.split(".") if part not in (*WITHIN, "class_path"))
-            yield from _inner(_read(text, setting), setting, is_word=True)
+            value, *inner = _inner(_read(text, setting), setting)
+            yield value._replace(is_option=True)
+            yield from inner
 
 
 def merged(settings: Iterable[Given]) -> dict[str, Any]:
@@ -128,15 +130,15 @@ def with_clients(words: Sequence[str]) -> list[str]:
     return [*words[:place], "--model.clients={}", *words[place:]]
 
 
-def _inner(value: Any, setting: str, is_word: bool) -> Iterator[Given]:
+def _inner(value: Any, setting: str) -> Iterator[Given]:
     """Yield a value, and those below it."""
     if not isinstance(value, Mapping):
-        yield Given(setting, value, is_word)
+        yield Given(setting, value)
         return
-    yield Given(setting, value.get("class_path", value), is_word)
+    yield Given(setting, value.get("class_path", value))
     for name, inner in value.items():
         if name in WITHIN and isinstance(inner, Mapping):
             for argument, of_argument in inner.items():
-                yield from _inner(of_argument, f"{setting}.{argument}", is_word)
+                yield from _inner(of_argument, f"{setting}.{argument}")
         elif name != "class_path":
-            yield from _inner(inner, f"{setting}.{name}".lstrip("."), is_word)
+            yield from _inner(inner, f"{setting}.{name}".lstrip("."))

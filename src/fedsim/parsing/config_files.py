@@ -19,10 +19,9 @@ from fedsim.core.errors import DataError
 from fedsim.core.names import one_line
 from fedsim.parsing.documents import as_yaml, parse_json, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
+from fedsim.settings.options import WITH_TRAINER
 from fedsim.settings.table import has_fields, sections, walk
 
-_COMMANDS = ("fit", "validate", "test", "predict", "describe")
-"""names under which LightningCLI of other projects nests the sections of a config"""
 _CONFIGS = Path(__file__).parents[1] / "configs"
 
 
@@ -84,7 +83,7 @@ def read_config(path: str) -> dict[str, Any]:
     _check_keys(path, node)
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a config; expected sections such as trainer, model, data")
-    if nested := [key for key in _COMMANDS if isinstance(content.get(key), dict)]:
+    if nested := [key for key in WITH_TRAINER if isinstance(content.get(key), dict)]:
         raise DataError(f"{path}: {nested[0]}: is a command, not a section; write its sections at the top of the file")
     _check_classes(path, content)
     return content

@@ -20,8 +20,6 @@ from fedsim.settings.table import (
     setting_at,
 )
 
-WITH_TRAINER = ("fit", "validate", "test", "predict", "describe")
-"""Commands that have these options."""
 _OPTION = re.compile(r"--(?:no_)?(\w+(?:\.[\w.]+)?)(?=$|[=+])")
 
 
@@ -54,7 +52,7 @@ def check_options(words: Sequence[str], command: str) -> None:
 
     Args:
         words: of the command line, without the command.
-        command: its name, one of :data:`WITH_TRAINER`.
+        command: its name, of those with a trainer.
 
     Raises:
         ConfigError: if there is no such option.
@@ -77,8 +75,8 @@ def check_arguments(settings: Iterable[Given], command: str) -> None:
     """
     classes: dict[str, str] = {}
     """setting -> the class that it names, or another text; empty for other values"""
-    for option, value, is_word in settings:
-        if is_word and option.partition(".")[0] in sections():
+    for option, value, is_option in settings:
+        if is_option and option.partition(".")[0] in sections():
             _check(option.split("."), classes, command)
         if not isinstance(value, dict):
             classes[option] = value if isinstance(value, str) else ""

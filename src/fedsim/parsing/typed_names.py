@@ -38,7 +38,7 @@ def with_quotes(text: str, option: str = "") -> str:
     except (yaml.YAMLError, ValueError):  # its reader has the message
         return text
     above: set[int] = set()
-    nodes = [(setting_at(option), root)] if option else _settings_of(root)
+    nodes = [(setting_at(option), root)] if option and root else _settings_of(root)
     names = [name for setting, node in nodes for name in _names(node, setting, above)]
     for node in sorted(names, key=lambda node: -node.start_mark.index):
         begin, end = node.start_mark.index, node.end_mark.index

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from fedsim.settings.facts import NOTHING, ROUNDING, Facts
 
 SCORING = ("validate", "test", "predict")
+WITH_TRAINER = ("fit", *SCORING, "describe")
+"""commands with all options of a run"""
 _CONTINUES = "the same command continues unfinished runs"
 
 
