@@ -20,7 +20,7 @@ from fedsim.federation.components import robust
 from fedsim.federation.trainer import Trainer
 from fedsim.generation.quality import discriminator_accuracy
 from fedsim.methods import APFL
-from fedsim.parsing.config_files import with_clients
+from fedsim.parsing.command_line import with_clients
 from fedsim.training import server_optimizers
 from lightning_modules import DropsOut, federation, module_state
 
