@@ -60,15 +60,17 @@ def test_drawn_changes_of_settings_with_an_effect_are_found(tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     assert _difference(run, summary, config) == ""
     rng = random.Random(0)
-    options = [("model", "client", "local_epochs"), ("model", "neck", "dim"), ("data", "val"), ("data", "size"),
-               ("trainer", "check_val_every_n_epoch"), ("model", "evaluation", "flip"), ("seed_everything",)]  # fmt: skip
-    for path in options:
+    options = [
+        "model.client.local_epochs", "model.neck.dim", "model.evaluation.flip", "data.val", "data.size",
+        "trainer.check_val_every_n_epoch", "seed_everything",
+    ]  # fmt: skip
+    for option in options:
         changed = json.loads(json.dumps(config))
-        section = changed
-        for name in path[:-1]:
+        section, (*path, last) = changed, option.split(".")
+        for name in path:
             section = section[name]
-        section[path[-1]] = rng.choice([977, 978])
-        assert ".".join(path) in _difference(run, summary, changed)
+        section[last] = rng.choice([977, 978])
+        assert option in _difference(run, summary, changed)
 
 
 def test_a_run_without_its_config_and_another_program(tmp_path):
