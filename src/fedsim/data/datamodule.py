@@ -99,9 +99,11 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
             int, Facts(needs="partition in ('by_identity', 'iid', 'dirichlet', 'shards', 'stratified')")
         ] = 4,
         alpha: Annotated[float, Facts(needs="partition == 'dirichlet'")] = 0.5,
-        unseen: Annotated[list[str] | None, Facts(null=(), is_list_of_names=True, usage="[NAME]")] = None,
+        unseen: Annotated[
+            list[str] | None, Facts(null=(), is_list_of_names=True, is_protocol=True, usage="[NAME]")
+        ] = None,
         public: str | None = None,
-        val: Annotated[Validation, Facts(group="evaluation", usage="images")] = "identities",
+        val: Annotated[Validation, Facts(group="evaluation", is_protocol=True, usage="images")] = "identities",
         val_fraction: Annotated[
             float, Facts(group="evaluation", needs="val in ('identities', 'images') and manifest is None")
         ] = 0.2,

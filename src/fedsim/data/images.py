@@ -319,7 +319,7 @@ class ReIDSource(KeepsArguments, ABC):
         return None
 
     def digest(self) -> str | None:
-        """Return what decides all of its data sets and images, if it is short; None: each data set has a digest."""
+        """Return a short text that decides all of its images; None: there is none, and each data set has a digest."""
         return None
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:  # noqa: ARG002 - subclasses need it

@@ -199,7 +199,7 @@ class ReIDModel(nn.Module):
     def count(self, images: Tensor) -> None:
         """Count a pass over ``images`` [B, ...] as work, if it is one of training: in that mode, with gradients."""
         if self.training and torch.is_grad_enabled():
-            self.work.add_images(len(images))
+            self.work.add_images(images.shape[0])
 
     def begin_training(self) -> None:
         """Set training mode. Most sessions find it set, and torch reads modes faster than it sets them."""

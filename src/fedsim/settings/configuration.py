@@ -46,6 +46,8 @@ class SettingValue(NamedTuple):
     """false: the configuration leaves it out, and it has its default"""
     is_null: bool = False
     """whether it is null, which stands for the value of another setting"""
+    is_idle: bool = False
+    """whether other settings take its effect away, or that of the section around it"""
 
 
 Flat = dict[str, SettingValue]
@@ -179,12 +181,12 @@ def _with_effects(entries: Flat) -> Flat:
         facts, prefix = entry.setting.facts, option.rpartition(".")[0]
         is_null = entry.value is None and bool(facts.null_is)
         value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
-        effect = entry.effect
-        if facts.needs and not _holds(facts.needs, entries, prefix):
-            effect = "nothing"
-        if (above := _above(option, found)) is not None and _STRONGER[above.effect] < _STRONGER[effect]:
-            effect = above.effect
-        found[option] = entry._replace(value=value, effect=effect, is_null=is_null)
+        above = _above(option, found)
+        is_idle = above is not None and above.is_idle
+        is_idle = is_idle or bool(facts.needs and not _holds(facts.needs, entries, prefix))
+        effects = ["nothing" if is_idle else entry.effect, *([above.effect] if above else [])]
+        effect = min(effects, key=_STRONGER.__getitem__)
+        found[option] = entry._replace(value=value, effect=effect, is_null=is_null, is_idle=is_idle)
     return found
 
 
@@ -250,7 +252,9 @@ def _value_at(entries: Flat, option: str) -> Any:
         return entry.value
     if entry is not None and not _is_section(entry.setting):
         return _Chosen(entries, option)
-    return _Below(entries, option) if any(name.startswith(f"{option}.") for name in entries) else None
+    if any(name.startswith(f"{option}.") for name in entries):
+        return _Below(entries, option)
+    return None if entry is None else entry.value
 
 
 def _is_section(setting: Setting) -> bool:
@@ -330,9 +334,16 @@ def missing_settings(entries: Flat) -> list[str]:
 def idle_settings(entries: Flat) -> Iterator[str]:
     """Yield the settings that are given another value than their default, and have no effect beside the others."""
     for option, entry in entries.items():
-        facts = entry.setting.facts
-        if facts.needs and entry.effect == "nothing" != facts.effect and entry.is_given and not _is_default(entry):
+        is_value = not _is_section(entry.setting) or entry.value is None
+        if entry.is_idle and is_value and entry.setting.facts.effect != "nothing" and not _is_default(entry):
             yield option
+
+
+def line_of_idle(config: Mapping[str, Any]) -> str:
+    """Return a line on the settings that :func:`idle_settings` yields; empty without any."""
+    entries = flat(config)
+    texts = [f"{option} {text_of(entries[option].value)}" for option in idle_settings(entries)]
+    return f"without effect beside the other settings: {', '.join(texts)}" if texts else ""
 
 
 def digest(content: Any) -> str:
