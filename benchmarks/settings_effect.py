@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedsim.__main__ import main as fedsim
-from fedsim.settings.configuration import Entry, Flat, flat
+from fedsim.settings.configuration import Flat, SettingValue, flat
 from fedsim.settings.table import class_at, classes_below, section
 
 TINY = """
@@ -339,7 +339,7 @@ def _apart(first: torch.Tensor, second: torch.Tensor) -> float:
     return float((first - second).norm() / first.norm().clamp_min(1e-12))
 
 
-def other_value(option: str, entry: Entry, entries: Flat) -> Any:
+def other_value(option: str, entry: SettingValue, entries: Flat) -> Any:
     """Return another value of a setting; None if none is known."""
     value, hint = entry.value, _hint(option, entries)
     if option in VALUES and VALUES[option] != value:
@@ -391,7 +391,7 @@ def with_value(config: Mapping[str, Any], option: str, value: Any, entries: Flat
     return changed
 
 
-def _is_class(entry: Entry) -> bool:
+def _is_class(entry: SettingValue) -> bool:
     return bool(entry.setting.base) and len(classes_below(entry.setting.base)) != 1
 
 

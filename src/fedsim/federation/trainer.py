@@ -33,7 +33,9 @@ from fedsim.federation.callbacks import (
     describe_script,
 )
 from fedsim.settings.changes import Change
+from fedsim.settings.configuration import line_of_idle
 from fedsim.settings.identity import identity_of
+from fedsim.settings.options import trainer_defaults
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.strategy.launch import check_place
 from fedsim.strategy.run_checkpoints import Resumed, check_rounds, checkpoint_at, checkpoint_named, resumed_at
@@ -42,14 +44,6 @@ from fedsim.strategy.strategy import FederatedStrategy
 
 log = logging.getLogger(__name__)
 
-DEFAULTS = {
-    "use_distributed_sampler": False,
-    "num_sanity_val_steps": 0,
-    "log_every_n_steps": 1,
-    "max_epochs": 100,
-    "enable_model_summary": False,
-}
-"""Defaults of Lightning's settings for a federation; the command line has the same."""
 _WAYS = "give another one, resume=True to continue it, or overwrite=True to replace it"
 
 
@@ -65,7 +59,7 @@ class Trainer(lightning.Trainer):
             nothing in it before its first round has trained. None: nothing is written.
         resume: a fit continues the run in ``run_dir``; if there is none, or none with a checkpoint, it begins.
         overwrite: a fit replaces the run in ``run_dir``.
-        options: Lightning's arguments; they override :data:`DEFAULTS`.
+        options: Lightning's arguments; they override :func:`~fedsim.settings.options.trainer_defaults`.
 
     Raises:
         ConfigError: if ``run_dir`` holds a run already, or the GPUs of this machine are asked for and cannot be used.
@@ -92,9 +86,10 @@ class Trainer(lightning.Trainer):
             self._start = FolderStart(folder, overwrite, restart=resume, ways=_WAYS)
             callbacks += _checkpoints(folder, options.get("enable_checkpointing"), callbacks)
             options = {"default_root_dir": str(folder)} | options | {"logger": _loggers(folder, options.get("logger"))}
-        self._options = DEFAULTS | {name: value for name, value in options.items() if name != "enable_progress_bar"}
+        options = trainer_defaults() | options
+        self._options = {name: value for name, value in options.items() if name != "enable_progress_bar"}
         check_place()
-        arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
+        arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | options
         if isinstance(strategy := arguments["strategy"], FederatedStrategy):
             arguments["devices"] = gpus_for(arguments.get("devices", "auto"), strategy.ranks_per_device)
         check_accelerator(arguments.get("accelerator", "auto"))
@@ -167,6 +162,8 @@ class Trainer(lightning.Trainer):
         if settings.config is None:
             log.info("no config.yaml: %s", settings.unwritable)
         identity = {} if settings.config is None else identity_of(settings.config)
+        if settings.config is not None and (line := line_of_idle(settings.config)):
+            log.info(line)
         summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed, identity)
         return [summary, ScriptConfig(settings.config)], changes
 

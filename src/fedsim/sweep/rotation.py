@@ -16,8 +16,7 @@ from fedsim.papers.files import Paper, rotation_in
 from fedsim.report import report
 from fedsim.sweep.local import SweepRun
 from fedsim.sweep.seeds import (
-    REFUSED,
-    SEED,
+    GIVES_SEEDS,
     finish,
     mark_of,
     refuse_options,
@@ -28,7 +27,6 @@ from fedsim.sweep.seeds import (
 )
 
 _OPTION = "--left_out"
-_REFUSED = {"--data.unseen": f"{_OPTION} gives the data sets that are left out", **REFUSED}
 
 
 def run(words: Sequence[str]) -> str:
@@ -43,7 +41,8 @@ def run(words: Sequence[str]) -> str:
     rotation = rotation_in(options)
     if rotation is not None and data_sets:
         raise ConfigError(f"{_OPTION}: {rotation[0].key}/{rotation[1]} gives the left-out data sets; leave it out")
-    refuse_options(options, _REFUSED | (SEED if seeds else {}))
+    reasons = {"data.unseen": f"{_OPTION} gives the data sets that are left out"}
+    refuse_options(options, reasons | ({"seed_everything": GIVES_SEEDS} if seeds else {}))
     by_set = _options_of_paper(options, rotation) if rotation else _options_of_sets(options, data_sets)
     runs = runs_of_rotation(options, by_set, seeds)
     finish(runs, parallel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,11 @@ from fedsim.core.written import UnwritableError, written, written_arguments, wri
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.federation import Federation
 from fedsim.settings.configuration import fingerprint_of
+from fedsim.settings.table import setting_at
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
+from fedsim.strategy.strategy import FederatedStrategy
 
 CONFIG_FILE = "config.yaml"
-_WATCHING = ("callbacks", "logger", "profiler", "plugins", "strategy", "accelerator")
-"""options of the trainer that may be objects, and decide no number"""
 _OF_A_FOLDER = "default_root_dir"
 
 
@@ -66,16 +67,20 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
         sections = {"model": model, "data": written_arguments(data, "data")}
         trainer = {}
         for name, value in options.items():
-            if name == _OF_A_FOLDER:
-                continue
-            if name not in _WATCHING or isinstance(value, str | bool):
-                trainer[name] = written(value, None, f"trainer.{name}")
+            if name != _OF_A_FOLDER and not isinstance(value, FederatedStrategy):
+                with suppress(UnwritableError) if _decides_nothing(name) else nullcontext():
+                    trainer[name] = written(value, None, f"trainer.{name}")
     except UnwritableError as error:
         return Described(None, str(error), seed)
     del model["seed"]  # the command line sets it to seed_everything
     start = None if seed is None or int(of_process) == seed else int(of_process)
     first = {"seed_everything": of_training if seed is None else seed}
     return Described({**first, "trainer": trainer, **sections}, "", seed, start)
+
+
+def _decides_nothing(name: str) -> bool:
+    """Return whether no number depends on an option of the trainer: one with an object, such as a logger, may go."""
+    return setting_at(f"trainer.{name}").facts.effect == "nothing"
 
 
 class ScriptConfig(Callback):
