@@ -62,6 +62,6 @@ def test_faulty_files_are_refused_with_their_names(tmp_path, content, line):
     path = tmp_path / "c.yaml"
     if content:
         path.write_text(content)
-    with pytest.raises(DataError, match="c.yaml: ") as caught:
+    with pytest.raises(DataError, match=r"c\.yaml: ") as caught:
         merged(given(["--config", str(path)]))
     assert line in str(caught.value)
