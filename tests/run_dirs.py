@@ -5,6 +5,8 @@ import json
 
 import yaml
 
+from fedsim.settings.identity import digest_of_config
+
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10")
 
 
@@ -53,6 +55,8 @@ def write_run(folder, evaluations, rounds=None, config=None, **summary):
         "clients": ["a"], "unseen": [], "primary": "global", "best": None,
         "final": {"round": last, "metrics": evaluations[last]},
     }  # fmt: skip
+    if config is not None:
+        content["identity"] = {"config": digest_of_config(config), "files": {}, "code": {}}
     (folder / "summary.json").write_text(json.dumps(content | summary))
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))

@@ -212,7 +212,8 @@ def table():
 def text_of(content):
     """Return the file: a line per argument."""
     text = json.dumps(content, indent=1)
-    return re.sub(r"\{\n\s{5,}([^{}]*?)\n\s*\}", lambda m: "{" + re.sub(r"\n\s*", " ", m[1]) + "}", text) + "\n"
+    flat = r'\{\n\s{5,}((?:"(?:[^"\\]|\\.)*"|[^{}"])*)\n\s*\}'  # a mapping without mappings, on several lines
+    return re.sub(flat, lambda m: "{" + re.sub(r"\n\s*", " ", m[1]) + "}", text) + "\n"
 
 
 if __name__ == "__main__":

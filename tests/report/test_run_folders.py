@@ -83,10 +83,10 @@ def test_differences_are_of_settings_that_numbers_depend_on(tmp_path):
     runs = [read_run(write(tmp_path / str(i), config=of)) for i, of in enumerate(configs)]
     found = differences(runs)
     assert found == {
-        "model.method.class_path": ["FedPav", "FedPav", "Ditto"],
-        "model.method.init_args.weighting": ["size", "cdw", "size"],
+        "model.method": ["FedPav", "FedPav", "Ditto"],
+        "model.method.weighting": ["size", "cdw", "size"],
     }
-    assert differences([runs[0], runs[2]]) == {"model.method.class_path": ["FedPav", "Ditto"]}
+    assert differences([runs[0], runs[2]]) == {"model.method": ["FedPav", "Ditto"]}
 
 
 def test_formats_hold_the_same_numbers(tmp_path, capsys, caplog):

@@ -38,6 +38,7 @@ from fedsim.core.files import expanded, missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.callbacks import (
     FolderStart,
     KeepConfig,
@@ -60,7 +61,7 @@ from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import print_text, rank_of_this_process
 from fedsim.settings.changes import Change
-from fedsim.settings.configuration import fingerprint_of
+from fedsim.settings.configuration import fingerprint_of, line_of_idle
 from fedsim.settings.identity import identity_of
 from fedsim.settings.options import trainer_defaults
 from fedsim.settings.table import section, walk
@@ -229,6 +230,8 @@ class FedSimCLI(LightningCLI):
         if config["save_maps"]:
             self.model.maps = self.run_dir / "maps"
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
+        if self.subcommand in ("fit", "describe") and (line := line_of_idle(self._resolved())):
+            log.info(line)
         if self.subcommand == "fit":
             if self.scored.content is not None and rank_of_this_process() == 0:
                 self._start(config).check_free()  # before the checkpoint of another run is compared
@@ -358,7 +361,8 @@ class FedSimCLI(LightningCLI):
         if self.model.rankings is not None:
             print_text(f"wrote {self.model.rankings}")
         if self.subcommand == "test":
-            log.info(keep_scores(self.given_dir, self.scored, self.model))
+            conditions = {"settings": self._resolved(), "data": self.datamodule.identity(MAX_LISTED)}
+            log.info(keep_scores(self.given_dir, self.scored, self.model, conditions))
 
     after_validate = after_test
 

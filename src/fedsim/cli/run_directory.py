@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,10 +147,11 @@ def look_for_fit(run_dir: Path) -> None:
         RunLock(run_dir).look()
 
 
-def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str:
+def keep_scores(run_dir: Path | None, scored: Settled, model: Federation, conditions: Mapping[str, Any]) -> str:
     """Write the scores of ``fedsim test`` to ``tests/CHECKPOINT.json``, those of single queries to an npz file there.
 
-    The folder is in ``run_dir``, or, where none was given, in the run directory that holds the checkpoint. Returns a
+    The folder is in ``run_dir``, or, where none was given, in the run directory that holds the checkpoint.
+    ``conditions``: the ``settings`` of the test, nested as in config.yaml, and the identity of its ``data``. Returns a
     line on the result: without a writable disk, the test has its scores only on the terminal.
     """
     assert scored.path is not None, "a test has a checkpoint"
@@ -167,7 +167,7 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str
         "checkpoint": scored.line,
         "round": scored.round_,
         "metrics": model.scores,
-        "evaluation": asdict(model.settings.evaluation),
+        **conditions,
         "versions": versions(),
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

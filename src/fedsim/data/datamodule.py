@@ -28,6 +28,7 @@ from fedsim.data.decoding import read_all
 from fedsim.data.federated import FederatedData, map_splits
 from fedsim.data.federations import LabelScope, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
+from fedsim.data.identity import identity_of, identity_of_generated
 from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
 from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, summary
 from fedsim.data.manifest import domains_of, read_manifest
@@ -160,6 +161,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         self._standins: TemporaryDirectory[str] | None = None  # as long as this object
         self._files: list[Domain] | None = None
         self._federated: FederatedData | None = None
+        self._listed: list[Domain] | None = None  # of which the federation is made; None: a manifest's
         self.shared_folder: Path | None = None
         """set while the ranks of a machine read images: one rank writes arrays into it, and the others map them"""
         self.threads: int | None = None
@@ -171,7 +173,8 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         if self._federated is None:
             if self.manifest is None:
                 warn_of_common_people(self.sources, self.public)
-            federated = self._divide(self.list_domains()) if self.manifest is None else self._read(self.manifest)
+            self._listed = self.list_domains() if self.manifest is None else None
+            federated = self._read(self.manifest) if self.manifest is not None else self._divide(self._listed or ())
             self._federated = federated if self.generated is None else add_generated(federated, self.generated)
         return self._federated
 
@@ -193,6 +196,18 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
             return domains_of(self.federated)
         folder = self.cache_dir
         return [domain if folder is None else self._look_up(domain, folder) for domain in self._list_files()]
+
+    def identity(self, most_listed: int) -> dict[str, Any]:
+        """Return the identity of the data of the federation; see :func:`~fedsim.data.identity.identity_of`.
+
+        In a dry run it has ``dry_run``, and equals that of no other data. ``generated`` are the clients' own images.
+        """
+        federated = self.federated
+        domains = domains_of(federated) if self._listed is None else self._listed
+        identity = identity_of(domains, self.sources, most_listed)
+        if generated := identity_of_generated(federated.clients):
+            identity |= {"digest": f"{identity['digest']}-{generated['digest']}", "generated": generated}
+        return {**identity, "digest": f"dry-{identity['digest']}", "dry_run": True} if self.dry_run else identity
 
     def _list_files(self) -> list[Domain]:
         """List all files once: reading the names of a large data set takes seconds."""

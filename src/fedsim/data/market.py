@@ -85,7 +85,7 @@ def market_folders(root: Path) -> list[Path]:
 
 def left_out_of(folder: Path, domain: Domain) -> list[LeftOut]:
     """Return the files in the parts of a data set that are not read, and images that are in none of its parts."""
-    read = {path for split in domain.parts for path in split.images.locations() if path is not None}
+    read = {str(path) for split in domain.parts for path in split.images.locations() if path is not None}
     items = [item for part in PARTS if (folder / part).is_dir() for item in left_out_in(folder / part, read)]
     looked_at = {
         *PARTS,

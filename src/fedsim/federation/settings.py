@@ -32,11 +32,12 @@ from fedsim.training.own_module.blueprint import MakesModule
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
-_CLASSES = "module is None and not client.cluster and not client.bottom_up"
+_HEADS = "module is None and not client.cluster and not client.bottom_up"
+_LOSSES = "(module is None and not client.cluster and not client.bottom_up) or objective.metric or objective.causality"
 _SHARES = "method not in ('Local', 'FedReIDFineTune')"
-_METHOD = Facts(group="method")
 _SPEEDS = "timing != 'Synchronous' or method.weighting == 'performance' or '.' in method"
 _BY_NAME = "the fields of each client, such as {town0: {batch_size: 8}}"
+_METHOD = Facts(group="method")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Settings:
     """ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels"""
     neck: Annotated[Neck, Facts(group="network", usage="{kind: bnneck}", needs="module is None")] = Neck()
     """layers between pooled features and the identity head"""
-    head: Annotated[IdentityHead, Facts(group="network", needs=_CLASSES)] = IdentityHead()
+    head: Annotated[IdentityHead, Facts(group="network", needs=_HEADS)] = IdentityHead()
     """the identity head"""
     module: Annotated[MakesModule | None, Facts(group="network", base="lightning.LightningModule")] = None
     """your own LightningModule in place of backbone, neck, objective and optimizer (docs/own_module.md); null: fedsim's
@@ -65,7 +66,7 @@ class Settings:
         None
     )
     """client -> its settings that differ from the common ones"""
-    objective: Annotated[Objective, Facts(group="loss", usage="{triplet: 1}", needs=_CLASSES)] = Objective()
+    objective: Annotated[Objective, Facts(group="loss", usage="{triplet: 1}", needs=_LOSSES)] = Objective()
     """the supervised loss"""
     selection: Annotated[Selection, Facts(group="method", kind="selections", usage="RandomFraction")] = AllClients()
     """choice of the clients that take part in a round"""

@@ -33,6 +33,7 @@ from fedsim.federation.callbacks import (
     describe_script,
 )
 from fedsim.settings.changes import Change
+from fedsim.settings.configuration import line_of_idle
 from fedsim.settings.identity import identity_of
 from fedsim.settings.options import trainer_defaults
 from fedsim.strategy.checkpoint_files import read_checkpoint
@@ -161,6 +162,8 @@ class Trainer(lightning.Trainer):
         if settings.config is None:
             log.info("no config.yaml: %s", settings.unwritable)
         identity = {} if settings.config is None else identity_of(settings.config)
+        if settings.config is not None and (line := line_of_idle(settings.config)):
+            log.info(line)
         summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed, identity)
         return [summary, ScriptConfig(settings.config)], changes
 

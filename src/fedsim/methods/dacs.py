@@ -54,7 +54,8 @@ Deviations and silences:
   drawn, which is one reading of the row RS of Table 2.
 - With SNR the code is another method (statistics of each place over the batch, no L_div, f_G moves in L_au); it is not
   built. SNR's losses are (``model.objective.causality``): of x and x', in f_G and in the expert.
-- A batch costs five passes instead of one, about four times FedPav's time. The log counts f_G on x.
+- A batch costs five passes instead of one, about four times FedPav's time. Loss and accuracy in
+  the log are those of f_G on x.
 """
 
 from __future__ import annotations

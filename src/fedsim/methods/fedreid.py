@@ -44,7 +44,7 @@ Deviations and silences:
   frozen backbone, in evaluation mode, for ``mapping_epochs`` (the paper gives no number). Model and expert start from
   the two together; then the expert is frozen, in evaluation mode, and the loss is L^C + L^R.
   At small scale the expert costs (docs/results.md): plain :class:`Local` from the same weights is ahead.
-- The log counts the local client model.
+- Loss and accuracy in the log are those of the local client model.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Deviations and silences:
   begins as a copy of ls's (the authors' code).
 - The two train on the same batches, augmented once, and share nothing else. Each has its own dropout stream, and
   torch's global stream is restored after lg: ls has the same bits with and without lg; Table 4 prints equal numbers.
-  The log counts ls.
+  Loss and accuracy in the log are those of ls.
 - A normalisation layer is affine parameters and running statistics, found by the module's class, also in ResNet's
   shortcuts. The attention of attentive normalisation is part of the layer. SE's and CBAM's modules (Table 5) are
   averaged, as in the authors' code, which searches names for "bn"; ``attn_local: true`` treats them as normalisation

@@ -42,7 +42,7 @@ Deviations and silences:
   L_loc has it of x': ``model.objective.causality``, which is ``{form: entropy, weights: [0.01, 0.01, 0.01]}`` there.
   Client-L has no heads for it of its own: they are Client-G's, and Client-L does not move them. L_au then moves f_G:
   ``judge: itself``, in training mode, with the passes that the other losses have.
-- The log counts L_mem(x; f_G): its guess is the person of the most similar vector of M.
+- Loss and accuracy in the log are of L_mem(x; f_G): its guess is the person of the most similar vector of M.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, linear, normalize
 
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.functional.losses import authenticity, mean_entropy
-from fedsim.functional.memory import followed_memory, mean_memory, memory_logits
+from fedsim.functional.memory import mean_memory, memory_logits, update_memory
 from fedsim.functional.retrieval import leave_one_out
 from fedsim.functional.style import restyle, style_gap, style_of, style_of_places
 from fedsim.methods.base import (
@@ -207,7 +207,8 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         styled = restyle(batch.images, of_images, style.style)  # DACS, Eqs. (1), (2)
         with torch.set_grad_enabled(self._is_styled(client)):
             output = client.forward(styled)
-        memory = followed_memory(memory, output.features.neck, batch.labels, self.momentum)  # (S3)
+        z = normalize(output.features.neck)
+        memory = update_memory(memory, z, batch.labels, self.momentum, batch.most_repeated)  # (S3)
         if not self._is_styled(client):
             return loss, memory
         loss = loss + client.supervised_loss(output, batch, counts=False)

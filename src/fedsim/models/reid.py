@@ -18,6 +18,7 @@ from torch.nn.utils import skip_init
 
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
+from fedsim.core.work import Work
 from fedsim.models.style import SNR, Separated
 from fedsim.settings.facts import Facts
 
@@ -176,6 +177,7 @@ class ReIDModel(nn.Module):
         self.head = (
             None if num_classes is None else make_head(self.num_features, num_classes, None, head_std, head_kind)
         )
+        self.work = Work()
         self._compiled: Collection[int] | None = None
         self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
         self.separating: list[SNR] = []
@@ -185,6 +187,7 @@ class ReIDModel(nn.Module):
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features; a backbone that returns vectors has pooled already."""
+        self.count(images)
         if self._compiled is None or (self.training and len(images) in self._compiled):
             maps = self.backbone(images)
         else:
@@ -192,6 +195,11 @@ class ReIDModel(nn.Module):
                 maps = self.backbone(images)
         pool = self._pool(maps) if maps.dim() == 4 else maps
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
+
+    def count(self, images: Tensor) -> None:
+        """Count a pass over ``images`` [B, ...] as work, if it is one of training: in that mode, with gradients."""
+        if self.training and torch.is_grad_enabled():
+            self.work.add_images(images.shape[0])
 
     def begin_training(self) -> None:
         """Set training mode. Most sessions find it set, and torch reads modes faster than it sets them."""

@@ -22,6 +22,7 @@ from torch.distributions import Gamma
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.style import mix_styles, swap_styles
+from fedsim.models.memory_order import in_order_of
 from fedsim.settings.facts import Facts
 
 _PREFIX = "style_"
@@ -197,7 +198,7 @@ class SNR(nn.Module):
         These are F~, F+ and F-; F+ + F- = F~ + F.
         """
         _check_pixels(x, self.place)
-        normalised = self.norm(x)  # F~
+        normalised = in_order_of(self.norm(x), x)  # F~
         residual = x - normalised  # R
         gate = self.gate(residual)
         return normalised, normalised + gate * residual, normalised + (1 - gate) * residual

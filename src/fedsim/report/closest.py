@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, get_args
 
+from fedsim.papers.counts import DataDifferences, counts_of, data_differences
 from fedsim.papers.files import Paper, read_paper
 from fedsim.papers.published import Table, TableRow
 from fedsim.papers.resolved_rows import find_run, resolved_row
@@ -25,8 +26,10 @@ class Match(NamedTuple):
     """of the paper's run: PAPER/ROW"""
     differences: tuple[Difference, ...]
     """of settings, of any of the runs; old values are the row's"""
-    clients: tuple[str, ...] = ()
+    clients: tuple[str, ...]
     """differences of the clients"""
+    data: DataDifferences
+    """of people and images of the data sets"""
 
     @property
     def counted(self) -> list[Difference]:
@@ -36,11 +39,11 @@ class Match(NamedTuple):
     @property
     def distance(self) -> int:
         """The number of differences that change results."""
-        return len(self.counted) + len(self.clients)
+        return len(self.counted) + len(self.clients) + len(self.data.differing)
 
     def lines(self, label: str, runs: Sequence[Run]) -> Iterator[str]:
         """Yield the verdict on the runs with this label: is the row, differs from it, or cannot be certified."""
-        doubts = list(dict.fromkeys(f"{run.folder} {doubt}" for run in runs for doubt in run.doubts))
+        doubts = [*dict.fromkeys(f"{run.folder} {doubt}" for run in runs for doubt in run.doubts), *self.data.unknown]
         if self.distance:
             yield f"- {label} is closest to '{self.row.name}' ({self.name}); settings that differ: {self.distance}"
             yield from (f"    {line}" for line in self._by_group())
@@ -56,7 +59,7 @@ class Match(NamedTuple):
     def _by_group(self) -> Iterator[str]:
         for group in get_args(Group):
             texts = [_text(difference) for difference in self.counted if difference.group == group]
-            if texts := [*texts, *(self.clients if group == "data" else ())]:
+            if texts := [*texts, *((*self.clients, *self.data.differing) if group == "data" else ())]:
                 yield f"{group}: {'; '.join(texts)}"
 
 
@@ -73,7 +76,7 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
     """
     first = runs[0]
     matches = [
-        Match(row, f"{of_paper.key}/{name}", differences_from(settings, runs), tuple(_clients(row, first, settings)))
+        _match(row, of_paper, name, runs)
         for row in table.rows
         if row.scores and first.config
         for of_paper, name in (find_run(paper, text) for text in row.runs)
@@ -81,6 +84,35 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
         if not table.left_out or settings["data.unseen"].value == first.setting("data.unseen")
     ]
     return min(matches, key=lambda match: match.distance, default=None)
+
+
+def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match:
+    settings = settings_of_row(paper.key, name)
+    clients = tuple(_clients(row, runs[0], settings))
+    counts = counts_of(paper, resolved_row(paper, name))
+    data = DataDifferences([], []) if clients else data_differences(counts, runs[0].summary.get("data"))
+    return Match(row, f"{paper.key}/{name}", differences_from(settings, runs), clients, data)
+
+
+def as_tested(match: Match, runs: Sequence[Run]) -> Match:
+    """Return a match that is judged by the settings and the data of ``fedsim test``, which gave the scores, too."""
+    paper, _, name = match.name.partition("/")
+    row, found, data = settings_of_row(paper, name), {d.option: d for d in match.differences}, match.data
+    for run in runs:
+        tested = run.tested or {}
+        if not tested.get("settings") or not tested.get("data"):
+            data = data._replace(unknown=[*data.unknown, f"{run.folder}: settings of fedsim test are not known"])
+            continue
+        for d in differences_of(row, flat(tested["settings"])):
+            if _decides_on_scores(d) and d.option not in found:
+                found[d.option] = d._replace(option=f"{d.option} of fedsim test")
+        if tested["data"]["digest"] != (run.summary.get("data") or tested["data"])["digest"]:
+            data = data._replace(differing=[*data.differing, f"{run.folder}: fedsim test had other data"])
+    return match._replace(differences=tuple(found.values()), data=data)
+
+
+def _decides_on_scores(difference: Difference) -> bool:
+    return difference.group in ("data", "images", "evaluation") or difference.option.startswith("trainer.")
 
 
 def closest_table(paper: Paper, runs: Sequence[Run]) -> Table:
@@ -102,13 +134,19 @@ def settings_of_row(key: str, name: str) -> Flat:
 
 def method_of(settings: Flat) -> str:
     """Return the method of an experiment; of one client with all data, ``Centralised``."""
-    return "Centralised" if settings["data.partition"].value == "union" else str(settings["model.method"].value)
+    if settings["data.partition"].value == "union":
+        return "Centralised"
+    return str(settings["model.method"].value) if "model.method" in settings else ""
 
 
 def differences_from(row: Flat, runs: Iterable[Run]) -> tuple[Difference, ...]:
     """Return the settings in which any of some runs differs from a row, each once."""
-    found = {d.option: d for run in runs for d in compare(row, run.settings) if not _is_ignored(d)}
-    return tuple(found.values())
+    return tuple({d.option: d for run in runs for d in differences_of(row, run.settings)}.values())
+
+
+def differences_of(row: Flat, settings: Flat) -> list[Difference]:
+    """Return the settings in which an experiment differs from a row."""
+    return [difference for difference in compare(row, settings) if not _is_ignored(difference)]
 
 
 def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
@@ -135,7 +173,7 @@ def _is_ignored(difference: Difference) -> bool:
 
 def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:
     """Yield the data sets that have clients in one of the two experiments only, if their classes do not tell."""
-    if set(settings["data.source"].value) & set(run.setting("data.source") or ()):
+    if set(settings["data.source"].value or ()) & set(run.setting("data.source") or ()):
         return
     if row.clients and frozenset(run.seen) not in row.clients:
         published = min(row.clients, key=lambda sets: len(sets ^ set(run.seen)))
@@ -145,10 +183,19 @@ def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:
 
 def _text(difference: Difference) -> str:
     """Return a difference with both values, in full if they are equal when they are cut."""
-    texts = [text_of(value) for value in (difference.new, difference.old)]
+    new, old = difference.new, difference.old
+    texts = [text_of(new), text_of(old)]
+    if isinstance(new, list) and isinstance(old, list) and difference.setting.form == "classes" and {*new} & {*old}:
+        texts = [", ".join(_with_and_without(*pair)) for pair in ((new, old), (old, new))]
     short = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..." for text in texts]
     of_run, of_row = short if len(set(short)) == 2 else texts
     return f"{difference.option} {of_run} (row: {of_row})"
+
+
+def _with_and_without(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+    """Yield the classes in which one list differs from another."""
+    yield from (f"with {name}" for name in names if name not in others)
+    yield from (f"without {name}" for name in others if name not in names)
 
 
 def _names(names: object) -> str:

@@ -12,7 +12,7 @@ from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Table, TableRow, TestSet
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.bounds import one_match_bounds
-from fedsim.report.closest import Match, closest_row, closest_table
+from fedsim.report.closest import Match, as_tested, closest_row, closest_table
 from fedsim.report.groups import RunGroup, splits, work
 from fedsim.report.layout import Block, table_in_parts, table_of_lines
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison, left_out_text
@@ -382,6 +382,7 @@ class _Comparison:
         elif match is None:
             yield f"- {group.label}: no row of this table is of this method"
         else:
-            yield from match.lines(group.label, group.runs)
+            is_tested = any(rule.name == "tested" for rule in self.rules[group])
+            yield from (as_tested(match, group.runs) if is_tested else match).lines(group.label, group.runs)
         if _FOLDERS in (run.setting("data.source") or ()):
             yield "    its data sets are folders whose names are not checked"

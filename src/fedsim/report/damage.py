@@ -71,6 +71,23 @@ def _are_versions(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_text, value.values()))
 
 
+def _are_data(value: Any) -> bool:
+    sets = value.get("sets", {}) if isinstance(value, Mapping) else None
+    return value is None or (
+        isinstance(sets, Mapping) and _is_text(value.get("digest")) and all(map(_is_data_set, sets.values()))
+    )
+
+
+def _is_data_set(value: Any) -> bool:
+    parts = [value.get(part) for part in ("train", "query", "gallery", "pool")] if isinstance(value, Mapping) else [0]
+    return all(part is None or (isinstance(part, Mapping) and _has_counts(part)) for part in parts)
+
+
+def _has_counts(part: Mapping[str, Any]) -> bool:
+    people = part.get("people", "")
+    return _is_whole(part.get("images")) and (people is None or _is_whole(people))
+
+
 Test = Callable[[Any], bool]
 
 _FIELDS: dict[str, tuple[Test, str]] = {
@@ -88,6 +105,7 @@ _FIELDS: dict[str, tuple[Test, str]] = {
 """fields of every summary.json -> the test of their values, and its name"""
 _MAY_LACK: dict[str, tuple[Test, str]] = {
     "changes": (_are_changes, "a list of changed settings"),
+    "data": (_are_data, "the counts of data sets"),
     "answers": (_are_answers, "the numbers of the clients' answers"),
     "versions": (_are_versions, "names with versions"),
     "seconds": (_is_number, "a number"),

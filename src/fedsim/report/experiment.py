@@ -34,14 +34,14 @@ class Experiment(NamedTuple):
 
 
 def experiment_of(
-    summary: Mapping[str, Any], config: Mapping[str, Any], settings: Flat, changes: list[Change], folder: str
+    summary: Mapping[str, Any], config: Mapping[str, Any], settings: Flat, changes: list[Change]
 ) -> Experiment:
-    """Return the experiment of a run with this summary, config and settings; without a config it is alone."""
+    """Return the experiment of a run; without a config, its settings are known by their fingerprint alone."""
     identity = summary.get("identity", {})
     values = {option: entry.value for option, entry in settings.items() if is_of_experiment(entry)}
     return Experiment(
-        digest(values) if config else folder,
-        digest(summary["data"]) if summary.get("data") else "",
+        digest(values) if config else f"of {summary['fingerprint']}",
+        summary["data"]["digest"] if summary.get("data") else "",
         digest(identity["files"]) if identity.get("files") else "",
         digest(identity["code"]) if identity.get("code") else "",
         "; ".join(map(str, changes)),
@@ -51,12 +51,15 @@ def experiment_of(
 
 def end_of(summary: Mapping[str, Any], settings: Flat) -> str:
     """Return where a run ended before its last round; empty if it did not, or its callbacks may end it."""
-    planned = settings["trainer.max_epochs"].value if "trainer.max_epochs" in settings else None
-    rounds = summary["rounds"]
-    may_end = bool(settings["trainer.callbacks"].value) and summary["finished"]
-    if not isinstance(planned, int) or planned <= rounds or may_end:
-        return ""
-    return f"after round {rounds} of {planned}"
+    rounds, planned = summary["rounds"], _planned_rounds(settings)
+    may_end = bool(settings) and settings["trainer.callbacks"].value and summary["finished"]
+    return "" if planned is None or planned <= rounds or may_end else f"after round {rounds} of {planned}"
+
+
+def _planned_rounds(settings: Flat) -> int | None:
+    """Return the rounds of the settings; None if they are not known, or without an end."""
+    entry = settings.get("trainer.max_epochs")
+    return entry.value if entry is not None and entry.is_given and isinstance(entry.value, int) else None
 
 
 def doubts_about(
@@ -79,8 +82,8 @@ def doubts_about(
         yield f"is not finished, it has {summary['rounds']} rounds"
     elif end := end_of(summary, settings):
         yield f"ended {end}"
-    planned = settings["trainer.max_epochs"].value
-    if isinstance(planned, int) and planned < summary["rounds"]:
+    planned = _planned_rounds(settings)
+    if planned is not None and planned < summary["rounds"]:
         yield f"has {summary['rounds']} rounds in summary.json and {planned} in config.yaml"
     yield from _doubts_about_data(summary, settings)
 
@@ -90,26 +93,24 @@ def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[s
     unseen = set(settings["data.unseen"].value or ())
     if both := sorted(unseen & set(summary["clients"])):
         yield f"has a client {both[0]}, which data.unseen leaves out"
-    if summary.get("final") and (gone := sorted(set(summary["clients"]) ^ _scored_clients(summary)))[:1]:
-        if settings["data.partition"].value == "by_dataset" and summary["clients"]:
-            yield f"has other clients in summary.json than scores ({gone[0]})"
+    is_by_set = settings["data.partition"].value == "by_dataset" and summary["clients"] and summary["final"]
+    if is_by_set and (gone := sorted(_trained_sets(summary) - set(summary["clients"]))):
+        yield f"has scores of {gone[0]} as of a client, and no such client in summary.json"
 
 
-def _scored_clients(summary: Mapping[str, Any]) -> set[str]:
-    """Return the test sets with scores on which clients trained; those of the clients if there are none."""
-    names = {
-        parts[2] for key in summary["final"]["metrics"] if len(parts := key.split("/")) == 4 and parts[0] == "test"
-    }
-    scored = names - {"seen", "unseen", *summary["unseen"]}
-    return scored or set(summary["clients"])
+def _trained_sets(summary: Mapping[str, Any]) -> set[str]:
+    """Return the test sets with scores on which clients trained."""
+    keys = (key.split("/") for key in summary["final"]["metrics"])
+    names = {parts[2] for parts in keys if len(parts) == 4 and parts[0] == "test"}
+    return names - {"seen", "unseen", *summary["unseen"]}
 
 
 def _recorded_digest(summary: Mapping[str, Any]) -> str | None:
     """Return the hash of the config with which a run began; None of one that was changed by an earlier version."""
     recorded = summary.get("identity", {}).get("config")
-    if recorded is None and not summary.get("changes"):
-        return str(summary["fingerprint"])
-    return recorded
+    if recorded is None:
+        return None if summary.get("changes") else str(summary["fingerprint"])
+    return str(recorded)
 
 
 def _present_digest(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:

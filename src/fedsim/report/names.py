@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.runs import Run
-from fedsim.settings.configuration import Entry, Flat, flat, is_of_experiment, text_of
+from fedsim.settings.configuration import Flat, SettingValue, flat, is_of_experiment, text_of
 from fedsim.settings.facts import Group
+from fedsim.settings.table import section, sections
 
 _MOST = 3
 """Largest number of settings in a name."""
@@ -47,9 +48,9 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
     If a part has different classes, the result contains the class, and the settings that differ within one class.
     """
-    settings = [{name: entry for name, entry in run.settings.items() if is_of_experiment(entry)} for run in runs]
-    places = {name: _place(name, entry, i) for of in settings for i, (name, entry) in enumerate(of.items())}
-    texts = {name: [text_of(of[name].value) if name in of else _MISSING for of in settings] for name in places}
+    settings = [run.settings for run in runs]
+    places = {name: _place(name, entry) for of in settings for name, entry in of.items() if is_of_experiment(entry)}
+    texts = {name: [_text(of.get(name)) for of in settings] for name in places}
     differing = {name: values for name, values in texts.items() if len(set(values)) > 1}
 
     def differs_within_class(name: str) -> bool:
@@ -61,9 +62,19 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name: differing[name] for name in sorted(differing, key=places.__getitem__) if differs_within_class(name)}
 
 
-def _place(name: str, entry: Entry, position: int) -> tuple[bool, int, bool, int]:
+def _text(entry: SettingValue | None) -> str:
+    if entry is None:
+        return _MISSING
+    return text_of(None if entry.is_null else entry.value)
+
+
+def _place(name: str, entry: SettingValue) -> tuple[bool, int, bool, int]:
     """Return the place of a setting in names: the length of a run comes last, and the trainer after the federation."""
-    return entry.setting.facts.is_length, _GROUPS.index(entry.group), name.startswith("trainer."), position
+    first, _, rest = name.partition(".")
+    declared = [*section(first).arguments] if first in sections() else []
+    field = rest.partition(".")[0]
+    position = declared.index(field) if field in declared else len(declared)
+    return entry.setting.facts.is_length, _GROUPS.index(entry.group), first == "trainer", position
 
 
 def _parts_around(name: str) -> Iterator[str]:

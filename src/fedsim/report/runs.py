@@ -87,7 +87,7 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment:
         """All that tells the run from a repetition with another seed."""
-        return experiment_of(self.summary, self.config, self.settings, self.changes, str(self.folder))
+        return experiment_of(self.summary, self.config, self.settings, self.changes)
 
     @cached_property
     def doubts(self) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fedsim.settings.facts import Effect, Group
 from fedsim.settings.table import (
+    LIBRARIES,
     MISSING,
     UNKNOWN,
     KnownClass,
@@ -31,7 +32,7 @@ _GROUP_OF_SECTION: dict[str, Group] = {"data": "data"}
 _STRONGER: dict[Effect, int] = {"nothing": 0, "rounding": 1, "results": 2}
 
 
-class Entry(NamedTuple):
+class SettingValue(NamedTuple):
     """A setting of a configuration."""
 
     value: Any
@@ -42,9 +43,13 @@ class Entry(NamedTuple):
     setting: Setting
     is_given: bool = True
     """false: the configuration leaves it out, and it has its default"""
+    is_null: bool = False
+    """whether it is null, which stands for the value of another setting"""
+    is_idle: bool = False
+    """whether other settings take its effect away, or that of the section around it"""
 
 
-Flat = dict[str, Entry]
+Flat = dict[str, SettingValue]
 """option, such as ``model.client.optimizer.lr`` -> its value; a section or class before its fields"""
 
 
@@ -68,7 +73,7 @@ def flat(config: Mapping[str, Any]) -> Flat:
 
     >>> entries = flat({"model": {"method": "fedsim.methods.Ditto"}})
     >>> entries["model.method"].value, entries["model.method.lam"].value, entries["model.threads"].effect
-    ('Ditto', 1.0, 'rounding')
+    ('Ditto', 0.1, 'rounding')
     """
     reader = _Reader()
     names = sections()
@@ -135,7 +140,7 @@ class _Reader:
 
     def enter(self, option: str, value: Any, setting: Setting, group: Group, is_given: bool) -> None:
         """Enter a value."""
-        self.entries[option] = Entry(value, setting.facts.effect, group, setting, is_given)
+        self.entries[option] = SettingValue(value, setting.facts.effect, group, setting, is_given)
 
 
 def _class_of(value: Any, setting: Setting) -> str | None:
@@ -168,19 +173,18 @@ def _with_effects(entries: Flat) -> Flat:
     found: Flat = {}
     for option, entry in entries.items():
         facts, prefix = entry.setting.facts, option.rpartition(".")[0]
-        value = entry.value
-        if value is None and facts.null_is:
-            value = entries[f"{prefix}.{facts.null_is}"].value
-        effect = entry.effect
-        if facts.needs and not _holds(facts.needs, entries, prefix):
-            effect = "nothing"
-        if (above := _above(option, found)) is not None and _STRONGER[above.effect] < _STRONGER[effect]:
-            effect = above.effect
-        found[option] = entry._replace(value=value, effect=effect)
+        is_null = entry.value is None and bool(facts.null_is)
+        value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
+        above = _above(option, found)
+        is_idle = above is not None and above.is_idle
+        is_idle = is_idle or bool(facts.needs and not _holds(facts.needs, entries, prefix))
+        effects = ["nothing" if is_idle else entry.effect, *([above.effect] if above else [])]
+        effect = min(effects, key=_STRONGER.__getitem__)
+        found[option] = entry._replace(value=value, effect=effect, is_null=is_null, is_idle=is_idle)
     return found
 
 
-def _above(option: str, entries: Flat) -> Entry | None:
+def _above(option: str, entries: Flat) -> SettingValue | None:
     """Return the nearest section or class around a setting."""
     while option := option.rpartition(".")[0]:
         if option in entries:
@@ -194,8 +198,11 @@ def _compiled(needs: str) -> CodeType:
 
 
 def _holds(needs: str, entries: Flat, prefix: str) -> bool:
-    """Return whether a condition of the table holds. It is fedsim's own text, and can only read settings."""
-    return bool(eval(_compiled(needs), {"__builtins__": {}}, _Names(entries, prefix)))
+    """Return whether a condition holds, or cannot be decided. It is a text of the table, and can only read settings."""
+    try:
+        return bool(eval(_compiled(needs), {"__builtins__": {}}, _Names(entries, prefix)))
+    except (AttributeError, TypeError):  # another class stands there, or a value of another type
+        return True
 
 
 class _Names(Mapping[str, Any]):
@@ -239,7 +246,9 @@ def _value_at(entries: Flat, option: str) -> Any:
         return entry.value
     if entry is not None and not _is_section(entry.setting):
         return _Chosen(entries, option)
-    return _Below(entries, option) if any(name.startswith(f"{option}.") for name in entries) else None
+    if any(name.startswith(f"{option}.") for name in entries):
+        return _Below(entries, option)
+    return None if entry is None else entry.value
 
 
 def _is_section(setting: Setting) -> bool:
@@ -260,20 +269,20 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
         if not in_both and _is_default(old.get(option) or new[option]):
             continue
         before, after = (entries[option].value if option in entries else MISSING for entries in (old, new))
-        if in_both and _are_equal(before, after):
+        if in_both and (_are_equal(before, after) or (old[option].is_null and new[option].is_null)):
             continue
         other.append(option)
         entry = _stronger(old.get(option), new.get(option))
         yield Difference(option, before, after, entry.effect, entry.group, entry.setting)
 
 
-def _is_default(entry: Entry) -> bool:
+def _is_default(entry: SettingValue) -> bool:
     """Return whether a setting has its default: a configuration without it has the same value."""
     default = entry.setting.default
     return default is not MISSING and _are_equal(_plain(default, entry.setting), entry.value)
 
 
-def _stronger(*entries: Entry | None) -> Entry:
+def _stronger(*entries: SettingValue | None) -> SettingValue:
     """Return the entry with the larger effect: a setting with an effect in one of two configurations has one."""
     return max((entry for entry in entries if entry), key=lambda entry: _STRONGER[entry.effect])
 
@@ -290,7 +299,7 @@ def fingerprint_of(config: Mapping[str, Any]) -> str:
     return digest({option: entry.value for option, entry in flat(config).items() if is_of_experiment(entry)})
 
 
-def is_of_experiment(entry: Entry | Difference) -> bool:
+def is_of_experiment(entry: SettingValue | Difference) -> bool:
     """Return whether a setting tells two experiments apart; a file tells them by its content."""
     facts = entry.setting.facts
     return entry.effect == "results" and not facts.is_repeated and not facts.is_file
@@ -309,9 +318,16 @@ def missing_settings(entries: Flat) -> list[str]:
 def idle_settings(entries: Flat) -> Iterator[str]:
     """Yield the settings that are given another value than their default, and have no effect beside the others."""
     for option, entry in entries.items():
-        facts = entry.setting.facts
-        if facts.needs and entry.effect == "nothing" != facts.effect and entry.is_given and not _is_default(entry):
+        is_value = not _is_section(entry.setting) or entry.value is None
+        if entry.is_idle and is_value and entry.setting.facts.effect != "nothing" and not _is_default(entry):
             yield option
+
+
+def line_of_idle(config: Mapping[str, Any]) -> str:
+    """Return a line on the settings that :func:`idle_settings` yields; empty without any."""
+    entries = flat(config)
+    texts = [f"{option} {text_of(entries[option].value)}" for option in idle_settings(entries)]
+    return f"without effect beside the other settings: {', '.join(texts)}" if texts else ""
 
 
 def digest(content: Any) -> str:
@@ -320,7 +336,7 @@ def digest(content: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text for readers; a library's class by its last name.
+    """Return a value as text for readers; a library's class, and a path from the root, by the last part.
 
     >>> text_of(None), text_of(True), text_of([0.5, "torch.optim.SGD"]), text_of({"lr": 0.1})
     ('none', 'true', '[0.5, SGD]', 'lr 0.1')
@@ -334,4 +350,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {text_of(inner)}" for name, inner in value.items()) or "{}"
     text = str(value)
-    return text.rpartition(".")[2] if text.startswith(("torch.", "lightning.", "pytorch_lightning.")) else text
+    if text.startswith("/"):
+        return text.rstrip("/").rpartition("/")[2]
+    return text.rpartition(".")[2] if text.partition(".")[0] in LIBRARIES else text

@@ -1,4 +1,4 @@
-"""What makes a run this run: its settings, the files that they name, and the user's own code."""
+"""The identity of a run: its settings, the files that they name, and the code of the user."""
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
         of the file that it names; ``code``: module -> hash of the user's code in it and in what it imports.
     """
     return {"config": digest_of_config(config), "files": dict(_files(config)), "code": dict(_code(config))}
+
+
+def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the files and the code that two identities have with other contents, and both hashes.
+
+    >>> changed_content({"files": {"data.manifest": "a"}}, {"files": {"data.manifest": "b"}, "code": {"mine": "c"}})
+    {'data.manifest': ('a', 'b')}
+    """
+    pairs = {
+        name if kind == "files" else f"code of {name}": (earlier, new[kind][name])
+        for kind in ("files", "code")
+        for name, earlier in old.get(kind, {}).items()
+        if name in new.get(kind, {})
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def digest_of_config(config: Mapping[str, Any]) -> str:

@@ -97,7 +97,7 @@ class Objective:
 
     cross_entropy: float = 1.0
     """weight of the cross-entropy"""
-    label_smoothing: Annotated[float, Facts(needs="cross_entropy")] = 0.0
+    label_smoothing: float = 0.0
     """share of the target spread over all identities"""
     triplet: float = 0.0
     """weight of the batch-hard triplet loss; use it with ``sampler: identity``"""

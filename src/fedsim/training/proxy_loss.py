@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.functional.memory import update_memory
 from fedsim.settings.facts import Facts
 from fedsim.training.batch import ScoredBatch
-from fedsim.training.proxies import Proxies, update_memory
+from fedsim.training.proxies import Proxies
 
 CameraReduction = Literal["sum", "mean"]
 _CAMERA = Facts(needs="camera")

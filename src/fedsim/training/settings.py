@@ -140,7 +140,7 @@ class LocalTraining:
     for otherwise. It takes the memory of a second step's activations; on CPUs steps stay plain"""
     prefetch: Annotated[bool, NOTHING] = False
     """copy the next images to a GPU while it trains on these; for images that are not there already (``data.cache``)"""
-    head_lr: Annotated[float | None, Facts(needs="model.module is None")] = None
+    head_lr: float | None = None
     """learning rate of neck and head; null: that of the backbone"""
     schedule: RateSchedule = field(default_factory=RateSchedule)
     """learning rate over rounds"""
@@ -297,7 +297,7 @@ class ClientOverride:
     accumulate: int | None = None
     grad_clip: float | None = None
     optimizer: Annotated[OptimizerCallable | None, Facts(needs="model.module is None")] = None
-    head_lr: Annotated[float | None, Facts(needs="model.module is None")] = None
+    head_lr: float | None = None
     cluster: Annotated[ClusterOverride | None, Facts(group="loss")] = None
     """clustering for this client only, or the settings in which its clustering differs"""
     bottom_up: Annotated[BottomUp | None, Facts(group="loss")] = None

@@ -17,7 +17,7 @@ from fedsim.cli.augment.processes import fit_in_processes
 from fedsim.cli.augment.settings import keep_settings
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
-from fedsim.core.seeding import derive_seed
+from fedsim.core.seeding import derive_seed, seeded_host
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import folders_of_clients
 from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
@@ -182,7 +182,6 @@ def fit_parser() -> ArgumentParser:
 
 def built(parser: ArgumentParser, arguments: Namespace) -> dict[str, Any]:
     """Return the options with objects built; a backbone's initial weights depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(arguments.seed, "appearance"))
+    with seeded_host(derive_seed(arguments.seed, "appearance")):
         values: dict[str, Any] = parser.instantiate(arguments).as_dict()
     return {name: value for name, value in values.items() if name != "settings"}

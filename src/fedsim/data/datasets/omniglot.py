@@ -39,6 +39,14 @@ class InkImages(Images):
         """Return the images at the positions ``index``."""
         return InkImages(self.images.take(index))
 
+    def origins(self) -> list[Path | None]:
+        """Return the files; see :meth:`Images.origins`."""
+        return self.images.origins()
+
+    def content(self) -> bytes | None:
+        """Return that of the images before the inversion; see :meth:`Images.content`."""
+        return self.images.content()
+
     def sizes(self) -> list[Size | None]:
         """Return the stored size of each image; see :meth:`Images.sizes`."""
         return self.images.sizes()
@@ -95,9 +103,8 @@ class Omniglot(DataSet):
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
         """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
-        images = {d.name: [part.images for part in d.parts if isinstance(part.images, InkImages)] for d in domains}
-        files = {name: [path for part in parts for path in part.images.locations()] for name, parts in images.items()}
-        return {name: left_out_beside([path for path in paths if path]) for name, paths in files.items()}
+        files = {d.name: [path for part in d.parts for path in part.images.origins() if path] for d in domains}
+        return {name: left_out_beside(paths) for name, paths in files.items()}
 
     def _read(self, folder: Path) -> Domain:
         """List one alphabet's files."""

@@ -13,6 +13,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import seeded_host
 from fedsim.training.own_module.rules import check_module, has_own, named
 
 CLASSES = "num_classes"
@@ -61,8 +62,7 @@ class Blueprint:
 
     def build(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes; its random weights depend on the seed and that number alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed)
+        with seeded_host(self._seed):
             module = self._make(**({CLASSES: num_classes} if self.takes_classes else {}))
             if not isinstance(module, LightningModule):
                 raise ConfigError(f"model.module: {self.name} makes no LightningModule; give the class of one")

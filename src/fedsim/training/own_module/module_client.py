@@ -145,6 +145,7 @@ class ModuleClient(Client):
         labelled = begin_batch(module, labelled, number)
         if counts:
             self._images += len(batch.labels)
+        output.model.network.count(output.images)
         with autocast(self.device, output.precision):
             returned = module.training_step(labelled, *([number] if self._takes_number else []))
         self._logged.counts = True  # for the hooks that follow

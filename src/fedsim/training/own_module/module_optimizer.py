@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters
+from fedsim.core.work import Work
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.rules import has_own, named
 from fedsim.training.own_module.schedules import configured
@@ -32,6 +33,7 @@ class ModuleOptimizer(LocalOptimizer):
         self._module, self._trainer = module, trainer
         self._views, self._earlier_state = None, {}
         self.num_resets = 0  # the first one makes the optimizer
+        self.work = Work()
 
     def reset(self, round_: int) -> None:
         """Begin a session, or a second training in it: a new optimizer, and schedulers at the session's first epoch."""
@@ -106,6 +108,7 @@ class ModuleOptimizer(LocalOptimizer):
         module.on_before_zero_grad(optimizer)
         self.forget_all_gradients()
         self.num_steps += 1
+        self.work.steps += 1
         trainer.global_step += 1
         for schedule in self._schedules:
             schedule.step(module, "step", trainer.global_step)

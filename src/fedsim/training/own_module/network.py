@@ -7,6 +7,7 @@ from typing import Self
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from fedsim.core.work import Work
 from fedsim.models.reid import HEAD_STD, Features, IdentityHead, KeyedDropout, ReIDModel
 from fedsim.training.own_module.rules import features_of
 
@@ -28,7 +29,7 @@ class ModuleNetwork(ReIDModel):
         self.module = module
         self.num_features = self.num_pooled = width
         self.pooling, self.head, self.head_std, self.head_kind = None, None, HEAD_STD, IdentityHead()
-        self.separating = []
+        self.separating, self.work = [], Work()
         self._still = [name for name, part in module.named_modules() if not part.training]
 
     def forward(self, images: Tensor) -> Features:
