@@ -11,7 +11,7 @@ Counts = Mapping[str, Any]
 """``train``, ``query``, ``pool``: [people, images]; ``gallery``: images; None: not known; ``by``: who prints them"""
 
 _NAMES = {"ThreeDPeS": "3dpes"}  # class -> data set, where that is not the class in small letters
-_LABELS = {"train": "training", "query": "query", "gallery": "gallery", "pool": "all test"}
+_LABELS = {"train": "training", "query": "query", "gallery": "gallery", "pool": "pool"}
 
 
 def counts_of(paper: Paper, config: Config) -> dict[str, Counts]:
