@@ -66,9 +66,10 @@ class Uploads:
         lanes = torch.zeros(_LANES, *shape, dtype=torch.float64, device=self._device)
         for lane, span, chunk in self._own_chunks():
             lanes[lane] += term(chunk, *(vector[span] for vector in vectors))
-        result, *others = self._sum(lanes)
-        for lane in others:
-            result = result + lane
+        self._sum(lanes)
+        result = lanes[0]
+        for lane in range(1, _LANES):
+            result = result + lanes[lane]
         return result
 
     def _own_chunks(self) -> Iterator[tuple[int, slice, Tensor]]:
