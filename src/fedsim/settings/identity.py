@@ -78,21 +78,21 @@ def _own_modules(value: Any) -> Iterator[str]:
         yield from _own_modules(inner)
 
 
-def _with_imports(module: str, found: set[Path]) -> set[Path]:
+def _with_imports(module: str, files: set[Path]) -> set[Path]:
     """Return the files of a module and of the user's modules that it imports; nothing is executed."""
     path = _file_of(module)
-    if path is None or path in found:
-        return found
-    found.add(path)
+    if path is None or path in files:
+        return files
+    files.add(path)
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
-        return found
+        return files
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in nodes:
         for name in _imported(node, package):
-            _with_imports(name, found)
-    return found
+            _with_imports(name, files)
+    return files
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
