@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim.settings.configuration import digest, flat
+from fedsim.settings.configuration import digest, fingerprint_of, flat
 from fedsim.settings.table import LIBRARIES
 
 OF_A_START = ("run_dir", "ckpt_path", "overwrite")
@@ -28,6 +28,13 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
         of the file that it names; ``code``: module -> hash of the user's code in it and in what it imports.
     """
     return {"config": digest_of_config(config), "files": dict(_files(config)), "code": dict(_code(config))}
+
+
+def line_of_identity(config: Mapping[str, Any]) -> str:
+    """Return a line with the hash of the settings by which runs are one experiment, of files and of the user's code."""
+    identity = identity_of(config)
+    texts = [f"{name} {value}" for kind in ("files", "code") for name, value in identity[kind].items()]
+    return ", ".join([f"Identity: settings {fingerprint_of(config)}", *texts])
 
 
 def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
