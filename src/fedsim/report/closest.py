@@ -11,7 +11,7 @@ from fedsim.papers.files import Paper, read_paper
 from fedsim.papers.published import Table, TableRow
 from fedsim.papers.resolved_rows import find_run, resolved_row
 from fedsim.report.runs import Run
-from fedsim.settings.configuration import Difference, Flat, compare, flat, text_of
+from fedsim.settings.configuration import Difference, Flat, compare, flat, names_file, text_of
 from fedsim.settings.facts import Group
 
 _LONGEST = 100
@@ -88,10 +88,19 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
 
 def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match:
     settings = settings_of_row(paper.key, name)
-    clients = tuple(_clients(row, runs[0], settings))
-    counts = counts_of(paper, resolved_row(paper, name))
-    data = DataDifferences([], []) if clients else data_differences(counts, runs[0].summary.get("data"))
+    clients = tuple(dict.fromkeys(line for run in runs for line in _clients(row, run, settings)))
+    data = DataDifferences([], []) if clients else _data_differences(paper, name, runs)
+    files = [option for option, entry in settings.items() if names_file(entry)]
+    data.unknown.extend(f"{option}: the content of the row's file is not known" for option in files)
     return Match(row, f"{paper.key}/{name}", differences_from(settings, runs), clients, data)
+
+
+def _data_differences(paper: Paper, name: str, runs: Sequence[Run]) -> DataDifferences:
+    """Return the differences between the data sets of a row and those of any of some runs, each once."""
+    counts = counts_of(paper, resolved_row(paper, name))
+    found = [data_differences(counts, run.summary.get("data")) for run in runs]
+    differing, unknown = ([*dict.fromkeys(line for of_run in found for line in of_run[part])] for part in (0, 1))
+    return DataDifferences(differing, unknown)
 
 
 def as_tested(match: Match, runs: Sequence[Run]) -> Match:
@@ -104,7 +113,7 @@ def as_tested(match: Match, runs: Sequence[Run]) -> Match:
             data = data._replace(unknown=[*data.unknown, f"{run.folder}: settings of fedsim test are not known"])
             continue
         for d in differences_of(row, flat(tested["settings"])):
-            if _decides_on_scores(d) and d.option not in found:
+            if _decides_on_scores(d) and (d.option not in found or found[d.option].effect != "results"):
                 found[d.option] = d._replace(option=f"{d.option} of fedsim test")
         if tested["data"]["digest"] != (run.summary.get("data") or tested["data"])["digest"]:
             data = data._replace(differing=[*data.differing, f"{run.folder}: fedsim test had other data"])
@@ -112,7 +121,7 @@ def as_tested(match: Match, runs: Sequence[Run]) -> Match:
 
 
 def _decides_on_scores(difference: Difference) -> bool:
-    return difference.group in ("data", "images", "evaluation") or difference.option.startswith("trainer.")
+    return difference.group not in ("training", "loss") or difference.option.startswith("trainer.")
 
 
 def closest_table(paper: Paper, runs: Sequence[Run]) -> Table:
@@ -167,8 +176,7 @@ def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
 
 def _is_ignored(difference: Difference) -> bool:
     """Return whether a difference is none of the experiment: a seed, the path of a file, an option of a start."""
-    facts = difference.setting.facts
-    return facts.is_repeated or facts.is_file or "." not in difference.option
+    return difference.setting.facts.is_repeated or names_file(difference) or "." not in difference.option
 
 
 def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isclose, isnan
 from typing import Any, NamedTuple
 
-from fedsim.settings.changes import Change
-from fedsim.settings.configuration import Flat, digest, is_of_experiment, missing_settings
+from fedsim._version import __version__
+from fedsim.settings.changes import Change, fingerprint_after
+from fedsim.settings.configuration import Flat, digest, fingerprint_from, missing_settings
 from fedsim.settings.identity import digest_of_config
 
 
@@ -38,9 +40,8 @@ def experiment_of(
 ) -> Experiment:
     """Return the experiment of a run; without a config, its settings are known by their fingerprint alone."""
     identity = summary.get("identity", {})
-    values = {option: entry.value for option, entry in settings.items() if is_of_experiment(entry)}
     return Experiment(
-        digest(values) if config else f"of {summary['fingerprint']}",
+        fingerprint_from(settings) if config else f"of {summary['fingerprint']}, {summary['rounds']} rounds",
         summary["data"]["digest"] if summary.get("data") else "",
         digest(identity["files"]) if identity.get("files") else "",
         digest(identity["code"]) if identity.get("code") else "",
@@ -52,14 +53,17 @@ def experiment_of(
 def end_of(summary: Mapping[str, Any], settings: Flat) -> str:
     """Return where a run ended before its last round; empty if it did not, or its callbacks may end it."""
     rounds, planned = summary["rounds"], _planned_rounds(settings)
-    may_end = bool(settings) and settings["trainer.callbacks"].value and summary["finished"]
-    return "" if planned is None or planned <= rounds or may_end else f"after round {rounds} of {planned}"
+    if not settings or (settings["trainer.callbacks"].value and summary["finished"]):
+        return ""
+    if planned is None:
+        return f"after round {rounds}"
+    return "" if planned <= rounds else f"after round {rounds} of {planned}"
 
 
 def _planned_rounds(settings: Flat) -> int | None:
     """Return the rounds of the settings; None if they are not known, or without an end."""
     entry = settings.get("trainer.max_epochs")
-    return entry.value if entry is not None and entry.is_given and isinstance(entry.value, int) else None
+    return entry.value if entry is not None and entry.is_given and isinstance(entry.value, int) and entry.value >= 0 else None
 
 
 def doubts_about(
@@ -69,40 +73,87 @@ def doubts_about(
     if not config:
         yield "has no config.yaml"
         return
-    if (recorded := _recorded_digest(summary)) is not None and recorded != _present_digest(summary, config):
-        yield "has another config.yaml than the one that it began with"
     if gone := missing_settings(settings):
         yield f"has a config.yaml without {', '.join(gone[:5])}" + (f" and {len(gone) - 5} more" if gone[5:] else "")
-    method = str(settings["model.method"].value).rpartition(".")[2] if "model.method" in settings else None
-    if method is not None and method != summary["method"]:
-        yield f"has the method {summary['method']} in summary.json and {method} in config.yaml"
+    if (recorded := _recorded_digest(summary)) is not None and recorded != _present_digest(summary, config):
+        yield "has another config.yaml than the one that it began with"
+    else:
+        yield from _doubts_about_settings(summary, settings, changes)
+        yield from _doubts_about_data(summary, settings)
     if changes:
         yield f"was continued with other settings ({'; '.join(map(str, changes))})"
     if not summary["finished"]:
         yield f"is not finished, it has {summary['rounds']} rounds"
     elif end := end_of(summary, settings):
         yield f"ended {end}"
+
+
+def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: list[Change]) -> Iterator[str]:
+    """Yield differences between the settings of a run and what its results tell of them."""
+    method, seed = str(settings["model.method"].value).rpartition(".")[2], settings["seed_everything"].value
     planned = _planned_rounds(settings)
+    pairs = [("method", summary["method"], method), ("seed", summary["seed"], seed)]
     if planned is not None and planned < summary["rounds"]:
-        yield f"has {summary['rounds']} rounds in summary.json and {planned} in config.yaml"
-    yield from _doubts_about_data(summary, settings)
+        pairs.append(("rounds", summary["rounds"], planned))
+    if _is_of_this_version(summary):
+        fingerprint = fingerprint_after(fingerprint_from(settings), changes)
+        pairs.append(("fingerprint", summary["fingerprint"], fingerprint))
+    yield from (
+        f"has the {name} {old} in summary.json and {new} in config.yaml" for name, old, new in pairs if old != new
+    )
+
+
+def _is_of_this_version(summary: Mapping[str, Any]) -> bool:
+    """Return whether this version has written a summary: another one may have hashed other settings."""
+    return summary.get("versions", {}).get("fedsim") == __version__
 
 
 def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[str]:
-    """Yield differences between the data sets of the settings and the clients of the results."""
-    unseen = set(settings["data.unseen"].value or ())
-    if both := sorted(unseen & set(summary["clients"])):
-        yield f"has a client {both[0]}, which data.unseen leaves out"
-    is_by_set = settings["data.partition"].value == "by_dataset" and summary["clients"] and summary["final"]
-    if is_by_set and (gone := sorted(_trained_sets(summary) - set(summary["clients"]))):
-        yield f"has scores of {gone[0]} as of a client, and no such client in summary.json"
+    """Yield differences between the clients and test sets that settings and data give, and those of the results."""
+    sets = (summary.get("data") or {}).get("sets")
+    if sets is None or settings["data.manifest"].value is not None or "num_clients" in summary:
+        return
+    hidden = {*(settings["data.unseen"].value or ()), settings["data.public"].value}
+    seen = {name: counts["train"] for name, counts in sets.items() if counts.get("train") and name not in hidden}
+    by_camera = settings["data.partition"].value == "by_camera"
+    clients = [client.rstrip("0123456789") if by_camera else client for client in summary["clients"]]
+    if sorted(clients) != sorted(_clients(seen, settings)):
+        yield f"has other clients in summary.json than its settings and data give: {', '.join(summary['clients'])}"
+    unseen = {name for name in sets if name not in seen} - {settings["data.public"].value}
+    if unseen != {*summary["unseen"]}:
+        yield f"has other unseen data sets in summary.json than its settings and data give: {summary['unseen']}"
 
 
-def _trained_sets(summary: Mapping[str, Any]) -> set[str]:
-    """Return the test sets with scores on which clients trained."""
-    keys = (key.split("/") for key in summary["final"]["metrics"])
-    names = {parts[2] for parts in keys if len(parts) == 4 and parts[0] == "test"}
-    return names - {"seen", "unseen", *summary["unseen"]}
+def _clients(seen: Mapping[str, Any], settings: Flat) -> list[str]:
+    """Return the names of clients, of cameras without their numbers; ``seen``: data set -> counts of its training."""
+    partition = settings["data.partition"].value
+    parts = [f"part{number + 1}" for number in range(settings["data.parts"].value)]
+    if partition in ("by_dataset", "union", "stratified"):
+        return {"by_dataset": [*seen], "union": ["union"], "stratified": parts}[partition]
+    if partition == "by_camera":
+        return [f"{name}-cam" for name, counts in seen.items() for _ in range(counts["cameras"])]
+    return [f"{name}-{part}" for name in seen for part in parts]
+
+
+def doubts_about_log(summary: Mapping[str, Any], log: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
+    """Yield differences between the results of a run and its log: round -> scores."""
+    if not log:
+        yield "has no metrics.csv"
+        return
+    if max(log) != summary["rounds"]:
+        yield f"has {summary['rounds']} rounds in summary.json and {max(log)} in metrics.csv"
+    for name in ("final", "best"):
+        evaluation = summary[name] or {"round": 0, "metrics": {}}
+        logged = log.get(evaluation["round"], {})
+        if not all(_is_logged(score, logged.get(key)) for key, score in evaluation["metrics"].items()):
+            yield f"has other {name} scores in summary.json than in metrics.csv"
+
+
+def _is_logged(score: float, logged: float | None) -> bool:
+    """Return whether a score is the logged one, which has 32 bits."""
+    return logged is not None and (
+        isclose(score, logged, rel_tol=1e-6, abs_tol=1e-6) or (isnan(score) and isnan(logged))
+    )
 
 
 def _recorded_digest(summary: Mapping[str, Any]) -> str | None:

@@ -98,9 +98,9 @@ def _not_finished(run: Run) -> str:
 
 
 def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:
-    """Return the first run of each configuration and seed, finished ones first; add a line about each repetition."""
+    """Return one run of each configuration and seed, a finished and long one; add a line about each repetition."""
     kept: dict[tuple[Experiment, int], Run] = {}
-    for run in sorted(runs, key=lambda run: not run.summary["finished"]):
+    for run in sorted(runs, key=lambda run: (not run.summary["finished"], -run.summary["rounds"])):
         first = kept.setdefault((run.experiment._replace(end=""), run.summary["seed"]), run)
         if first is not run:
             seed = run.summary["seed"]

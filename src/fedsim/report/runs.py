@@ -15,7 +15,7 @@ from fedsim.core.names import metric_name, metric_parts
 from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import parse_json
 from fedsim.report.damage import KINDS, check_evaluation, check_summary
-from fedsim.report.experiment import Experiment, doubts_about, experiment_of
+from fedsim.report.experiment import Experiment, doubts_about, doubts_about_log, experiment_of
 from fedsim.report.queries import QUERIES_FILE, QueryFile, read_queries
 from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import Flat, flat
@@ -92,7 +92,8 @@ class Run:
     @cached_property
     def doubts(self) -> list[str]:
         """The reasons for which nothing can be certified of the run."""
-        return list(doubts_about(self.summary, self.config, self.settings, self.changes))
+        doubts = doubts_about(self.summary, self.config, self.settings, self.changes)
+        return [*doubts, *doubts_about_log(self.summary, self.log if self.has_log else {})]
 
     @property
     def method(self) -> str:

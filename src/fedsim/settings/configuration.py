@@ -22,6 +22,7 @@ from fedsim.settings.table import (
     Setting,
     class_at,
     classes_below,
+    is_foreign,
     only_watches,
     section,
     sections,
@@ -115,7 +116,7 @@ class _Reader:
                 else:
                     self.enter(f"{option}.{name}", _plain(inner, UNKNOWN), setting, group, is_given)
         elif (named := _class_of(value, setting)) is not None:
-            self.enter(option, short_of(named), setting, group, is_given)
+            self.enter(option, short_of(named), setting, group, is_given, is_foreign(named))
             self.fields(option, class_at(named), _arguments(value), group, is_given)
         elif isinstance(value, Mapping):
             cls = class_at(setting.base) if setting.base else None
@@ -129,18 +130,22 @@ class _Reader:
         named = [(path, value) for value in values if (path := _class_of(value, setting)) and not only_watches(path)]
         counts: dict[str, int] = {}
         entries = []
-        for path, value in named:
+        for path, value in sorted(named, key=lambda pair: json.dumps(pair[1], sort_keys=True, default=str)):
             name = short_of(path)
             counts[name] = counts.get(name, 0) + 1
             entries.append((name if counts[name] == 1 else f"{name}-{counts[name]}", path, value))
         others = [_plain(value, setting) for value in values if _class_of(value, setting) is None]
-        self.enter(option, sorted(name for name, _, _ in entries) + others, setting, group, is_given)
+        has_foreign = any(is_foreign(path) for path, _ in named)
+        self.enter(option, sorted(name for name, _, _ in entries) + others, setting, group, is_given, has_foreign)
         for name, path, value in entries:
             self.fields(f"{option}.{name}", class_at(path), _arguments(value), group, is_given)
 
-    def enter(self, option: str, value: Any, setting: Setting, group: Group, is_given: bool) -> None:
-        """Enter a value."""
-        self.entries[option] = SettingValue(value, setting.facts.effect, group, setting, is_given)
+    def enter(
+        self, option: str, value: Any, setting: Setting, group: Group, is_given: bool, has_foreign: bool = False
+    ) -> None:
+        """Enter a value; a class that nobody knows may change results, wherever it stands."""
+        effect: Effect = "results" if has_foreign else setting.facts.effect
+        self.entries[option] = SettingValue(value, effect, group, setting, is_given)
 
 
 def _class_of(value: Any, setting: Setting) -> str | None:
@@ -155,7 +160,8 @@ def _class_of(value: Any, setting: Setting) -> str | None:
 def _arguments(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         return {}
-    return {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+    parts = (value.get("init_args"), value.get("dict_kwargs"))
+    return {name: inner for part in parts if isinstance(part, Mapping) for name, inner in part.items()}
 
 
 def _plain(value: Any, setting: Setting) -> Any:
@@ -296,13 +302,23 @@ def _are_equal(old: Any, new: Any) -> bool:
 
 def fingerprint_of(config: Mapping[str, Any]) -> str:
     """Return a hash of the settings that results depend on; runs that differ in a seed alone have the same."""
-    return digest({option: entry.value for option, entry in flat(config).items() if is_of_experiment(entry)})
+    return fingerprint_from(flat(config))
+
+
+def fingerprint_from(entries: Flat) -> str:
+    """Return the fingerprint of a configuration; see :func:`fingerprint_of`."""
+    return digest({option: entry.value for option, entry in entries.items() if is_of_experiment(entry)})
 
 
 def is_of_experiment(entry: SettingValue | Difference) -> bool:
     """Return whether a setting tells two experiments apart; a file tells them by its content."""
-    facts = entry.setting.facts
-    return entry.effect == "results" and not facts.is_repeated and not facts.is_file
+    return entry.effect == "results" and not entry.setting.facts.is_repeated and not names_file(entry)
+
+
+def names_file(entry: SettingValue | Difference) -> bool:
+    """Return whether a setting names a file, in both configurations, and neither nothing nor weights by their name."""
+    values = (entry.old, entry.new) if isinstance(entry, Difference) else (entry.value,)
+    return entry.setting.facts.is_file and all(isinstance(v, str) and ("/" in v or "." in v) for v in values)
 
 
 def missing_settings(entries: Flat) -> list[str]:

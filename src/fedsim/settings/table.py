@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -86,6 +87,11 @@ def short_of(path: str) -> str:
     if package == "fedsim":
         return name
     return ".".join([package, *modules[:1], name]) if package in LIBRARIES else path
+
+
+def is_foreign(path: str) -> bool:
+    """Return whether a class is neither fedsim's nor of a library that it uses: only its author knows what it does."""
+    return class_at(path) is None and path.partition(".")[0] not in (*sys.stdlib_module_names, "fedsim", *LIBRARIES)
 
 
 @cache
