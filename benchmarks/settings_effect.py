@@ -125,6 +125,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "FedReIDFineTune": method("FedReIDFineTune"),
     "FedSGD": method("FedSGD") | COMMON,
     "FedSGD of epochs": method("FedSGD", steps=None) | COMMON,
+    "FedBN": method("FedBN"),
     "FedProx": method("FedProx"),
     "FedRep": method("FedRep", head_epochs=1),
     "FedSAM": method("FedSAM"),

@@ -76,6 +76,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(tmp_path):
     assert parts["fingerprint"] == whole["fingerprint"]
     assert parts["final"] == whole["final"]
     assert [change["setting"] for change in parts["changes"]] == ["trainer.max_epochs"]
+    assert parts["data"] == whole["data"] == data_of().identity(1000)
 
 
 def test_a_cell_that_runs_twice_names_both_ways_on(tmp_path):

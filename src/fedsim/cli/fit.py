@@ -62,7 +62,7 @@ from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import print_text, rank_of_this_process
 from fedsim.settings.changes import Change
 from fedsim.settings.configuration import fingerprint_of, line_of_idle
-from fedsim.settings.identity import identity_of
+from fedsim.settings.identity import identity_of, line_of_identity
 from fedsim.settings.options import trainer_defaults
 from fedsim.settings.table import section, walk
 from fedsim.strategy.sharing import devices_of_run
@@ -232,6 +232,8 @@ class FedSimCLI(LightningCLI):
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
         if self.subcommand in ("fit", "describe") and (line := line_of_idle(self._resolved())):
             log.info(line)
+        if self.subcommand == "describe":
+            print_text(line_of_identity(self._resolved()))
         if self.subcommand == "fit":
             if self.scored.content is not None and rank_of_this_process() == 0:
                 self._start(config).check_free()  # before the checkpoint of another run is compared

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Mapping
 
-from fedsim.cli.commands import GROUPS
 from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.parsing.listing import classes_of, kinds
 from fedsim.parsing.listing import run as run_list
@@ -50,6 +49,8 @@ def completion(words: list[str], commands: Mapping[str, str]) -> str:
         import shtab
     except ImportError as error:
         raise ConfigError("fedsim completion: needs shtab, which is not installed; run pip install shtab") from error
+    from fedsim.cli.commands import GROUPS  # which imports the parser of commands: a fifth of a second
+
     parser = ArgumentParser(prog="fedsim", allow_abbrev=False)
     subparsers = parser.add_subparsers()
     for command, text in commands.items():

@@ -81,10 +81,6 @@ class DecodedImages(Images):
         """Return the path of each image; see :meth:`Images.locations`."""
         return self.files.locations()
 
-    def content(self) -> bytes:
-        """Return b"": the files decide the pixels."""
-        return b""
-
     def sizes(self) -> list[Size | None]:
         """Return the sizes of the files; see :meth:`Images.sizes`."""
         return self.files.sizes()

@@ -66,7 +66,7 @@ def digest_of(domain: Domain) -> str:
         order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
         sizes = np.array(file_sizes(paths[role]) if any(paths[role]) else [0] * len(names), dtype=np.int64)
         content = split.images.content()
-        is_known &= content is not None or "" not in paths[role]
+        is_known &= content is not None
         hashed.update(f"{role} {len(split)}\0".encode() + (content or b""))
         hashed.update("\0".join([names[i] for i in order]).encode(errors="surrogateescape"))
         for numbers in (sizes, split.pids, split.camids):

@@ -58,7 +58,7 @@ class Images(ABC):
 
     def content(self) -> bytes | None:
         """Return a hash of what decides the pixels of images without a file, b"" if there are none; None: not known."""
-        return None
+        return None if None in self.origins() else b""
 
     def sizes(self) -> list[Size | None]:
         """Return the height and width of each image before resizing; None for an image without a fixed size."""
@@ -95,10 +95,6 @@ class ImageFiles(Images):
     def locations(self) -> list[Path | None]:
         """Return the files."""
         return list(self.paths)
-
-    def content(self) -> bytes:
-        """Return b"": the files decide the pixels."""
-        return b""
 
     def sizes(self) -> list[Size | None]:
         """Read the size of each file from its beginning, as it is when the image is upright."""

@@ -92,7 +92,9 @@ class Settings:
         OptimizerCallable | None, Facts(group="method", kind="server-optimizers", usage="FedAdam", needs=_SHARES)
     ] = None
     """FedAvgM, FedAdam, FedYogi, FedAdagrad, or torch's; null: the global model becomes the weighted mean, exactly"""
-    bn_stats: Annotated[StatisticsPolicy, Facts(group="method", needs=_SHARES)] = "mean"
+    bn_stats: Annotated[
+        StatisticsPolicy, Facts(group="method", needs="method not in ('Local', 'FedReIDFineTune', 'FedBN')")
+    ] = "mean"
     """treatment of running statistics; see fedsim.training.statistics.BatchNormStatistics"""
     reduction: Annotated[Literal["exact", "fp32"], Facts(group="method", effect="rounding")] = "exact"
     """exact: the same bits on any number of ranks; fp32: plain float32 sums"""

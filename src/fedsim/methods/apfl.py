@@ -59,6 +59,7 @@ class APFL(BodySharing, WeightingChoice, HoldsModels, KeepsModels, Method):
     requires = frozenset({"identities", "plain_steps"})  # clusters are of one model; two models step in turn
     replicas: ClassVar[Replicas] = {_PERSONAL: "trained"}
     keeps: ClassVar[KeptModels] = {_PERSONAL: "model"}
+    session_copies = 1  # v_i, while its model has vbar_i
 
     alpha: float = 0.5
     """$\\alpha_i$, share of the client's own model in the mixture, at first"""

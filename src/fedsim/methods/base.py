@@ -93,6 +93,9 @@ class Method(ABC):
 
     # -- declared: the same on every rank ------------------------------------------------------------------------------
 
+    session_copies: ClassVar[int] = 0
+    """further tensors of the size of a model that a client has while it trains; ``fedsim describe`` counts them"""
+
     @property
     @abstractmethod
     def shared_groups(self) -> frozenset[Group]:
@@ -295,9 +298,6 @@ class KeepsModels(ABC):
 
     ``fedsim describe`` counts their memory.
     """
-
-    session_copies: ClassVar[int] = 0
-    """further tensors of the size of a model that a client has while it trains"""
 
     @property
     @abstractmethod

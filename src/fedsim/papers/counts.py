@@ -11,7 +11,7 @@ Counts = Mapping[str, Any]
 """``train``, ``query``, ``pool``: [people, images]; ``gallery``: images; None: not known; ``by``: who prints them"""
 
 _NAMES = {"ThreeDPeS": "3dpes"}  # class -> data set, where that is not the class in small letters
-_LABELS = {"train": "training", "query": "query", "gallery": "gallery", "pool": "all test"}
+_LABELS = {"train": "training", "query": "query", "gallery": "gallery", "pool": "pool"}
 
 
 def counts_of(paper: Paper, config: Config) -> dict[str, Counts]:
@@ -43,29 +43,29 @@ def data_differences(counts: Mapping[str, Counts], data: Mapping[str, Any] | Non
     if data is None or "sets" not in data:
         why = "has too many data sets to list" if data else "is of an earlier version"
         return DataDifferences([], [f"data: not known; the run {why}"])
-    found = DataDifferences(["data: drawn stand-ins (data.dry_run)"] if data.get("dry_run") else [], [])
+    differences = DataDifferences(["data: drawn stand-ins (data.dry_run)"] if data.get("dry_run") else [], [])
     for name, row in counts.items():
         run = data["sets"].get(name)
         if run is None:
-            found.differing.append(f"{name}: the run does not have it")
+            differences.differing.append(f"{name}: the run does not have it")
         else:
-            _compare_set(name, row, run, found)
-    found.differing.extend(f"{name}: the row does not have it" for name in data["sets"] if name not in counts)
-    return found
+            _compare_set(name, row, run, differences)
+    differences.differing.extend(f"{name}: the row does not have it" for name in data["sets"] if name not in counts)
+    return differences
 
 
-def _compare_set(name: str, row: Counts, run: Mapping[str, Any], found: DataDifferences) -> None:
+def _compare_set(name: str, row: Counts, run: Mapping[str, Any], differences: DataDifferences) -> None:
     """Add the difference of one data set, and the names of its unknown numbers."""
     expected, present = dict(_of_row(row)), dict(_of_run(run))
     unknown = [label for label in expected if None in (expected[label], present[label])]
     if unknown or not expected:
         listed = ", ".join(unknown) or "the numbers of the row"
-        found.unknown.append(f"{name}: not known: {listed}{_source(row)}")
+        differences.unknown.append(f"{name}: not known: {listed}{_source(row)}")
     differing = [label for label in expected if label not in unknown and expected[label] != present[label]]
     if differing:
         texts = [f"{present[label]:,} {label} instead of {expected[label]:,}" for label in differing]
         kind = _kind(expected, present, differing)
-        found.differing.append(f"{name}: {kind}: {', '.join(texts)}{_source(row)}")
+        differences.differing.append(f"{name}: {kind}: {', '.join(texts)}{_source(row)}")
 
 
 def _kind(expected: Mapping[str, Any], present: Mapping[str, Any], differing: list[str]) -> str:

@@ -124,20 +124,20 @@ def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
     for number, group in enumerate(groups):
         seeds = {run.summary["seed"] for run in group.runs}
         for earlier in groups[:number]:
-            one, other = earlier.runs[0], group.runs[0]
-            if one.method == other.method and seeds.isdisjoint(run.summary["seed"] for run in earlier.runs):
-                found = _differences(one, other)
-                more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-                yield f"NOT ONE GROUP: {earlier.label} and {group.label} differ in {'; '.join(found[:_NAMED])}{more}"
+            run, earlier_run = group.runs[0], earlier.runs[0]
+            if run.method == earlier_run.method and seeds.isdisjoint(r.summary["seed"] for r in earlier.runs):
+                texts = _differences(earlier_run, run)
+                more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+                yield f"NOT ONE GROUP: {earlier.label} and {group.label} differ in {'; '.join(texts[:_NAMED])}{more}"
                 break
 
 
-def _differences(one: Run, other: Run) -> list[str]:
+def _differences(first: Run, second: Run) -> list[str]:
     """Return the differences between two runs that make them two experiments."""
-    unknown = [f"settings, as {run.folder} has no config.yaml" for run in (one, other) if not run.config]
-    settings = () if unknown else (d for d in compare(one.settings, other.settings) if is_of_experiment(d))
+    unknown = [f"settings, as {run.folder} has no config.yaml" for run in (first, second) if not run.config]
+    settings = () if unknown else (d for d in compare(first.settings, second.settings) if is_of_experiment(d))
     texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in settings]
-    return [*unknown, *texts, *one.experiment.differs_in(other.experiment)]
+    return [*unknown, *texts, *first.experiment.differs_in(second.experiment)]
 
 
 def traffic(groups: Sequence[RunGroup]) -> str:

@@ -49,8 +49,10 @@ def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     If a part has different classes, the result contains the class, and the settings that differ within one class.
     """
     settings = [run.settings for run in runs]
-    places = {name: _place(name, entry) for of in settings for name, entry in of.items() if is_of_experiment(entry)}
-    texts = {name: [_text(of.get(name)) for of in settings] for name in places}
+    places = {
+        name: _place(name, entry) for values in settings for name, entry in values.items() if is_of_experiment(entry)
+    }
+    texts = {name: [_text(values.get(name)) for values in settings] for name in places}
     differing = {name: values for name, values in texts.items() if len(set(values)) > 1}
 
     def differs_within_class(name: str) -> bool:
@@ -70,11 +72,10 @@ def _text(entry: SettingValue | None) -> str:
 
 def _place(name: str, entry: SettingValue) -> tuple[bool, int, bool, int]:
     """Return the place of a setting in names: the length of a run comes last, and the trainer after the federation."""
-    first, _, rest = name.partition(".")
-    declared = [*section(first).arguments] if first in sections() else []
-    field = rest.partition(".")[0]
-    position = declared.index(field) if field in declared else len(declared)
-    return entry.setting.facts.is_length, _GROUPS.index(entry.group), first == "trainer", position
+    part, *fields = name.split(".")
+    declared = [*section(part).arguments] if part in sections() else []
+    position = declared.index(fields[0]) if fields and fields[0] in declared else len(declared)
+    return entry.setting.facts.is_length, _GROUPS.index(entry.group), part == "trainer", position
 
 
 def _parts_around(name: str) -> Iterator[str]:
@@ -147,7 +148,7 @@ def _unusual(runs: Sequence[Run]) -> list[str]:
         name if entry.setting.base else f"{name} {text_of(entry.value)}"
         for name, entry in of_first.items()
         if "." not in name and not _is_number(entry.value) and entry.value not in usual.get(name, [entry.value])
-        if all(name in of and of[name].value == entry.value for of in of_others)
+        if all(name in values and values[name].value == entry.value for values in of_others)
     ]
     texts = texts if len(texts) <= _MOST else [*texts[:_MOST], "..."]
     optimizers = {text_of(run.settings[_SERVER].value) for run in runs if _SERVER in run.settings}
@@ -199,6 +200,6 @@ def _short(names: Sequence[str]) -> list[str]:
         """Return the shortest end of a name that no other name has."""
         words = name.split(".")
         ends = (".".join(words[-count:]) for count in range(1, len(words)))
-        return next((e for e in ends if sum(of.endswith(f".{e}") for of in dotted) == 1), name)
+        return next((e for e in ends if sum(text.endswith(f".{e}") for text in dotted) == 1), name)
 
     return [end(name) for name in names]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim.settings.configuration import digest, flat
+from fedsim.settings.configuration import digest, fingerprint_of, flat
 from fedsim.settings.table import LIBRARIES
 
 OF_A_START = ("run_dir", "ckpt_path", "overwrite")
@@ -28,6 +28,13 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
         of the file that it names; ``code``: module -> hash of the user's code in it and in what it imports.
     """
     return {"config": digest_of_config(config), "files": dict(_files(config)), "code": dict(_code(config))}
+
+
+def line_of_identity(config: Mapping[str, Any]) -> str:
+    """Return a line with the hash of the settings by which runs are one experiment, of files and of the user's code."""
+    identity = identity_of(config)
+    texts = [f"{name} {value}" for kind in ("files", "code") for name, value in identity[kind].items()]
+    return ", ".join([f"Identity: settings {fingerprint_of(config)}", *texts])
 
 
 def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -78,21 +85,21 @@ def _own_modules(value: Any) -> Iterator[str]:
         yield from _own_modules(inner)
 
 
-def _with_imports(module: str, found: set[Path]) -> set[Path]:
+def _with_imports(module: str, files: set[Path]) -> set[Path]:
     """Return the files of a module and of the user's modules that it imports; nothing is executed."""
     path = _file_of(module)
-    if path is None or path in found:
-        return found
-    found.add(path)
+    if path is None or path in files:
+        return files
+    files.add(path)
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
-        return found
+        return files
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in nodes:
         for name in _imported(node, package):
-            _with_imports(name, found)
-    return found
+            _with_imports(name, files)
+    return files
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:

@@ -43,10 +43,6 @@ class InkImages(Images):
         """Return the files; see :meth:`Images.origins`."""
         return self.images.origins()
 
-    def content(self) -> bytes | None:
-        """Return that of the images before the inversion; see :meth:`Images.content`."""
-        return self.images.content()
-
     def sizes(self) -> list[Size | None]:
         """Return the stored size of each image; see :meth:`Images.sizes`."""
         return self.images.sizes()
