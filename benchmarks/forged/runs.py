@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import json
 import random
@@ -45,6 +44,8 @@ class Made:
     """content of a file of ``fedsim test``"""
     logged: Config | None = None
     """scores in metrics.csv, if others than in the summary"""
+    later: Config | None = None
+    """scores of the last round in metrics.csv, if those of the summary are of an earlier one"""
     rounds: int | None = None
     """in metrics.csv, if others than in the summary"""
 
@@ -145,6 +146,8 @@ def write(made: Made, folder: Path) -> Path:
         writer.writeheader()
         writer.writerows({"epoch": epoch, "train/images": 100} for epoch in range(rounds))
         writer.writerow({"epoch": last - 1, **scores})
+        if made.later:
+            writer.writerow({"epoch": rounds - 1, **made.later})
     if made.tested is not None:
         (folder / "tests").mkdir()
         (folder / "tests" / "last.json").write_text(json.dumps(made.tested))
@@ -196,19 +199,13 @@ def option_of(place: tuple[Any, ...]) -> str:
 
 def other_value(value: Any, rng: random.Random) -> Any:
     """Return another value of a setting."""
+    others: list[Any] = [7, "other", True, 0.5, {"added": 1}, [1]]
     if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return rng.choice([value + 1, value * 2 + 1, value / 2 + 0.25, -value - 1, None, str(value) + "x"])
-    if isinstance(value, str):
-        return rng.choice([f"{value}x", None, f"mine.{value.rpartition('.')[2]}"])
-    if isinstance(value, list):
-        return rng.choice([[*value, 1], value[1:] if value else [1], [*value, *value] or ["x"]])
-    return rng.choice([7, "other", True, 0.5, {"added": 1}, [1]])
-
-
-def changed(config: Config, place: tuple[Any, ...], value: Any) -> Config:
-    """Return a configuration with another value."""
-    config = copy.deepcopy(config)
-    set_at(config, place, value)
-    return config
+        others = [not value]
+    elif isinstance(value, int | float):
+        others = [value + 1, value * 2 + 1, value / 2 + 0.25, -value - 1, None, f"{value}x"]
+    elif isinstance(value, str):
+        others = [f"{value}x", None, f"mine.{value.rpartition('.')[2]}"]
+    elif isinstance(value, list):
+        others = [[*value, 1], value[1:] if value else [1], [*value, *value] or ["x"]]
+    return rng.choice([other for other in others if other != value])

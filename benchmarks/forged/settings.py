@@ -11,6 +11,8 @@ from typing import Any
 import lightning
 
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.settings.configuration import fingerprint_of
+from fedsim.settings.identity import identity_of
 from fedsim.settings.table import setting_at
 from forged.runs import Made, complete, data_of, leaves, option_of, other_value, remove_at, set_at, value_at
 
@@ -66,6 +68,8 @@ def trainer(rng: random.Random, made: Made) -> str:
     """Set an option of Lightning's Trainer, or one that it does not have."""
     names = [name for name in inspect.signature(lightning.Trainer).parameters if name not in IDLE_TRAINER]
     name = rng.choice([*names, *_TRAINER, "an_option_of_later"])
+    if rng.random() < 0.05:
+        return _set(made, ("an_option_of_later",), rng.choice([1, {"a": 1}, [1]]))
     old = made.config["trainer"].get(name)
     values = [value for value in _TRAINER.get(name, (3, "x", True)) if value != old]
     return _set(made, ("trainer", name), rng.choice(values))
@@ -224,9 +228,6 @@ def without_a_section(rng: random.Random, made: Made) -> str:
 
 def complete_without(made: Made) -> None:
     """Write the hashes of a configuration that lacks something into the summary of the whole one."""
-    from fedsim.settings.configuration import fingerprint_of
-    from fedsim.settings.identity import identity_of
-
     made.summary |= {"fingerprint": fingerprint_of(made.config), "identity": identity_of(made.config)}
 
 
