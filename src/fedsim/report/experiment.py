@@ -63,7 +63,11 @@ def end_of(summary: Mapping[str, Any], settings: Flat) -> str:
 def _planned_rounds(settings: Flat) -> int | None:
     """Return the rounds of the settings; None if they are not known, or without an end."""
     entry = settings.get("trainer.max_epochs")
-    return entry.value if entry is not None and entry.is_given and isinstance(entry.value, int) and entry.value >= 0 else None
+    return (
+        entry.value
+        if entry is not None and entry.is_given and isinstance(entry.value, int) and entry.value >= 0
+        else None
+    )
 
 
 def doubts_about(
