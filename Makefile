@@ -61,7 +61,8 @@ durations: JOBS = 2
 durations: $(STAMP)  ## measure which test functions are slow, and write tests/durations.json (a failing test is no obstacle)
 	$(BIN)/python -m $(PYTEST) -m "not others and not cluster" --write-durations || test $$? -eq 1
 
-rows: $(STAMP)  ## resolve the rows of all papers after a change of them or of a default, for fedsim report --compare
+rows: $(STAMP)  ## write the table of all settings, and the rows of all papers, after a change of a setting, a default or a row
+	PYTHONPATH=src:tests $(BIN)/python tests/write_settings.py
 	PYTHONPATH=src:tests $(BIN)/python tests/write_rows.py
 
 coverage: $(STAMP)  ## run the tests of `make test`, and say which lines and branches of src none of them runs

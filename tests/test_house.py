@@ -21,6 +21,7 @@ import plain_names
 SOURCE = Path(fedsim.__file__).parent
 FLOORS = [  # from the ground up; rooms of one floor do not know each other
     {"core", "_version"},
+    {"settings"},
     {"functional", "strategy", "parsing"},
     {"data", "models", "papers"},
     {"training", "generation", "report"},
@@ -79,7 +80,7 @@ def circle(graph, faces=()):
 
 def between_towers(graph):
     """Imports from one tower to the other: only commands and finished runs stand on both, and both on ``core``."""
-    common = {"", "__main__", "_version", "cli", "core", "inference"}
+    common = {"", "__main__", "_version", "cli", "core", "inference", "settings"}
     pairs = [(a, b) for a, names in graph.items() for b in names if not {room(a), room(b)} & common]
     return [f"{a} imports {b}" for a, b in pairs if (room(a) in RESULTS) != (room(b) in RESULTS)]
 

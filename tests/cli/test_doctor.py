@@ -17,10 +17,10 @@ from fedsim.cli.doctor import command, probe, trials
 from fedsim.cli.doctor.checkup import examine
 from fedsim.cli.doctor.facts import (
     GIB,
-    Facts,
     FaissFacts,
     FitDevices,
     Gpu,
+    MachineFacts,
     TorchFacts,
     Wandb,
     Wish,
@@ -36,7 +36,7 @@ from fedsim.functional.neighbours import Neighbours
 from small import refuse
 
 H100 = Gpu("NVIDIA H100", 80 * GIB, 79 * GIB)
-WELL = Facts(
+WELL = MachineFacts(
     nvidia=2,
     driver="580.95.05",
     visible=None,

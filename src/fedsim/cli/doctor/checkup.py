@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedsim.cli.doctor.facts import GIB, Facts, Wish
+from fedsim.cli.doctor.facts import GIB, MachineFacts, Wish
 from fedsim.core.nvidia import failure_in, why_unseen
 from fedsim.core.placement import by_device
 from fedsim.core.room import Room
@@ -58,7 +58,7 @@ class Checkup:
         return [finding for finding in self.findings if finding.blocks]
 
 
-def examine(facts: Facts, wish: Wish) -> Checkup:
+def examine(facts: MachineFacts, wish: Wish) -> Checkup:
     """Return the page about a machine and the fit of ``wish``."""
     checks = (_libraries, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _readers, _folders, _wandb)
     findings = [finding for check in checks for finding in check(facts, wish)]
@@ -68,21 +68,21 @@ def examine(facts: Facts, wish: Wish) -> Checkup:
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
-def _libraries(facts: Facts, _: Wish) -> Iterator[Problem]:
+def _libraries(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
     if facts.torch.problem:
         yield Problem(f"torch: {facts.torch.problem}", "install fedsim again: pip install -e .")
     elif facts.plan.problem:
         yield Problem(f"ranks: {facts.plan.problem}", "install fedsim again: pip install -e .")
 
 
-def _refusal(facts: Facts, __: Wish) -> Iterator[Problem]:
+def _refusal(facts: MachineFacts, __: Wish) -> Iterator[Problem]:
     """The error line with which a fit would end; it contains its remedy."""
     if facts.plan.refusal:
         cause, _, remedy = facts.plan.refusal.partition("; ")
         yield Problem(cause, remedy or "see fedsim fit --help")
 
 
-def _unseen_gpus(facts: Facts, wish: Wish) -> Iterator[Problem]:
+def _unseen_gpus(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
     """GPUs that the machine has, or the wish requires, and that torch does not find."""
     required = wish.accelerator in ("gpu", "cuda")
     if facts.torch.gpus or facts.torch.problem or wish.accelerator == "cpu":
@@ -95,7 +95,7 @@ def _unseen_gpus(facts: Facts, wish: Wish) -> Iterator[Problem]:
     yield Problem(cause + torch_message, remedy, blocks=required or not hidden)
 
 
-def _gpus(facts: Facts, _: Wish) -> Iterator[Problem]:
+def _gpus(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
     """The GPUs of this machine's ranks."""
     if not facts.plan.on_gpu:
         return
@@ -113,7 +113,7 @@ def _gpus(facts: Facts, _: Wish) -> Iterator[Problem]:
         yield Problem(cause, "results are equal only on one model: choose with trainer.devices", blocks=False)
 
 
-def _sums(facts: Facts, _: Wish) -> Iterator[Problem]:
+def _sums(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
     several, by_nccl = len(facts.plan.devices) > 1, facts.plan.by_nccl
     if facts.sums:
         name = "NCCL" if by_nccl else "gloo"
@@ -131,7 +131,7 @@ def _sums(facts: Facts, _: Wish) -> Iterator[Problem]:
         yield Problem(cause, "give the container more: --shm-size=8g, or --ipc=host")
 
 
-def _faiss(facts: Facts, wish: Wish) -> Iterator[Problem]:
+def _faiss(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
     """FAISS ranks only if the wish requires it; ``fedsim rank`` uses it by default to find neighbours."""
     required, faiss = wish.backend == "faiss", facts.faiss
     otherwise = "leave model.evaluation.backend at auto" if required else "fedsim rank: set --backend torch"
@@ -150,7 +150,7 @@ def _faiss(facts: Facts, wish: Wish) -> Iterator[Problem]:
         yield Problem(cause, f"install its CUDA libraries (docs/evaluation.md), or {otherwise}", required)
 
 
-def _memory(facts: Facts, _: Wish) -> Iterator[Problem]:
+def _memory(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
     ranks = len(facts.plan.devices)
     if facts.cores < ranks:
         cause = f"{ranks} ranks have {facts.cores:g} cores"
@@ -160,14 +160,14 @@ def _memory(facts: Facts, _: Wish) -> Iterator[Problem]:
         yield Problem(cause, "a rank needs about 2 GiB in addition to its images", blocks=False)
 
 
-def _readers(facts: Facts, _: Wish) -> Iterator[Problem]:
+def _readers(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
     """Processes that read images; without them a fit runs, more slowly."""
     if facts.readers:
         remedy = "ranks read their images themselves; allow more processes, or give the container a larger /dev/shm"
         yield Problem(f"data.workers: processes that read images cannot run: {facts.readers}", remedy, blocks=False)
 
 
-def _folders(facts: Facts, wish: Wish) -> Iterator[Problem]:
+def _folders(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
     disk = facts.disk
     if disk.problem:
         yield Problem(f"run_dir: {wish.run_dir} cannot be a folder: {disk.problem}", "give another --run_dir")
@@ -176,7 +176,7 @@ def _folders(facts: Facts, wish: Wish) -> Iterator[Problem]:
         yield Problem(cause, "make room, or give another --run_dir", blocks=disk.free < _DISK)
 
 
-def _wandb(facts: Facts, wish: Wish) -> Iterator[Problem]:
+def _wandb(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
     if wish.tracked and facts.wandb.mode == "online" and not facts.wandb.login:
         yield Problem("W&B: a logger needs a login, and there is none", "run wandb login, or set WANDB_MODE=offline")
 
@@ -184,7 +184,7 @@ def _wandb(facts: Facts, wish: Wish) -> Iterator[Problem]:
 # -- the machine, and its part that is used ----------------------------------------------------------------------------
 
 
-def _resources(facts: Facts) -> list[Line]:
+def _resources(facts: MachineFacts) -> list[Line]:
     torch, faiss = facts.torch, facts.faiss
     gpus = _counted([f"{gpu.name}, {_gib(gpu.total)} GiB" for gpu in torch.gpus])
     if torch.gpus:
@@ -206,7 +206,7 @@ def _resources(facts: Facts) -> list[Line]:
     ]
 
 
-def _faiss_line(facts: Facts) -> str:
+def _faiss_line(facts: MachineFacts) -> str:
     faiss = facts.faiss
     built = f"for GPUs, finds {faiss.sees}" if faiss.for_gpu else "for CPUs"
     cuda = f", CUDA {faiss.cuda}" if faiss.cuda else ""
@@ -215,7 +215,7 @@ def _faiss_line(facts: Facts) -> str:
     return f"{faiss.version or 'own build'}{cuda}; {built}; same neighbours as torch on {devices}"
 
 
-def _uses(facts: Facts, wish: Wish) -> list[Line]:
+def _uses(facts: MachineFacts, wish: Wish) -> list[Line]:
     plan = facts.plan
     if not plan.devices:
         return [Line("device", "unknown", "guessed")]
@@ -236,7 +236,7 @@ def _uses(facts: Facts, wish: Wish) -> list[Line]:
     ]
 
 
-def _sharing(facts: Facts) -> list[Line]:
+def _sharing(facts: MachineFacts) -> list[Line]:
     """Return the ranks that share a GPU, or the option by which they could."""
     plan = facts.plan
     if plan.shares:

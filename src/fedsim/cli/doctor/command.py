@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 from tabulate import tabulate
 
 from fedsim.cli.doctor.checkup import Checkup, examine
-from fedsim.cli.doctor.facts import Facts, Wish
+from fedsim.cli.doctor.facts import MachineFacts, Wish
 from fedsim.cli.doctor.trials import gather
 from fedsim.core.errors import NotReadyError
 from fedsim.papers.files import with_paper
@@ -93,7 +93,7 @@ def _sections(path: str) -> dict[str, Any]:
             for name, part in content.items()}  # fmt: skip
 
 
-def as_json(facts: Facts, checkup: Checkup) -> str:
+def as_json(facts: MachineFacts, checkup: Checkup) -> str:
     """Return facts and verdict as JSON, for programs."""
     findings = [finding._asdict() for finding in checkup.findings]
     content = {"machine": socket.gethostname(), "ready": not checkup.blocks, "findings": findings}

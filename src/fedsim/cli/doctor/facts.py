@@ -136,7 +136,7 @@ class Wandb:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """All facts of a machine."""
 
     nvidia: int

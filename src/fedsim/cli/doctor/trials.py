@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedsim.cli.doctor.facts import (
-    Facts,
     FaissFacts,
     FitDevices,
     Gpu,
+    MachineFacts,
     TorchFacts,
     Wish,
     nvidia_on_bus,
@@ -80,7 +80,7 @@ class ProbeProcess:
         self.process.communicate()
 
 
-def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = LIMIT) -> Facts:
+def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = LIMIT) -> MachineFacts:
     """Return the facts of this machine, with trials for the fit of ``wish``; it takes about twice ``limit`` at most."""
     deadline = time.monotonic() + limit
     with ExitStack() as stack:  # the slow processes are started first, at the same time
@@ -98,9 +98,9 @@ def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = L
     return replace(facts, sums=sums, sums_on_one=try_sums_on_one(plan.devices, limit))
 
 
-def quick_facts(wish: Wish, environ: Mapping[str, str]) -> Facts:
+def quick_facts(wish: Wish, environ: Mapping[str, str]) -> MachineFacts:
     """Return the facts that need no trial."""
-    return Facts(
+    return MachineFacts(
         nvidia=nvidia_on_bus(),
         driver=nvidia_driver(),
         visible=environ.get("CUDA_VISIBLE_DEVICES"),

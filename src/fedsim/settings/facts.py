@@ -1,0 +1,59 @@
+"""Facts about a setting, declared at its field: ``threads: Annotated[int, ROUNDING] = 1``.
+
+``make rows`` writes the facts of all settings into ``table.json``, from which every other part of fedsim reads them.
+A setting without facts changes results, and is compared, grouped and listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+Effect = Literal["results", "rounding", "nothing"]
+"""of a setting on the numbers of a run: rounding is a change of their last bits"""
+Group = Literal["data", "network", "loss", "training", "method", "evaluation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts about a setting beside its type, default and text."""
+
+    effect: Effect = "results"
+    """of its value on the numbers of a run"""
+    group: Group | None = None
+    """the part of an experiment that it belongs to; None: that of the section around it"""
+    needs: str = ""
+    """a Python expression of other settings; while it is false, the setting has no effect. A name is a setting of the
+    same section, or begins with model, data or trainer; a class is its name"""
+    null: Any = None
+    """the value that null stands for"""
+    null_is: str = ""
+    """the setting of the same section that null stands for"""
+    spellings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """another text of a value -> the value"""
+    is_file: bool = False
+    """whether it names a file, whose content is the setting"""
+    is_repeated: bool = False
+    """whether runs with other values are repetitions of one experiment: seeds"""
+    is_length: bool = False
+    """whether a run that goes on with another value is still one run, which only ends elsewhere"""
+    may_be_infinite: bool = False
+    """whether an infinite number is valid"""
+    is_list_of_names: bool = False
+    """whether null in a list is a name, too"""
+    kind: str = ""
+    """the word by which ``fedsim list`` names its classes"""
+    usage: str = ""
+    """a value, or the form of one, with which the first screen of the help shows the setting"""
+    commands: tuple[str, ...] = ()
+    """the commands that have the option; empty: all that train or score"""
+    expected: str = ""
+    """the values it takes, for an error message, where its type does not say it"""
+    base: str = ""
+    """base class of the classes that it names, where its type does not say it"""
+
+
+NOTHING = Facts(effect="nothing")
+ROUNDING = Facts(effect="rounding")
