@@ -93,7 +93,7 @@ class Method(ABC):
 
     # -- declared: the same on every rank ------------------------------------------------------------------------------
 
-    session_copies: ClassVar[int] = 0
+    session_copies = 0  # without a type: the parser would not see the types of settings below a ClassVar of a base
     """further tensors of the size of a model that a client has while it trains; ``fedsim describe`` counts them"""
 
     @property
