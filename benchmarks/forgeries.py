@@ -4,10 +4,10 @@
     python benchmarks/forgeries.py --draws 2000 --honest 1000 --seed 7
 
 A forged run is one whose numbers are not those of the row: other settings, of any option that Lightning's Trainer, the
-data or the model take; other data; a run that ended early or went on with other settings; files edited after the run. It
-stands alone, or as a further seed beside an honest one. It slips through if the report says of its column "has all
-settings of". An honest run differs in what cannot change results. Its alarm is a verdict that settings differ, or a
-second column beside an honest seed. Reports read nothing but run directories, and these are written here.
+data or the model take; other data; a run that ended early or went on with other settings; files that were edited after
+the run. It stands alone, or as a further seed beside an honest one. It slips through if the report says of its column
+"has all settings of". An honest run differs in what cannot change results. It is wrong to say that its settings differ,
+or to show a second column beside an honest seed. Reports read nothing but run directories, which are written here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.report import report
-from forged.runs import Made, honest, printed_rows, write
 from forged.files import OF_FILES
-from forged.settings import OF_SETTINGS
 from forged.honest import HONEST
+from forged.runs import Made, honest, printed_rows, write
+from forged.settings import OF_SETTINGS
 
 _VERDICT = re.compile(r"^- .* (has all settings of|is closest to|cannot be certified as|no row)", re.MULTILINE)
 _CERTIFIED = re.compile(r"^- .* has all settings of '.*' \((\S+)\)", re.MULTILINE)
@@ -101,7 +101,9 @@ def alarms(rng: random.Random, kind: str, folder: Path) -> str:
         done = HONEST[kind](rng, second)
     folders = [write(first, folder / "first"), write(second, folder / "second")]
     text = text_of(*folders, of=first)
-    wrong = [line for line in text.splitlines() if re.search(r"NOT ONE GROUP|is closest to|refused|crashed|left out:", line)]
+    wrong = [
+        line for line in text.splitlines() if re.search(r"NOT ONE GROUP|is closest to|refused|crashed|left out:", line)
+    ]
     if wrong or len(_VERDICT.findall(text)) != 1:
         return f"{made_name(first)}: {done}: {'; '.join(wrong) or text}"
     return ""

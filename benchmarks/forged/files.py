@@ -56,7 +56,9 @@ def other_data(rng: random.Random, made: Made) -> str:
     sets = made.summary["data"]["sets"]
     name = rng.choice([*sets])
     one = sets[name]
-    kind = rng.choice(["part", "one fewer", "one more", "person fewer", "swapped", "no part", "less", "more", "unknown"])
+    kind = rng.choice(
+        ["part", "one fewer", "one more", "person fewer", "swapped", "no part", "less", "more", "unknown"]
+    )
     made.summary["data"]["digest"] = "2" * 16
     roles = [role for role in ("query", "gallery", "train") if one.get(role) and _is_known(made, name, role)]
     if kind in ("part", "one fewer", "one more", "person fewer", "no part") and not roles:
@@ -163,6 +165,8 @@ def tested(rng: random.Random, made: Made) -> str:
     evaluation = conditions["model"]["evaluation"]
     kind = rng.choice(["evaluation", "evaluation", "data", "network", "unknown", "limit"])
     if kind == "evaluation":
+        if evaluation["task"] != "retrieval":
+            return ""
         name = rng.choice([n for n in evaluation if n not in ("share_from", "backend", "batch_size", "ensemble",
                                                               "test_during_fit", "precision")])  # fmt: skip
         evaluation[name] = other_value(evaluation[name], rng)

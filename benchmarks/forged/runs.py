@@ -57,7 +57,9 @@ def printed_rows() -> list[tuple[str, str, str, str]]:
         for table in read_paper(key).tables:
             for row in (row for row in table.rows if row.scores):
                 for paper, name in (find_run(read_paper(key), run) for run in row.runs):
-                    found[paper.key, name] = (paper.key, name, key, table.name)
+                    left_out = resolved_row(paper, name)["data"]["unseen"] if table.left_out else row.scores
+                    if {*left_out} <= {*table.test_sets}:
+                        found[paper.key, name] = (paper.key, name, key, table.name)
     return sorted(found.values())
 
 
@@ -78,7 +80,8 @@ def complete(made: Made) -> None:
     hidden = {*(config["data"]["unseen"] or []), config["data"]["public"]}
     seen = {s: c["train"] for s, c in data["sets"].items() if c["train"] and s not in hidden}
     unseen = [s for s in data["sets"] if s not in seen and s != config["data"]["public"]]
-    rounds = config["trainer"]["max_epochs"]
+    rounds = config["trainer"]["max_epochs"] or 300
+    rounds = rounds if isinstance(rounds, int) and rounds > 0 else 300
     table = next(table for table in read_paper(made.of).tables if table.name == made.table)
     kinds = {row.model for row in table.rows} | {"global"}
     scores = {
@@ -186,7 +189,9 @@ def remove_at(content: Any, place: tuple[Any, ...]) -> None:
 
 def option_of(place: tuple[Any, ...]) -> str:
     """Return the option of a place, without numbers."""
-    return ".".join(str(part) for part in place if part not in ("init_args", "class_path") and not isinstance(part, int))
+    return ".".join(
+        str(part) for part in place if part not in ("init_args", "class_path") and not isinstance(part, int)
+    )
 
 
 def other_value(value: Any, rng: random.Random) -> Any:

@@ -149,7 +149,9 @@ def _has_effect(made: Made, place: tuple[Any, ...]) -> bool:
         return len(place) == 2 and place[1] not in (*IDLE_TRAINER, "logger", "profiler")
     if place[:2] == ("data", "source"):
         return place[-1] not in ("root", "i_know_duke_is_withdrawn", "seed")
-    facts = setting_at(option_of(place), classes).facts
+    facts, client = setting_at(option_of(place), classes).facts, made.config["model"]["client"]
+    if place[1] in ("objective", "head") and (client["cluster"] or client["bottom_up"]):
+        return False
     return facts.effect == "results" and not facts.needs and not facts.is_repeated
 
 
@@ -159,7 +161,9 @@ def own_class(rng: random.Random, made: Made) -> str:
     place = rng.choice(places)
     path = value_at(made.config, place)
     name = path.rpartition(".")[2]
-    return _set(made, place, rng.choice([f"mine.{name}", f"mine.{path}", f"my_{path}", f"{path}.{name}s", f"mine.x.{name}"]))
+    return _set(
+        made, place, rng.choice([f"mine.{name}", f"mine.{path}", f"my_{path}", f"{path}.{name}s", f"mine.x.{name}"])
+    )
 
 
 def other_class(rng: random.Random, made: Made) -> str:
@@ -180,16 +184,22 @@ def other_class(rng: random.Random, made: Made) -> str:
     place = rng.choice([*choices])
     if place[1] in ("aggregation", "server_optimizer") and made.summary["method"] in ("Local", "FedReIDFineTune"):
         return ""
-    if place[1] == "objective" and (made.config["model"]["client"]["cluster"] or made.config["model"]["client"]["bottom_up"]):
+    if place[1] == "objective" and (
+        made.config["model"]["client"]["cluster"] or made.config["model"]["client"]["bottom_up"]
+    ):
         return ""
     now = (value_at(made.config, place) or {}).get("class_path")
-    path = rng.choice([path for path in choices[place] if path.rpartition(".")[2] != str(now).rpartition(".")[2]] or ["mine.X"])
+    path = rng.choice(
+        [path for path in choices[place] if path.rpartition(".")[2] != str(now).rpartition(".")[2]] or ["mine.X"]
+    )
     return _set(made, place, rng.choice([path, {"class_path": path}]))
 
 
 def without_a_field(rng: random.Random, made: Made) -> str:
     """Remove a field with an effect: the run was done by another version, or its config was edited."""
-    places = [place for place in leaves(made.config) if place[0] in ("model", "data", "trainer") and _has_effect(made, place)]
+    places = [
+        place for place in leaves(made.config) if place[0] in ("model", "data", "trainer") and _has_effect(made, place)
+    ]
     place = rng.choice(places)
     if place[-1] in ("class_path",) or isinstance(place[-1], int):
         place = place[:-1]

@@ -112,10 +112,11 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         labels: LabelScope = "own",
         manifest: Annotated[str | None, Facts(is_file=True)] = None,
         size: Annotated[
-            tuple[int, int], Facts(usage="[256,128]", expected="a height and a width, such as [64, 32]")
+            tuple[int, int],
+            Facts(group="images", usage="[256,128]", expected="a height and a width, such as [64, 32]"),
         ] = (256, 128),
         test_size: Annotated[tuple[int, int] | None, Facts(group="evaluation", null_is="size")] = None,
-        augmentation: Annotated[Augmentation, Facts(usage="{erase: 0.5}")] = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        augmentation: Annotated[Augmentation, Facts(group="images", usage="{erase: 0.5}")] = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
         generated: Annotated[
             Generated | None, Facts(expected="settings of its own, such as --data.generated.root FOLDER")
         ] = None,

@@ -193,7 +193,12 @@ def _text(difference: Difference) -> str:
     """Return a difference with both values, in full if they are equal when they are cut."""
     new, old = difference.new, difference.old
     texts = [text_of(new), text_of(old)]
-    if isinstance(new, list) and isinstance(old, list) and difference.setting.form == "classes" and {*new} & {*old}:
+    if (
+        isinstance(new, list)
+        and isinstance(old, list)
+        and difference.setting.form == "classes"
+        and any(name in old for name in new)
+    ):
         texts = [", ".join(_with_and_without(*pair)) for pair in ((new, old), (old, new))]
     short = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..." for text in texts]
     of_run, of_row = short if len(set(short)) == 2 else texts

@@ -52,22 +52,12 @@ def experiment_of(
 
 def end_of(summary: Mapping[str, Any], settings: Flat) -> str:
     """Return where a run ended before its last round; empty if it did not, or its callbacks may end it."""
-    rounds, planned = summary["rounds"], _planned_rounds(settings)
-    if not settings or (settings["trainer.callbacks"].value and summary["finished"]):
+    planned = settings.get("trainer.max_epochs")
+    if planned is None or not planned.is_given or (settings["trainer.callbacks"].value and summary["finished"]):
         return ""
-    if planned is None:
-        return f"after round {rounds}"
-    return "" if planned <= rounds else f"after round {rounds} of {planned}"
-
-
-def _planned_rounds(settings: Flat) -> int | None:
-    """Return the rounds of the settings; None if they are not known, or without an end."""
-    entry = settings.get("trainer.max_epochs")
-    return (
-        entry.value
-        if entry is not None and entry.is_given and isinstance(entry.value, int) and entry.value >= 0
-        else None
-    )
+    if not isinstance(planned.value, int) or planned.value < 0:
+        return f"after round {summary['rounds']}, without a last one"
+    return f"after round {summary['rounds']} of {planned.value}" if summary["rounds"] < planned.value else ""
 
 
 def doubts_about(
@@ -95,9 +85,9 @@ def doubts_about(
 def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: list[Change]) -> Iterator[str]:
     """Yield differences between the settings of a run and what its results tell of them."""
     method, seed = str(settings["model.method"].value).rpartition(".")[2], settings["seed_everything"].value
-    planned = _planned_rounds(settings)
+    planned = settings["trainer.max_epochs"].value
     pairs = [("method", summary["method"], method), ("seed", summary["seed"], seed)]
-    if planned is not None and planned < summary["rounds"]:
+    if isinstance(planned, int) and 0 <= planned < summary["rounds"]:
         pairs.append(("rounds", summary["rounds"], planned))
     if _is_of_this_version(summary):
         fingerprint = fingerprint_after(fingerprint_from(settings), changes)
@@ -109,23 +99,24 @@ def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: 
 
 def _is_of_this_version(summary: Mapping[str, Any]) -> bool:
     """Return whether this version has written a summary: another one may have hashed other settings."""
-    return summary.get("versions", {}).get("fedsim") == __version__
+    return str(summary.get("versions", {}).get("fedsim")) == __version__
 
 
 def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[str]:
     """Yield differences between the clients and test sets that settings and data give, and those of the results."""
-    sets = (summary.get("data") or {}).get("sets")
-    if sets is None or settings["data.manifest"].value is not None or "num_clients" in summary:
+    sets, public = (summary.get("data") or {}).get("sets"), str(settings["data.public"].value)
+    unseen, parts = settings["data.unseen"].value, settings["data.parts"].value
+    is_known = isinstance(unseen, list) and isinstance(parts, int) and settings["data.manifest"].value is None
+    if sets is None or not is_known or "num_clients" in summary:
         return
-    hidden = {*(settings["data.unseen"].value or ()), settings["data.public"].value}
-    seen = {name: counts["train"] for name, counts in sets.items() if counts.get("train") and name not in hidden}
+    seen = {name: one["train"] for name, one in sets.items() if one.get("train") and name not in (*unseen, public)}
     by_camera = settings["data.partition"].value == "by_camera"
     clients = [client.rstrip("0123456789") if by_camera else client for client in summary["clients"]]
     if sorted(clients) != sorted(_clients(seen, settings)):
         yield f"has other clients in summary.json than its settings and data give: {', '.join(summary['clients'])}"
-    unseen = {name for name in sets if name not in seen} - {settings["data.public"].value}
-    if unseen != {*summary["unseen"]}:
-        yield f"has other unseen data sets in summary.json than its settings and data give: {summary['unseen']}"
+    if {name for name in sets if name not in seen} - {public} != {*summary["unseen"]} - {public}:
+        names = ", ".join(summary["unseen"]) or "none"
+        yield f"has other unseen data sets in summary.json than its settings and data give: {names}"
 
 
 def _clients(seen: Mapping[str, Any], settings: Flat) -> list[str]:

@@ -12,7 +12,7 @@ from fedsim.report.names import name_variants
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import KINDS
 from fedsim.report.scores import MEANING, describe, shown_metrics
-from fedsim.settings.configuration import digest, is_of_experiment
+from fedsim.settings.configuration import digest, values_of_experiment
 
 Rotations = dict[str, RunGroup]
 """Left-out data set -> the runs without it."""
@@ -69,7 +69,7 @@ def by_method(groups: Sequence[RunGroup], option: str) -> list[Rotations]:
     methods: dict[str, Rotations] = {}
     for name, group in rotations_of(groups, option):
         run = group.runs[0]
-        entries = {option: e.value for option, e in run.settings.items() if is_of_experiment(e) and option != UNSEEN}
+        entries = {option: v for option, v in values_of_experiment(run.settings).items() if option != UNSEEN}
         methods.setdefault(digest(entries) if entries else str(run.folder), {})[name] = group
     return list(methods.values())
 

@@ -295,8 +295,8 @@ def _stronger(*entries: SettingValue | None) -> SettingValue:
 
 def _are_equal(old: Any, new: Any) -> bool:
     """Return whether two values are equal; true is not 1."""
-    if type(old) is type(new) and not isinstance(old, list):
-        return bool(old == new)
+    if type(old) is type(new) and not isinstance(old, list) and old == new:
+        return True
     return json.dumps(old, sort_keys=True, default=str) == json.dumps(new, sort_keys=True, default=str)
 
 
@@ -307,7 +307,19 @@ def fingerprint_of(config: Mapping[str, Any]) -> str:
 
 def fingerprint_from(entries: Flat) -> str:
     """Return the fingerprint of a configuration; see :func:`fingerprint_of`."""
-    return digest({option: entry.value for option, entry in entries.items() if is_of_experiment(entry)})
+    return digest(values_of_experiment(entries))
+
+
+def values_of_experiment(entries: Flat) -> dict[str, Any]:
+    """Return the values that tell experiments apart; not defaults, so that an option of a later version changes none.
+
+    For the same reason it is no difference whether a setting at its default has an effect beside the others.
+    """
+    return {
+        option: "a file" if names_file(entry) else entry.value
+        for option, entry in entries.items()
+        if entry.effect == "results" and not entry.setting.facts.is_repeated and not _is_default(entry)
+    }
 
 
 def is_of_experiment(entry: SettingValue | Difference) -> bool:
