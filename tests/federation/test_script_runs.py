@@ -202,7 +202,10 @@ def test_what_a_config_cannot_name_leaves_none_and_says_what(tmp_path, caplog):
 def test_options_of_the_trainer_that_only_watch_do_not_matter():
     described = describe_script(make_model(FedPav()), make_data(), {"max_epochs": 3, "logger": object(), "devices": 1})
     assert described.config["trainer"] == {"max_epochs": 3, "devices": 1}
-    assert describe_script(make_model(FedPav()), make_data(), {"max_steps": torch.nn.ReLU()}).config is None
+    for name in ("plugins", "limit_train_batches"):
+        without = describe_script(make_model(FedPav()), make_data(), {name: torch.nn.ReLU()})
+        assert without.config is None
+        assert without.unwritable.startswith(f"trainer.{name}: ")
 
 
 def test_progress_is_shown_where_nobody_has_set_up_logging(tmp_path):

@@ -29,4 +29,5 @@ def resolved(words: list[str]) -> Any:
 
 
 if __name__ == "__main__":
-    json.dump([resolved(words) for words in json.load(sys.stdin)], sys.stdout)
+    with open(0, encoding="utf-8") as commands:
+        json.dump([resolved(words) for words in json.load(commands)], sys.stdout)

@@ -18,6 +18,7 @@ from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks import TESTS
 from fedsim.federation.callbacks.summary import versions
 from fedsim.federation.federation import Federation
+from fedsim.parsing.command_line import options_in
 from fedsim.parsing.output import rank_of_this_process
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 from fedsim.strategy.run_checkpoints import (
@@ -182,19 +183,8 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation, condit
 
 def _path_option(args: Sequence[str], name: str) -> str | None:
     """Return the last value of an option on a command line, a path; None if it is not given, or null."""
-    text = _option(args, f"--{name}")
-    return None if text in (None, "null", "none") else expanded(str(text), name)
-
-
-def _option(args: Sequence[str], name: str) -> str | None:
-    """Return the last value of an option on a command line."""
-    value = None
-    for position, arg in enumerate(args):
-        if arg.startswith(f"{name}="):
-            value = arg.partition("=")[2]
-        elif arg == name and position + 1 < len(args):
-            value = args[position + 1]
-    return value
+    text = dict(options_in(args)).get(name, "null")
+    return None if text in ("null", "none") else expanded(text, name)
 
 
 def make_run_dir(folder: Path) -> None:

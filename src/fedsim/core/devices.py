@@ -57,15 +57,15 @@ def check_accelerator(accelerator: object, warns: bool = True, gpus: Path = GPUS
     log.warning("THIS RUN IS ON THE CPU. %s; %s. If that is intended, set trainer.accelerator to cpu", many, remedy)
 
 
-def check_start(what: str, cpu: str) -> None:
+def check_start(setting: str, cpu: str) -> None:
     """Raise ConfigError if CUDA does not start, though torch counts GPUs.
 
     Args:
-        what: the setting that takes GPUs, at the beginning of the line.
+        setting: the one that takes GPUs, at the beginning of the line.
         cpu: the setting that takes the CPU.
     """
     if torch.version.cuda is not None and (failure := why_cuda_fails(torch.version.cuda)) is not None:
-        raise ConfigError(f"{what} cannot be used: {failure.cause}; {failure.remedy}, or set {cpu}")
+        raise ConfigError(f"{setting} cannot be used: {failure.cause}; {failure.remedy}, or set {cpu}")
 
 
 def _unseen(number: int) -> Unseen:

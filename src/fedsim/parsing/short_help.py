@@ -17,8 +17,12 @@ _COLUMN = 38
 
 def short_help(command: str, summary: str) -> str:
     """Return the help of a command on one screen; ``summary`` describes the command in one line."""
-    own = {name: o for name, o in own_options(command).items() if command in (o.facts.commands or (command,))}
-    usual = own | {f"trainer.{name}": setting for name, setting in section("trainer").arguments.items()}
+    usual = {
+        name: setting
+        for name, setting in own_options(command).items()
+        if command in (setting.facts.commands or (command,))
+    }
+    usual |= {f"trainer.{name}": setting for name, setting in section("trainer").arguments.items()}
     lines = [f"usage: fedsim {command} --config FILE [options]: {summary}", "", *_lines(usual)]
     for name in ("model", "data"):
         options = {f"{name}.{field}": setting for field, setting in section(name).arguments.items()}

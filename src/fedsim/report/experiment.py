@@ -99,7 +99,7 @@ def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: 
 
 def _is_of_this_version(summary: Mapping[str, Any]) -> bool:
     """Return whether this version has written a summary: another one may have hashed other settings."""
-    return bool(summary.get("versions", {}).get("fedsim") == __version__)
+    return str(summary.get("versions", {}).get("fedsim")) == __version__
 
 
 def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[str]:

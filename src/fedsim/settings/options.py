@@ -104,6 +104,7 @@ class TrainerOptions:
         Any,
         Facts(
             base="fedsim.strategy.strategy.FederatedStrategy",
+            spellings={"auto": "FederatedStrategy"},
             remedy="leave it out or use fedsim.strategy.FederatedStrategy",
         ),
     ]

@@ -106,20 +106,25 @@ def mark_of(options: Sequence[str]) -> str:
 
 def take_numbers(words: list[str], option: str) -> tuple[list[str], list[int]]:
     """Return the words without an option and its numbers, and the numbers."""
-    places = [i for i, word in enumerate(words) if word.partition("=")[0] == option]
+    options, values = take_list(words, option)
+    numbers = [value for value in values or () if value]
+    if values is not None and not (numbers and all(value.isdecimal() for value in numbers)):
+        raise ConfigError(f"{option}: {' '.join(numbers) or 'nothing'} is not a list of integers >= 0")
+    return options, [int(value) for value in numbers]
+
+
+def take_list(words: Sequence[str], option: str) -> tuple[list[str], list[str] | None]:
+    """Return the words without an option and its values, ``a b`` or ``=a,b``, and these; None without the option."""
+    places = [place for place, word in enumerate(words) if word.partition("=")[0] == option]
     if len(places) > 1:
-        raise ConfigError(f"{option}: is given twice; give it once")
+        raise ConfigError(f"{option}: is given twice; give it once, with all values")
     if not places:
-        return words, []
+        return list(words), None
     [start] = places
-    values = [value for value in words[start].partition("=")[2].split(",") if value]
-    end = start + 1
-    while end < len(words) and not values and not words[end].startswith("--"):
-        end += 1
-    values = values or words[start + 1 : end]
-    if not values or not all(value.isdecimal() for value in values):
-        raise ConfigError(f"{option}: {' '.join(values) or 'nothing'} is not a list of integers >= 0")
-    return words[:start] + words[end:], [int(value) for value in values]
+    if words[start] != option:
+        return [*words[:start], *words[start + 1 :]], words[start].partition("=")[2].split(",")
+    end = next((end for end in range(start + 1, len(words)) if words[end].startswith("--")), len(words))
+    return [*words[:start], *words[end:]], list(words[start + 1 : end])
 
 
 def take_values(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:

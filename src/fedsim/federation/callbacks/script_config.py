@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,9 +66,8 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
         sections = {"model": model, "data": written_arguments(data, "data")}
         trainer = {}
         for name, value in options.items():
-            if name != _OF_A_FOLDER and not isinstance(value, FederatedStrategy):
-                with suppress(UnwritableError) if _decides_nothing(name) else nullcontext():
-                    trainer[name] = written(value, None, f"trainer.{name}")
+            if name != _OF_A_FOLDER and not isinstance(value, FederatedStrategy) and not _only_watches(name, value):
+                trainer[name] = written(value, None, f"trainer.{name}")
     except UnwritableError as error:
         return Described(None, str(error), seed)
     del model["seed"]  # the command line sets it to seed_everything
@@ -78,9 +76,10 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
     return Described({**first, "trainer": trainer, **sections}, "", seed, start)
 
 
-def _decides_nothing(name: str) -> bool:
-    """Return whether no number depends on an option of the trainer: one with an object, such as a logger, may go."""
-    return setting_at(f"trainer.{name}").facts.effect == "nothing"
+def _only_watches(name: str, value: Any) -> bool:
+    """Return whether an option of the trainer is an object on which no number depends, such as a logger; or several."""
+    is_plain = all(isinstance(inner, str | int | float) for inner in (value if isinstance(value, list) else [value]))
+    return value is not None and not is_plain and setting_at(f"trainer.{name}").facts.effect == "nothing"
 
 
 class ScriptConfig(Callback):

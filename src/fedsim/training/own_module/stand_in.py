@@ -125,13 +125,13 @@ class Logged:
         elif not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.numel() != 1):
             raise ConfigError(f"{named(module)}: self.log({name!r}) got {type(value).__name__}; log one number")
         else:
-            number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+            number = float(value) if not isinstance(value, Tensor) or value.is_cpu else value.detach().reshape(())
             self._entries.append((name, number, float(options.get("batch_size") or self.size), self.number))
 
     def end_epoch(self) -> None:
         """Compute the metrics that were logged in a local epoch, and reset them, as a Trainer does."""
         for name, metric in self._metrics.items():
-            self._entries.append((name, metric.compute().detach(), float(self.size), None))
+            self._entries.append((name, metric.compute().detach().to(metric.device), float(self.size), None))
             metric.reset()
         self._metrics.clear()
 
