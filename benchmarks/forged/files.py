@@ -57,7 +57,7 @@ def other_data(rng: random.Random, made: Made) -> str:
     """Train and score on a part of the data, another version, swapped parts, or with a set more or less."""
     sets = made.summary["data"]["sets"]
     name = rng.choice([*sets])
-    known = [role for role in ("query", "gallery", "train") if sets[name].get(role) and _is_known(made, name, role)]
+    countable = [role for role in ("query", "gallery", "train") if sets[name].get(role) and _is_known(made, name, role)]
     kind = rng.choice([*_OTHER_SETS, "less", "more", "unknown"])
     made.summary["data"]["digest"] = "2" * 16
     if kind == "less":
@@ -66,37 +66,37 @@ def other_data(rng: random.Random, made: Made) -> str:
         sets["mine"] = copy.deepcopy(sets[name])
     elif kind == "unknown":
         made.summary["data"] = None
-    elif not known or not _OTHER_SETS[kind](rng, sets[name], known):
+    elif not countable or not _OTHER_SETS[kind](rng, sets[name], countable):
         return ""
     return f"{name}: {kind}"
 
 
-def _part(rng: random.Random, one: dict[str, Any], known: list[str]) -> bool:
+def _part(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
     share = rng.uniform(0.1, 0.9)
-    for role in [role for role in ROLES if one.get(role)]:
-        one[role] = {unit: max(1, int(share * count)) for unit, count in one[role].items()}
+    for role in [role for role in ROLES if data_set.get(role)]:
+        data_set[role] = {unit: max(1, int(share * count)) for unit, count in data_set[role].items()}
     return True
 
 
-def _fewer_or_more(rng: random.Random, one: dict[str, Any], known: list[str]) -> bool:
-    one[rng.choice(known)]["images"] += rng.choice([-1, 1])
+def _fewer_or_more(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    data_set[rng.choice(countable)]["images"] += rng.choice([-1, 1])
     return True
 
 
-def _person_fewer(rng: random.Random, one: dict[str, Any], known: list[str]) -> bool:
-    role = rng.choice(known)
-    one[role] = {unit: count - 1 for unit, count in one[role].items()}
+def _person_fewer(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    role = rng.choice(countable)
+    data_set[role] = {unit: count - 1 for unit, count in data_set[role].items()}
     return True
 
 
-def _swapped(rng: random.Random, one: dict[str, Any], known: list[str]) -> bool:
-    is_seen = {"query", "gallery"} <= {*known} and one["query"]["images"] != one["gallery"]["images"]
-    one["query"], one["gallery"] = one["gallery"], one["query"]
+def _swapped(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    is_seen = {"query", "gallery"} <= {*countable} and data_set["query"]["images"] != data_set["gallery"]["images"]
+    data_set["query"], data_set["gallery"] = data_set["gallery"], data_set["query"]
     return is_seen
 
 
-def _no_part(rng: random.Random, one: dict[str, Any], known: list[str]) -> bool:
-    one[rng.choice(known)] = None
+def _no_part(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    data_set[rng.choice(countable)] = None
     return True
 
 
@@ -150,14 +150,14 @@ def edited_summary(rng: random.Random, made: Made) -> str:
         "data": (None, {"digest": "1"}),
     }
     field = rng.choice([*edits])
-    others = [other for other in edits[field] if other != summary[field]]
+    values = [value for value in edits[field] if value != summary[field]]
     if field in ("unseen", "clients"):
-        others = [other for other in others if sorted(other) != sorted(summary[field])]
-    if not others:
+        values = [value for value in values if sorted(value) != sorted(summary[field])]
+    if not values:
         return ""
     made.logged = copy.deepcopy(final["metrics"]) if field == "final" else None
     made.rounds = summary["rounds"] if field == "rounds" else None
-    summary[field] = rng.choice(others)
+    summary[field] = rng.choice(values)
     return f"{field} edited: {str(summary[field])[:80]}"
 
 

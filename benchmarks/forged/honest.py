@@ -125,7 +125,7 @@ _TRAINER = {
     "limit_predict_batches": (3,), "model_registry": ("x",), "enable_autolog_hparams": (False,),
     "logger": (_library("loggers.TensorBoardLogger", save_dir="x"), [_library("loggers.WandbLogger")], False),
 }  # fmt: skip
-_SPELLINGS = {
+_SPELLINGS: dict[str, tuple[Any, ...]] = {
     "precision": ("32-true", 32, "32", None), "limit_train_batches": (1.0, None), "limit_val_batches": (1.0, None),
     "limit_test_batches": (1.0, 1), "callbacks": ([], None), "plugins": ([], None), "val_check_interval": (1.0, None),
     "overfit_batches": (0, 0.0),
