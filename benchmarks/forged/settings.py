@@ -116,7 +116,8 @@ def sources(rng: random.Random, made: Made) -> str:
     elif kind == "own":
         data_set["class_path"] = f"{rng.choice(['mine', 'mine.datasets', 'not_fedsim.data.datasets'])}.{name}"
     elif kind == "other":
-        data_set["class_path"] = f"fedsim.data.datasets.{rng.choice(['GRID', 'CUHKSYSU', 'MarketFolders'])}"
+        names = [new_name for new_name in ("GRID", "CUHKSYSU", "MarketFolders") if new_name != name]
+        data_set["class_path"] = f"fedsim.data.datasets.{rng.choice(names)}"
     elif kind == "new argument" or not arguments:
         data_set.setdefault("init_args", {})["mine"] = rng.choice([1, "x", True])
     else:
