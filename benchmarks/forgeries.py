@@ -26,6 +26,7 @@ from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.report import report
+from fedsim.report.rules import RuleName
 from forged.files import OF_FILES
 from forged.honest import HONEST
 from forged.runs import Made, honest, printed_rows, write
@@ -37,11 +38,11 @@ KINDS: dict[str, Callable[[random.Random, Made], str]] = {**OF_SETTINGS, **OF_FI
 """kind -> changes a run, and returns what it has done; empty: it cannot be done to this row"""
 
 
-def text_of(*folders: Path, of: Made) -> str:
+def text_of(*folders: Path, made: Made) -> str:
     """Return the report on runs beside the table of a row; the reason if it is refused."""
-    rule = "tested" if of.tested is not None else None
+    rule: RuleName | None = "tested" if made.tested is not None else None
     try:
-        return report([str(f) for f in folders], compare=f"{of.of}/{of.table}", unfinished=True, rule=rule)
+        return report([str(f) for f in folders], compare=f"{made.printed_in}/{made.table}", unfinished=True, rule=rule)
     except (ConfigError, DataError) as error:
         return f"refused: {error}"
     except Exception:  # a crash is a finding, whatever it is
@@ -52,8 +53,8 @@ def text_of(*folders: Path, of: Made) -> str:
 def certified_rows() -> list[tuple[str, str, str, str]]:
     """Return the rows whose own honest run is certified: the numbers of the data of others are not known."""
     with tempfile.TemporaryDirectory() as folder:
-        made = {row: honest(row) for row in printed_rows()}
-        texts = {row: text_of(write(run, Path(folder, str(n))), of=run) for n, (row, run) in enumerate(made.items())}
+        runs = {row: honest(row) for row in printed_rows()}
+        texts = {row: text_of(write(run, Path(folder, str(n))), made=run) for n, (row, run) in enumerate(runs.items())}
     return [row for row, text in texts.items() if _CERTIFIED.search(text)]
 
 
@@ -69,14 +70,14 @@ def forge(rng: random.Random, kind: str) -> tuple[Made, str]:
 def slips(rng: random.Random, made: Made, folder: Path) -> str:
     """Return the lines by which a report certifies a forged run, alone or beside honest seeds; empty if it does not."""
     forged = write(made, folder / "forged")
-    row = (made.key, made.name, made.of, made.table)
+    row = (made.key, made.name, made.printed_in, made.table)
     seeds = [seed for seed in (0, 1) if rng.random() < 0.5]
-    others = [honest(row, seed) for seed in seeds]
-    for other in others:
-        other.tested = None if made.tested is None else tested_of(other)
-    folders = [write(other, folder / f"seed{other.summary['seed']}") for other in others]
+    honest_runs = [honest(row, seed) for seed in seeds]
+    for run in honest_runs:
+        run.tested = None if made.tested is None else tested_of(run)
+    folders = [write(run, folder / f"seed{run.summary['seed']}") for run in honest_runs]
     for runs in ([forged], [*folders, forged]):
-        text = text_of(*runs, of=made)
+        text = text_of(*runs, made=made)
         verdicts, certified = _VERDICT.findall(text), _CERTIFIED.findall(text)
         if text.startswith("crashed"):
             return text
@@ -100,7 +101,7 @@ def alarms(rng: random.Random, kind: str, folder: Path) -> str:
         first, second = honest(row, 1), honest(row, 2)
         done = HONEST[kind](rng, second)
     folders = [write(first, folder / "first"), write(second, folder / "second")]
-    text = text_of(*folders, of=first)
+    text = text_of(*folders, made=first)
     wrong = [
         line for line in text.splitlines() if re.search(r"NOT ONE GROUP|is closest to|refused|crashed|left out:", line)
     ]
@@ -121,16 +122,16 @@ def main() -> None:
     parser.add_argument("--honest", type=int, default=100, help="honest runs")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found, counts = draw(options.draws, options.honest, options.seed)
-    print(tabulate([[kind, counts[kind], sum(k == kind for k, _ in found)] for kind in counts], ["", "drawn", "wrong"]))
+    wrong, counts = draw(options.draws, options.honest, options.seed)
+    print(tabulate([[kind, counts[kind], sum(k == kind for k, _ in wrong)] for kind in counts], ["", "drawn", "wrong"]))
     print(f"{len(certified_rows())} of {len(printed_rows())} rows are certified as themselves")
-    for kind, text in found:
+    for kind, text in wrong:
         print(f"{kind}: {text}")
 
 
 def draw(draws: int, honest_ones: int, seed: int) -> tuple[list[tuple[str, str]], Counter[str]]:
     """Return each wrong verdict with its kind, and how many of each kind were drawn."""
-    found, counts = [], Counter[str]()
+    wrong, counts = [], Counter[str]()
     kinds = [*KINDS] * (draws // len(KINDS) + 1)
     for number in range(draws):
         rng = random.Random(f"{seed} forged {number}")
@@ -138,14 +139,14 @@ def draw(draws: int, honest_ones: int, seed: int) -> tuple[list[tuple[str, str]]
         with tempfile.TemporaryDirectory() as folder:
             line = slips(rng, made, Path(folder))
         counts[kinds[number]] += 1
-        found += [(kinds[number], f"{made_name(made)}: {done}: {line}")] if line else []
+        wrong += [(kinds[number], f"{made_name(made)}: {done}: {line}")] if line else []
     kinds = [*HONEST] * (honest_ones // len(HONEST) + 1)
     for number in range(honest_ones):
         with tempfile.TemporaryDirectory() as folder:
             line = alarms(random.Random(f"{seed} honest {number}"), kinds[number], Path(folder))
         counts[f"honest: {kinds[number]}"] += 1
-        found += [(f"honest: {kinds[number]}", line)] if line else []
-    return found, counts
+        wrong += [(f"honest: {kinds[number]}", line)] if line else []
+    return wrong, counts
 
 
 if __name__ == "__main__":

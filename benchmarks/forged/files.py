@@ -7,8 +7,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from fedsim.papers.counts import counts_of
+from fedsim.papers.files import read_paper
+from fedsim.papers.resolved_rows import resolved_row
+from fedsim.settings.changes import fingerprint_after, read_changes
 from forged import settings as of_settings
-from forged.runs import Made, leaves, other_value, set_at, value_at
+from forged.runs import ROLES, Made, leaves, other_value, set_at, value_at
 
 
 def ended_early(rng: random.Random, made: Made) -> str:
@@ -32,8 +36,6 @@ def resumed(rng: random.Random, made: Made) -> str:
     change |= rng.choice([{"counts": True}, {}])
     made.summary["changes"] = [change]
     if rng.random() < 0.5:
-        from fedsim.settings.changes import fingerprint_after, read_changes
-
         changes = read_changes([change])
         made.summary["fingerprint"] = fingerprint_after(made.summary["fingerprint"], changes)
         if rng.random() < 0.5:  # and the note of it was removed
@@ -55,46 +57,57 @@ def other_data(rng: random.Random, made: Made) -> str:
     """Train and score on a part of the data, another version, swapped parts, or with a set more or less."""
     sets = made.summary["data"]["sets"]
     name = rng.choice([*sets])
-    one = sets[name]
-    kind = rng.choice(
-        ["part", "one fewer", "one more", "person fewer", "swapped", "no part", "less", "more", "unknown"]
-    )
+    countable = [role for role in ("query", "gallery", "train") if sets[name].get(role) and _is_known(made, name, role)]
+    kind = rng.choice([*_OTHER_SETS, "less", "more", "unknown"])
     made.summary["data"]["digest"] = "2" * 16
-    roles = [role for role in ("query", "gallery", "train") if one.get(role) and _is_known(made, name, role)]
-    if kind in ("part", "one fewer", "one more", "person fewer", "no part") and not roles:
-        return ""
-    if kind == "part":
-        share = rng.uniform(0.1, 0.9)
-        for role in ("train", "query", "gallery", "pool"):
-            if one.get(role):
-                one[role] = {unit: max(1, int(share * count)) for unit, count in one[role].items()}
-    elif kind in ("one fewer", "one more"):
-        one[rng.choice(roles)]["images"] += 1 if kind == "one more" else -1
-    elif kind == "person fewer":
-        role = rng.choice(roles)
-        one[role]["people"] -= 1
-        one[role]["images"] -= 1
-    elif kind == "swapped":
-        if one["query"]["images"] == one["gallery"]["images"] or not {"query", "gallery"} <= {*roles}:
-            return ""
-        one["query"], one["gallery"] = one["gallery"], one["query"]
-    elif kind == "no part":
-        one[rng.choice(roles)] = None
-    elif kind == "less":
+    if kind == "less":
         del sets[name]
     elif kind == "more":
-        sets["mine"] = copy.deepcopy(one)
-    else:
+        sets["mine"] = copy.deepcopy(sets[name])
+    elif kind == "unknown":
         made.summary["data"] = None
+    elif not countable or not _OTHER_SETS[kind](rng, sets[name], countable):
+        return ""
     return f"{name}: {kind}"
+
+
+def _part(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    share = rng.uniform(0.1, 0.9)
+    for role in [role for role in ROLES if data_set.get(role)]:
+        data_set[role] = {unit: max(1, int(share * count)) for unit, count in data_set[role].items()}
+    return True
+
+
+def _fewer_or_more(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    data_set[rng.choice(countable)]["images"] += rng.choice([-1, 1])
+    return True
+
+
+def _person_fewer(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    role = rng.choice(countable)
+    data_set[role] = {unit: count - 1 for unit, count in data_set[role].items()}
+    return True
+
+
+def _swapped(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    is_seen = {"query", "gallery"} <= {*countable} and data_set["query"]["images"] != data_set["gallery"]["images"]
+    data_set["query"], data_set["gallery"] = data_set["gallery"], data_set["query"]
+    return is_seen
+
+
+def _no_part(rng: random.Random, data_set: dict[str, Any], countable: list[str]) -> bool:
+    data_set[rng.choice(countable)] = None
+    return True
+
+
+_OTHER_SETS = {
+    "a part": _part, "an image fewer or more": _fewer_or_more, "a person fewer": _person_fewer, "swapped": _swapped,
+    "no part": _no_part,
+}  # fmt: skip
 
 
 def _is_known(made: Made, name: str, role: str) -> bool:
     """Return whether the row has the number of images."""
-    from fedsim.papers.counts import counts_of
-    from fedsim.papers.files import read_paper
-    from fedsim.papers.resolved_rows import resolved_row
-
     paper = read_paper(made.key)
     row = counts_of(paper, resolved_row(paper, made.name))[name]
     return role in row and (row[role] if role == "gallery" else row[role][1]) is not None
@@ -122,30 +135,39 @@ def edited_values(rng: random.Random, made: Made) -> str:
 
 def edited_summary(rng: random.Random, made: Made) -> str:
     """Edit a field of summary.json."""
-    summary, clients = made.summary, made.summary["clients"]
-    edits: dict[str, Any] = {
-        "method": rng.choice(["FedProx", "Local", "FedBN", "Mine"]),
-        "clients": rng.choice([clients[:-1], [*clients, "mine"], ["mine", *clients[1:]], [clients[0]], [*clients, clients[0]]]),
-        "unseen": rng.choice([[*summary["unseen"], "mine"], summary["unseen"][1:], [], clients[:1], ["viper", "grid"]]),
-        "rounds": rng.choice([summary["rounds"] + 1, summary["rounds"] - 1, 1, 0]),
-        "finished": False,
-        "fingerprint": "0" * 12,
-        "identity": rng.choice([{}, {"config": "0" * 12}, {**summary["identity"], "config": "1" * 12}, None, {"config": None}]),
-        "seed": summary["seed"] + rng.randint(1, 5),
-        "final": {**summary["final"], "metrics": {k: v + 0.1 for k, v in summary["final"]["metrics"].items()}},
-        "data": rng.choice([None, {"digest": "1"}]),
-        "versions": {},
-    }  # fmt: skip
-    field = rng.choice([name for name in edits if name != "versions"])
-    if edits[field] == summary[field] or (field == "unseen" and {*edits[field]} == {*summary["unseen"]}):
+    summary, clients, unseen = made.summary, made.summary["clients"], made.summary["unseen"]
+    identity, final = summary["identity"], summary["final"]
+    edits: dict[str, tuple[Any, ...]] = {
+        "method": ("FedProx", "Local", "FedBN", "Mine"),
+        "clients": (clients[:-1], [*clients, "mine"], ["mine", *clients[1:]], clients[:1] * 2, [*clients, clients[0]]),
+        "unseen": ([*unseen, "mine"], unseen[1:], [], clients[:1], ["viper", "grid"]),
+        "rounds": (summary["rounds"] + 1, summary["rounds"] - 1, 1, 0),
+        "finished": (False,),
+        "fingerprint": ("0" * 12,),
+        "identity": ({}, {"config": "0" * 12}, {**identity, "config": "1" * 12}, {"config": None}),
+        "seed": (summary["seed"] + rng.randint(1, 5),),
+        "final": ({**final, "metrics": {name: score + 0.1 for name, score in final["metrics"].items()}},),
+        "data": (None, {"digest": "1"}),
+    }
+    field = rng.choice([*edits])
+    values = [value for value in edits[field] if value != summary[field]]
+    if field in ("unseen", "clients"):
+        values = [value for value in values if sorted(value) != sorted(summary[field])]
+    if not values:
         return ""
-    if field == "final":
-        made.logged = copy.deepcopy(summary["final"]["metrics"])
+    made.logged = copy.deepcopy(final["metrics"]) if field == "final" else None
     made.rounds = summary["rounds"] if field == "rounds" else None
-    summary[field] = edits[field]
-    if summary["identity"] is None:
-        del summary["identity"]
-    return f"{field} edited: {str(edits[field])[:80]}"
+    summary[field] = rng.choice(values)
+    return f"{field} edited: {str(summary[field])[:80]}"
+
+
+def chosen_round(rng: random.Random, made: Made) -> str:
+    """Put the scores of a better round in the place of the last one's."""
+    if made.summary["rounds"] < 2:
+        return ""
+    round_ = made.summary["final"]["round"] = rng.randint(1, made.summary["rounds"] - 1)
+    made.later = {name: score - 0.1 for name, score in made.summary["final"]["metrics"].items()}
+    return f"scores of round {round_} as the last ones"
 
 
 def short_log(rng: random.Random, made: Made) -> str:
@@ -163,7 +185,7 @@ def tested(rng: random.Random, made: Made) -> str:
     made.tested = {"checkpoint": "last", **copy.deepcopy(made.summary["final"]), "settings": conditions}
     made.tested["data"] = copy.deepcopy(made.summary["data"])
     evaluation = conditions["model"]["evaluation"]
-    kind = rng.choice(["evaluation", "evaluation", "data", "network", "unknown", "limit"])
+    kind = rng.choice(["evaluation", "evaluation", "data", "network", "unknown", "limit", "round"])
     if kind == "evaluation":
         if evaluation["task"] != "retrieval":
             return ""
@@ -180,6 +202,9 @@ def tested(rng: random.Random, made: Made) -> str:
     if kind == "data":
         made.tested["data"] = {**made.tested["data"], "digest": "3" * 16}
         return "tested on other data"
+    if kind == "round":
+        made.tested["round"] += 1
+        return "tested at another round"
     if kind == "limit":
         conditions["trainer"]["limit_test_batches"] = 0.5
         return "tested with limit_test_batches 0.5"
@@ -197,5 +222,6 @@ OF_FILES: dict[str, Callable[[random.Random, Made], str]] = {
     "edited values": edited_values,
     "edited summary": edited_summary,
     "short log": short_log,
+    "chosen round": chosen_round,
     "tested": tested,
 }

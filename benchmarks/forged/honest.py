@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forged.runs import Made, complete, leaves, set_at, value_at
+from forged.settings import complete_without
 
 Change = Callable[[dict[str, Any], random.Random], str | None]
 
@@ -77,9 +78,11 @@ def _test_size(config: dict[str, Any], rng: random.Random) -> str | None:
 
 def _left_out(config: dict[str, Any], rng: random.Random) -> str | None:
     """Leave out options that have their defaults, as an earlier version that lacks them."""
-    defaults = {("model", "client", "long_round"): None, ("model", "tf32"): True, ("data", "on_corrupt"): "stop",
-                ("model", "client", "bottom_up"): None, ("model", "adaptive_backbones"): None, ("data", "labels"): "own",
-                ("trainer", "barebones"): False, ("model", "evaluation", "single_gallery_shot"): False}  # fmt: skip
+    defaults = {
+        ("model", "client", "long_round"): None, ("model", "tf32"): True, ("data", "on_corrupt"): "stop",
+        ("model", "client", "bottom_up"): None, ("model", "adaptive_backbones"): None, ("data", "labels"): "own",
+        ("trainer", "barebones"): False, ("model", "evaluation", "single_gallery_shot"): False,
+    }  # fmt: skip
     place = rng.choice([*defaults])
     section = value_at(config, place[:-1])
     if section[place[-1]] != defaults[place]:
@@ -120,9 +123,9 @@ _TRAINER = {
     "enable_model_summary": (True,), "deterministic": (True, False, "warn"), "benchmark": (True, False),
     "inference_mode": (False,), "profiler": ("simple",), "detect_anomaly": (True,), "default_root_dir": ("/x",),
     "limit_predict_batches": (3,), "model_registry": ("x",), "enable_autolog_hparams": (False,),
-    "logger": (_library("loggers.TensorBoardLogger", save_dir="x"), [_library("loggers.WandbLogger", project="p")], False),
+    "logger": (_library("loggers.TensorBoardLogger", save_dir="x"), [_library("loggers.WandbLogger")], False),
 }  # fmt: skip
-_SPELLINGS = {
+_SPELLINGS: dict[str, tuple[Any, ...]] = {
     "precision": ("32-true", 32, "32", None), "limit_train_batches": (1.0, None), "limit_val_batches": (1.0, None),
     "limit_test_batches": (1.0, 1), "callbacks": ([], None), "plugins": ([], None), "val_check_interval": (1.0, None),
     "overfit_batches": (0, 0.0),
@@ -163,19 +166,11 @@ _CHANGES: dict[str, Change] = {
 def _as_run(change: Change) -> Callable[[random.Random, Made], str]:
     def run(rng: random.Random, made: Made) -> str:
         """Do the run with the change."""
-        summary, done = made.summary, change(made.config, rng) or ""
-        made.summary = summary
-        if done:
-            _recompute(made)
+        if done := change(made.config, rng) or "":
+            complete_without(made)
         return done
 
     return run
-
-
-def _recompute(made: Made) -> None:
-    from forged.settings import complete_without
-
-    complete_without(made)
 
 
 def _several(rng: random.Random, made: Made) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import json
 import random
@@ -34,8 +33,9 @@ class Made:
     name: str
     """the row that it pretends to be"""
     table: str
-    """of the paper ``of``, that has this row"""
-    of: str
+    """with this row"""
+    printed_in: str
+    """the paper with this table"""
     config: Config
     """with which the run was done"""
     summary: Config = field(default_factory=dict)
@@ -44,31 +44,33 @@ class Made:
     tested: Config | None = None
     """content of a file of ``fedsim test``"""
     logged: Config | None = None
-    """scores in metrics.csv, if others than in the summary"""
+    """scores in metrics.csv, if choices than in the summary"""
+    later: Config | None = None
+    """scores of the last round in metrics.csv, if those of the summary are of an earlier one"""
     rounds: int | None = None
-    """in metrics.csv, if others than in the summary"""
+    """in metrics.csv, if choices than in the summary"""
 
 
 @cache
 def printed_rows() -> list[tuple[str, str, str, str]]:
     """Return paper and name of each row with printed numbers, and a table with it: paper and name."""
-    found = {}
+    rows = {}
     for key in list_papers():
         for table in read_paper(key).tables:
             for row in (row for row in table.rows if row.scores):
                 for paper, name in (find_run(read_paper(key), run) for run in row.runs):
                     left_out = resolved_row(paper, name)["data"]["unseen"] if table.left_out else row.scores
                     if {*left_out} <= {*table.test_sets}:
-                        found[paper.key, name] = (paper.key, name, key, table.name)
-    return sorted(found.values())
+                        rows[paper.key, name] = (paper.key, name, key, table.name)
+    return sorted(rows.values())
 
 
 def honest(row: tuple[str, str, str, str], seed: int = 1) -> Made:
     """Return the whole run of a row."""
-    key, name, of, table = row
+    key, name, printed_in, table = row
     config = yaml.safe_load(yaml.safe_dump(resolved_row(read_paper(key), name)))
     config["seed_everything"] = seed
-    made = Made(key, name, table, of, config)
+    made = Made(key, name, table, printed_in, config)
     complete(made)
     return made
 
@@ -82,7 +84,7 @@ def complete(made: Made) -> None:
     unseen = [s for s in data["sets"] if s not in seen and s != config["data"]["public"]]
     rounds = config["trainer"]["max_epochs"] or 300
     rounds = rounds if isinstance(rounds, int) and rounds > 0 else 300
-    table = next(table for table in read_paper(made.of).tables if table.name == made.table)
+    table = next(table for table in read_paper(made.printed_in).tables if table.name == made.table)
     kinds = {row.model for row in table.rows} | {"global"}
     scores = {
         f"test/{kind}/{test_set}/{metric}": 0.25 + 0.01 * place
@@ -145,6 +147,8 @@ def write(made: Made, folder: Path) -> Path:
         writer.writeheader()
         writer.writerows({"epoch": epoch, "train/images": 100} for epoch in range(rounds))
         writer.writerow({"epoch": last - 1, **scores})
+        if made.later:
+            writer.writerow({"epoch": rounds - 1, **made.later})
     if made.tested is not None:
         (folder / "tests").mkdir()
         (folder / "tests" / "last.json").write_text(json.dumps(made.tested))
@@ -196,19 +200,13 @@ def option_of(place: tuple[Any, ...]) -> str:
 
 def other_value(value: Any, rng: random.Random) -> Any:
     """Return another value of a setting."""
+    choices: list[Any] = [7, "other", True, 0.5, {"added": 1}, [1]]
     if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return rng.choice([value + 1, value * 2 + 1, value / 2 + 0.25, -value - 1, None, str(value) + "x"])
-    if isinstance(value, str):
-        return rng.choice([f"{value}x", None, f"mine.{value.rpartition('.')[2]}"])
-    if isinstance(value, list):
-        return rng.choice([[*value, 1], value[1:] if value else [1], [*value, *value] or ["x"]])
-    return rng.choice([7, "other", True, 0.5, {"added": 1}, [1]])
-
-
-def changed(config: Config, place: tuple[Any, ...], value: Any) -> Config:
-    """Return a configuration with another value."""
-    config = copy.deepcopy(config)
-    set_at(config, place, value)
-    return config
+        choices = [not value]
+    elif isinstance(value, int | float):
+        choices = [value + 1, value * 2 + 1, value / 2 + 0.25, -value - 1, None, f"{value}x"]
+    elif isinstance(value, str):
+        choices = [f"{value}x", None, f"mine.{value.rpartition('.')[2]}"]
+    elif isinstance(value, list):
+        choices = [[*value, 1], value[1:] if value else [1], [*value, *value] or ["x"]]
+    return rng.choice([choice for choice in choices if choice != value])

@@ -11,6 +11,8 @@ from typing import Any
 import lightning
 
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.settings.configuration import fingerprint_of
+from fedsim.settings.identity import identity_of
 from fedsim.settings.table import setting_at
 from forged.runs import Made, complete, data_of, leaves, option_of, other_value, remove_at, set_at, value_at
 
@@ -66,6 +68,8 @@ def trainer(rng: random.Random, made: Made) -> str:
     """Set an option of Lightning's Trainer, or one that it does not have."""
     names = [name for name in inspect.signature(lightning.Trainer).parameters if name not in IDLE_TRAINER]
     name = rng.choice([*names, *_TRAINER, "an_option_of_later"])
+    if rng.random() < 0.05:
+        return _set(made, ("an_option_of_later",), rng.choice([1, {"a": 1}, [1]]))
     old = made.config["trainer"].get(name)
     values = [value for value in _TRAINER.get(name, (3, "x", True)) if value != old]
     return _set(made, ("trainer", name), rng.choice(values))
@@ -91,33 +95,33 @@ def data(rng: random.Random, made: Made) -> str:
     idle = ("cache", "cache_dir", "workers", "parts", "alpha", "val_fraction", "augmentation")
     names = [name for name in inspect.signature(FederatedDataModule).parameters if name not in idle]
     name = rng.choice(names)
-    others = [v for v in values.get(name, (3, "x", True)) if v != made.config["data"].get(name)]
-    return _set(made, ("data", name), rng.choice(others))
+    choices = [v for v in values.get(name, (3, "x", True)) if v != made.config["data"].get(name)]
+    return _set(made, ("data", name), rng.choice(choices))
 
 
 def sources(rng: random.Random, made: Made) -> str:
-    """Leave out a data set, add one, take one twice, or another; or change what one takes."""
+    """Leave out a data set, add data_set, take one twice, or another; or change what one takes."""
     source = made.config["data"]["source"]
     source = [source] if isinstance(source, dict) else source
     place = rng.randrange(len(source))
-    one, name = source[place], source[place]["class_path"].rpartition(".")[2]
+    data_set, name = source[place], source[place]["class_path"].rpartition(".")[2]
     kind = rng.choice(["less", "more", "twice", "other", "own", "argument", "new argument"])
-    arguments = [a for a in one.get("init_args", {}) if a not in ("root", "i_know_duke_is_withdrawn")]
+    arguments = [a for a in data_set.get("init_args", {}) if a not in ("root", "i_know_duke_is_withdrawn")]
     arguments = [a for a in arguments if (name, a) != ("CUHK02", "seed")]  # without effect there
     if kind == "less":
         del source[place]
     elif kind in ("more", "twice"):
         added = {"class_path": f"fedsim.data.datasets.{rng.choice(['GRID', 'CUHKSYSU', 'MarketFolders'])}"}
-        source.append(copy.deepcopy(one) if kind == "twice" else added)
+        source.append(copy.deepcopy(data_set) if kind == "twice" else added)
     elif kind == "own":
-        one["class_path"] = f"{rng.choice(['mine', 'mine.datasets', 'not_fedsim.data.datasets'])}.{name}"
+        data_set["class_path"] = f"{rng.choice(['mine', 'mine.datasets', 'not_fedsim.data.datasets'])}.{name}"
     elif kind == "other":
-        one["class_path"] = f"fedsim.data.datasets.{rng.choice(['GRID', 'CUHKSYSU', 'MarketFolders'])}"
+        data_set["class_path"] = f"fedsim.data.datasets.{rng.choice(['GRID', 'CUHKSYSU', 'MarketFolders'])}"
     elif kind == "new argument" or not arguments:
-        one.setdefault("init_args", {})["mine"] = rng.choice([1, "x", True])
+        data_set.setdefault("init_args", {})["mine"] = rng.choice([1, "x", True])
     else:
         argument = rng.choice(arguments)
-        one["init_args"][argument] = other_value(one["init_args"][argument], rng)
+        data_set["init_args"][argument] = other_value(data_set["init_args"][argument], rng)
     return _set(made, ("data", "source"), source) + f" ({kind} {name})"
 
 
@@ -142,9 +146,8 @@ def _leaf(rng: random.Random, made: Made, section: str) -> str:
 
 def _has_effect(made: Made, place: tuple[Any, ...]) -> bool:
     """Return whether a value changes results beside any others. A test of each condition is another matter."""
-    classes = {
-        option_of(of): str(value_at(made.config, of)) for of in leaves(made.config) if of[-1] == "class_path"
-    }  # fmt: skip
+    named = [inner for inner in leaves(made.config) if inner[-1] == "class_path"]
+    classes = {option_of(inner): str(value_at(made.config, inner)) for inner in named}
     if place[0] == "trainer":
         return len(place) == 2 and place[1] not in (*IDLE_TRAINER, "logger", "profiler")
     if place[:2] == ("data", "source"):
@@ -211,11 +214,11 @@ def without_a_field(rng: random.Random, made: Made) -> str:
 
 def without_a_section(rng: random.Random, made: Made) -> str:
     """Remove a section."""
-    sections = [("model",), ("data",), ("trainer",), ("seed_everything",)]
+    sections: list[tuple[str, ...]] = [("model",), ("data",), ("trainer",)]
     sections += [(s, n) for s in ("model", "data") for n, v in made.config[s].items() if isinstance(v, dict)]
     sections += [("model", "client", "schedule"), ("model", "client", "optimizer"), ("data", "source")]
     place = rng.choice(sections)
-    if place == ("seed_everything",) or (place == ("model", "head") or place == ("model", "objective")):
+    if place in (("model", "head"), ("model", "objective")):  # without effect for some methods
         return ""
     remove_at(made.config, place)
     complete_without(made)
@@ -223,10 +226,7 @@ def without_a_section(rng: random.Random, made: Made) -> str:
 
 
 def complete_without(made: Made) -> None:
-    """Write the hashes of a configuration that lacks something into the summary of the whole one."""
-    from fedsim.settings.configuration import fingerprint_of
-    from fedsim.settings.identity import identity_of
-
+    """Write the hashes of a configuration that lacks something into the summary of the whole data_set."""
     made.summary |= {"fingerprint": fingerprint_of(made.config), "identity": identity_of(made.config)}
 
 

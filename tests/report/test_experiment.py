@@ -1,4 +1,4 @@
-"""What tells runs apart: each member of a group is compared, a difference splits it in one line, and doubts are said."""
+"""What tells runs apart: each member of a group is compared, a difference splits it in one line, doubts are said."""
 
 import copy
 import json

@@ -26,6 +26,6 @@ def test_the_draw_finds_what_slips_through(monkeypatch):
     """A judge that looks at nothing certifies most forged runs."""
     rows = [row for row in forgeries.printed_rows() if row[:2] == ROWS[0]]
     monkeypatch.setattr(forgeries, "certified_rows", lambda: rows)
-    monkeypatch.setattr(forgeries, "text_of", lambda *folders, of: "- FedPav has all settings of 'FedPav' (003/x)\n")
+    monkeypatch.setattr(forgeries, "text_of", lambda *folders, made: "- FedPav has all settings of 'FedPav' (003/x)\n")
     found, _ = forgeries.draw(20, 0, seed=1)
     assert len(found) == 20

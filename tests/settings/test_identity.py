@@ -13,10 +13,11 @@ def place(tmp_path, monkeypatch):
 
 
 def write(place, **files):
+    """Write modules by their names, in which ``__`` stands for a dot."""
     for name, text in files.items():
-        path = place / name.replace("__", "/")
+        path = (place / name.replace("__", "/")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".py").write_text(text)
+        path.write_text(text)
 
 
 def config_with(*paths, **data):
@@ -40,14 +41,16 @@ def test_the_content_of_a_file_counts_and_not_its_place(place):
 
 
 def test_the_users_code_and_all_that_it_imports_counts(place):
+    own = "import helper\nfrom pack import inner\nfrom pack.deep import X\nimport torch, json\n"
     write(
-        place, mine="import helper\nfrom pack import inner\nfrom pack.deep import X\nimport torch, json\n", helper="A = 1",
-        pack____init__="", pack__inner="B = 1", pack__deep="from . import near\nfrom .further import Y\nX = 1",
-        pack__near="C = 1", pack__further="Y = 1", other="D = 1",
-    )  # fmt: skip
+        place, mine=own, helper="A = 1", pack__inner="B = 1", pack__near="C = 1", pack__further="Y = 1", other="D = 1"
+    )
+    write(place, pack__deep="from . import near\nfrom .further import Y\nX = 1")
+    (place / "pack" / "__init__.py").write_text("from pack import later\n")
+    write(place, pack__later="Z = 1")
     first = identity_of(config_with("mine.Callback"))["code"]
     assert [*first] == ["mine"]
-    for name in ("mine", "helper", "pack__inner", "pack__deep", "pack__near", "pack__further"):
+    for name in ("mine", "helper", "pack__inner", "pack__deep", "pack__near", "pack__further", "pack__later"):
         path = (place / name.replace("__", "/")).with_suffix(".py")
         text = path.read_text()
         path.write_text(text + "\nE = 2\n")

@@ -112,6 +112,9 @@ def as_tested(match: Match, runs: Sequence[Run]) -> Match:
         if not tested.get("settings") or not tested.get("data"):
             data = data._replace(unknown=[*data.unknown, f"{run.folder}: settings of fedsim test are not known"])
             continue
+        if tested.get("round") not in (run.summary["rounds"], (run.summary["best"] or {}).get("round")):
+            doubt = f"{run.folder}: fedsim test scored round {tested.get('round')}, neither the last nor the best one"
+            data = data._replace(unknown=[*data.unknown, doubt])
         for d in differences_of(row, flat(tested["settings"])):
             if _decides_on_scores(d) and (d.option not in found or found[d.option].effect != "results"):
                 found[d.option] = d._replace(option=f"{d.option} of fedsim test")
@@ -176,7 +179,8 @@ def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
 
 def _is_ignored(difference: Difference) -> bool:
     """Return whether a difference is none of the experiment: a seed, the path of a file, an option of a start."""
-    return difference.setting.facts.is_repeated or names_file(difference) or "." not in difference.option
+    is_of_start = "." not in difference.option and difference.effect != "results"
+    return difference.setting.facts.is_repeated or names_file(difference) or is_of_start
 
 
 def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:

@@ -137,11 +137,18 @@ def doubts_about_log(summary: Mapping[str, Any], log: Mapping[int, Mapping[str, 
         return
     if max(log) != summary["rounds"]:
         yield f"has {summary['rounds']} rounds in summary.json and {max(log)} in metrics.csv"
+    scored = {round_: row for round_, row in log.items() if any(key.startswith("test/") for key in row)}
     for name in ("final", "best"):
         evaluation = summary[name] or {"round": 0, "metrics": {}}
-        logged = log.get(evaluation["round"], {})
-        if not all(_is_logged(score, logged.get(key)) for key, score in evaluation["metrics"].items()):
+        logged, scores = log.get(evaluation["round"], {}), evaluation["metrics"]
+        if not all(_is_logged(score, logged.get(key)) for key, score in scores.items()):
             yield f"has other {name} scores in summary.json than in metrics.csv"
+    if summary["final"] and scored and summary["final"]["round"] != max(scored):
+        yield f"has the scores of round {summary['final']['round']} as its last, and of {max(scored)} in metrics.csv"
+    best = (summary["best"] or {"metrics": {}})["metrics"]
+    for key in [key for key in ("val/mAP", "val/top1") if key in best]:
+        if any(row.get(key, best[key]) > best[key] + 1e-6 for row in log.values()):
+            yield f"has better {key} in metrics.csv than that of its best round in summary.json"
 
 
 def _is_logged(score: float, logged: float | None) -> bool:

@@ -13,7 +13,7 @@ from fedsim.papers.files import Paper
 from fedsim.papers.published import Table, TableRow, TestSet
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.choice import COLUMNS, Choice, choice_of, honest_rule, mean_of, refuse_oracle, rotations_of
-from fedsim.report.closest import Match, closest_row, settings_of_row, wrong_sets
+from fedsim.report.closest import Match, as_tested, closest_row, settings_of_row, wrong_sets
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.leave_one_out import Rotations, by_method
@@ -229,7 +229,8 @@ class LeftOutComparison:
         elif match is None:
             yield f"- {name}: no row of this table is of this method"
         else:
-            yield from match.lines(f"{name},", group.runs)
+            judged = as_tested(match, group.runs) if self.rule.name == "tested" else match
+            yield from judged.lines(f"{name},", group.runs)
         for each in group.runs:
             yield from (f"    NOT COMPARABLE: {each.folder} {reason}" for reason in self._reasons(each))
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.runs import Run
-from fedsim.settings.configuration import Flat, SettingValue, flat, is_of_experiment, text_of
+from fedsim.settings.configuration import Flat, SettingValue, flat_part, is_of_experiment, text_of
 from fedsim.settings.facts import Group
 from fedsim.settings.table import section, sections
 
@@ -168,10 +168,11 @@ def _usual(settings: Flat) -> dict[str, list[Any]]:
     if _METHOD not in settings:
         return {}
     method = settings[_METHOD].value
-    usual = {name: [e.value] for name, e in _of_method(flat({"model": {"method": method}})).items()}
+    usual = {name: [e.value] for name, e in _of_method(flat_part(_METHOD, method)).items()}
     for config, file in shipped_configs().items():
         if config.replace("_", "") == f"methods/{str(method).lower()}":
-            for name, entry in _of_method(flat(read_config(str(file)))).items():
+            of_file = read_config(str(file)).get("model", {}).get("method")
+            for name, entry in _of_method(flat_part(_METHOD, of_file)).items():
                 usual.setdefault(name, []).append(entry.value)
     return usual
 

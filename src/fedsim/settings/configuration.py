@@ -21,11 +21,12 @@ from fedsim.settings.table import (
     KnownClass,
     Setting,
     class_at,
-    classes_below,
     is_foreign,
     only_watches,
+    paths_below,
     section,
     sections,
+    setting_at,
     short_of,
 )
 
@@ -84,6 +85,17 @@ def flat(config: Mapping[str, Any]) -> Flat:
         content = content if isinstance(content, Mapping) else {}
         reader.fields(name, section(name), content, _GROUP_OF_SECTION.get(name, "training"), name in config)
     return _with_effects(reader.entries)
+
+
+def flat_part(option: str, value: Any) -> Flat:
+    """Return a setting that has this value, and those below it; effects are those of the facts alone.
+
+    >>> list(flat_part("model.server_optimizer", "torch.optim.Adagrad"))[:2]
+    ['model.server_optimizer', 'model.server_optimizer.lr']
+    """
+    reader = _Reader()
+    reader.read(option, value, setting_at(option), "training", True)
+    return reader.entries
 
 
 class _Reader:
@@ -184,9 +196,11 @@ def _with_effects(entries: Flat) -> Flat:
         above = _above(option, found)
         is_idle = above is not None and above.is_idle
         is_idle = is_idle or bool(facts.needs and not _holds(facts.needs, entries, prefix))
-        effects = ["nothing" if is_idle else entry.effect, *([above.effect] if above else [])]
-        effect = min(effects, key=_STRONGER.__getitem__)
-        found[option] = entry._replace(value=value, effect=effect, is_null=is_null, is_idle=is_idle)
+        effect: Effect = "nothing" if is_idle else entry.effect
+        if above is not None and _STRONGER[above.effect] < _STRONGER[effect]:
+            effect = above.effect
+        is_changed = is_null or is_idle or effect != entry.effect
+        found[option] = SettingValue(value, effect, *entry[2:5], is_null, is_idle) if is_changed else entry
     return found
 
 
@@ -252,14 +266,12 @@ def _value_at(entries: Flat, option: str) -> Any:
         return entry.value
     if entry is not None and not _is_section(entry.setting):
         return _Chosen(entries, option)
-    if any(name.startswith(f"{option}.") for name in entries):
-        return _Below(entries, option)
-    return None if entry is None else entry.value
+    return None if entry is None and option not in sections() else _Below(entries, option)
 
 
 def _is_section(setting: Setting) -> bool:
     """Return whether no class has to be chosen for a setting with fields."""
-    return bool(setting.base) and len(classes_below(setting.base)) <= 1
+    return bool(setting.base) and len(paths_below(setting.base)) <= 1
 
 
 def compare(old: Flat, new: Flat) -> Iterator[Difference]:
@@ -274,7 +286,8 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
             continue
         if not in_both and _is_default(old.get(option) or new[option]):
             continue
-        before, after = (entries[option].value if option in entries else MISSING for entries in (old, new))
+        before = old[option].value if option in old else MISSING
+        after = new[option].value if option in new else MISSING
         if in_both and (_are_equal(before, after) or (old[option].is_null and new[option].is_null)):
             continue
         other.append(option)
@@ -295,9 +308,10 @@ def _stronger(*entries: SettingValue | None) -> SettingValue:
 
 def _are_equal(old: Any, new: Any) -> bool:
     """Return whether two values are equal; true is not 1."""
-    if type(old) is type(new) and not isinstance(old, list) and old == new:
+    if old is new or repr(old) == repr(new):
         return True
-    return json.dumps(old, sort_keys=True, default=str) == json.dumps(new, sort_keys=True, default=str)
+    texts = (json.dumps(value, sort_keys=True, default=str) for value in (old, new))
+    return type(old) is type(new) and len({*texts}) == 1
 
 
 def fingerprint_of(config: Mapping[str, Any]) -> str:

@@ -123,9 +123,10 @@ def has_fields(setting: Setting) -> bool:
     return isinstance(setting.default, dict) and "class_path" not in setting.default
 
 
-def sections() -> list[str]:
+@cache
+def sections() -> tuple[str, ...]:
     """Return the names of the sections."""
-    return [name for name in _content()["sections"] if name]
+    return tuple(name for name in _content()["sections"] if name)
 
 
 @cache
