@@ -68,7 +68,7 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any], after: int) 
         for d in compare(before, now)
         if "." in d.option or d.setting.facts.is_repeated
         if d.option.startswith("model.clients.")
-        or all(d.option in of and of[d.option].is_given for of in (before, now))
+        or all(d.option in config and config[d.option].is_given for config in (before, now))
     ]
 
 
