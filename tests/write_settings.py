@@ -77,7 +77,10 @@ def parameters_of(cls):
         parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    # the command line gives loggers defaults of its own, which are not those of the library
+    keeps = not cls.__module__.startswith("lightning.pytorch.loggers.")
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    return {p.name: p.default if keeps else inspect.Parameter.empty for p in named}
 
 
 def constructor_of(cls):

@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from fedsim.__main__ import main
+from fedsim.cli.app import run_command
 from fedsim.parsing.documents import parse_yaml
 
 
@@ -22,7 +22,7 @@ def resolved(words: list[str]) -> Any:
     code = 0
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         try:
-            code = main(["fit", *words, "--print_config"])
+            code = run_command(["fit", *words, "--print_config"])
         except SystemExit:  # the parser's way to end
             code = 0
     return errors.getvalue().strip() if code else parse_yaml(output.getvalue(), "the settings")[0]

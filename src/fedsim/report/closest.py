@@ -98,15 +98,15 @@ def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match
 def _data_differences(paper: Paper, name: str, runs: Sequence[Run]) -> DataDifferences:
     """Return the differences between the data sets of a row and those of any of some runs, each once."""
     counts = counts_of(paper, resolved_row(paper, name))
-    found = [data_differences(counts, run.summary.get("data")) for run in runs]
-    differing, unknown = ([*dict.fromkeys(line for of_run in found for line in of_run[part])] for part in (0, 1))
+    differences = [data_differences(counts, run.summary.get("data")) for run in runs]
+    differing, unknown = ([*dict.fromkeys(line for of_run in differences for line in of_run[part])] for part in (0, 1))
     return DataDifferences(differing, unknown)
 
 
 def as_tested(match: Match, runs: Sequence[Run]) -> Match:
     """Return a match that is judged by the settings and the data of ``fedsim test``, which gave the scores, too."""
     paper, _, name = match.name.partition("/")
-    row, found, data = settings_of_row(paper, name), {d.option: d for d in match.differences}, match.data
+    row, differences, data = settings_of_row(paper, name), {d.option: d for d in match.differences}, match.data
     for run in runs:
         tested = run.tested or {}
         if not tested.get("settings") or not tested.get("data"):
@@ -116,11 +116,11 @@ def as_tested(match: Match, runs: Sequence[Run]) -> Match:
             doubt = f"{run.folder}: fedsim test scored round {tested.get('round')}, neither the last nor the best one"
             data = data._replace(unknown=[*data.unknown, doubt])
         for d in differences_of(row, flat(tested["settings"])):
-            if _decides_on_scores(d) and (d.option not in found or found[d.option].effect != "results"):
-                found[d.option] = d._replace(option=f"{d.option} of fedsim test")
+            if _decides_on_scores(d) and (d.option not in differences or differences[d.option].effect != "results"):
+                differences[d.option] = d._replace(option=f"{d.option} of fedsim test")
         if tested["data"]["digest"] != (run.summary.get("data") or tested["data"])["digest"]:
             data = data._replace(differing=[*data.differing, f"{run.folder}: fedsim test had other data"])
-    return match._replace(differences=tuple(found.values()), data=data)
+    return match._replace(differences=tuple(differences.values()), data=data)
 
 
 def _decides_on_scores(difference: Difference) -> bool:
@@ -184,7 +184,7 @@ def _is_ignored(difference: Difference) -> bool:
 
 
 def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:
-    """Yield the data sets that have clients in one of the two experiments only, if their classes do not tell."""
+    """Yield the data sets that have clients in one of the two experiments only, if their classes do not show it."""
     if set(settings["data.source"].value or ()) & set(run.setting("data.source") or ()):
         return
     if row.clients and frozenset(run.seen) not in row.clients:
@@ -209,10 +209,10 @@ def _text(difference: Difference) -> str:
     return f"{difference.option} {of_run} (row: {of_row})"
 
 
-def _with_and_without(names: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+def _with_and_without(names: Sequence[str], compared: Sequence[str]) -> Iterator[str]:
     """Yield the classes in which one list differs from another."""
-    yield from (f"with {name}" for name in names if name not in others)
-    yield from (f"without {name}" for name in others if name not in names)
+    yield from (f"with {name}" for name in names if name not in compared)
+    yield from (f"without {name}" for name in compared if name not in names)
 
 
 def _names(names: object) -> str:

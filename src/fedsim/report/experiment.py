@@ -1,4 +1,4 @@
-"""The experiment that a run is: all that tells it from a repetition with another seed; and doubts about its files."""
+"""The experiment that a run is: all in which repetitions with other seeds are equal; and doubts about its files."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Experiment(NamedTuple):
     end: str
     """the round after which it ended before its time: ``after round 37 of 300``"""
 
-    def differs_in(self, other: Experiment) -> list[str]:
+    def differs_in(self, earlier: Experiment) -> list[str]:
         """Return the parts in which two experiments differ, for a sentence."""
         words = {"data": "the data", "files": "the content of a file", "code": "the user's code",
                  "changes": "settings with which a run went on", "end": "the end of a run"}  # fmt: skip
-        return [word for part, word in words.items() if getattr(self, part) != getattr(other, part)]
+        return [word for part, word in words.items() if getattr(self, part) != getattr(earlier, part)]
 
 
 def experiment_of(
@@ -83,7 +83,7 @@ def doubts_about(
 
 
 def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: list[Change]) -> Iterator[str]:
-    """Yield differences between the settings of a run and what its results tell of them."""
+    """Yield differences between the settings of a run and those that its results show."""
     method, seed = str(settings["model.method"].value).rpartition(".")[2], settings["seed_everything"].value
     planned = settings["trainer.max_epochs"].value
     pairs = [("method", summary["method"], method), ("seed", summary["seed"], seed)]
@@ -109,7 +109,9 @@ def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[s
     is_known = isinstance(unseen, list) and isinstance(parts, int) and settings["data.manifest"].value is None
     if sets is None or not is_known or "num_clients" in summary:
         return
-    seen = {name: one["train"] for name, one in sets.items() if one.get("train") and name not in (*unseen, public)}
+    seen = {
+        name: counts["train"] for name, counts in sets.items() if counts.get("train") and name not in (*unseen, public)
+    }
     by_camera = settings["data.partition"].value == "by_camera"
     clients = [client.rstrip("0123456789") if by_camera else client for client in summary["clients"]]
     if sorted(clients) != sorted(_clients(seen, settings)):

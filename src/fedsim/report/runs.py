@@ -86,7 +86,7 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """All that tells the run from a repetition with another seed."""
+        """All in which the run equals its repetitions with other seeds."""
         return experiment_of(self.summary, self.config, self.settings, self.changes)
 
     @cached_property

@@ -108,9 +108,9 @@ class _Reader:
         self, prefix: str, cls: KnownClass | None, content: Mapping[str, Any], group: Group, is_given: bool = True
     ) -> None:
         """Read what a section or class takes: its arguments, and whatever else the configuration gives it."""
-        known = {} if cls is None else cls.arguments
-        for name in dict.fromkeys((*known, *content)):
-            setting = known.get(name, UNKNOWN)
+        arguments = {} if cls is None else cls.arguments
+        for name in dict.fromkeys((*arguments, *content)):
+            setting = arguments.get(name, UNKNOWN)
             value = content.get(name, setting.default)
             if value is not MISSING:
                 option = f"{prefix}.{name}".lstrip(".")
@@ -146,16 +146,16 @@ class _Reader:
             name = short_of(path)
             counts[name] = counts.get(name, 0) + 1
             entries.append((name if counts[name] == 1 else f"{name}-{counts[name]}", path, value))
-        others = [_plain(value, setting) for value in values if _class_of(value, setting) is None]
+        plain = [_plain(value, setting) for value in values if _class_of(value, setting) is None]
         has_foreign = any(is_foreign(path) for path, _ in named)
-        self.enter(option, sorted(name for name, _, _ in entries) + others, setting, group, is_given, has_foreign)
+        self.enter(option, sorted(name for name, _, _ in entries) + plain, setting, group, is_given, has_foreign)
         for name, path, value in entries:
             self.fields(f"{option}.{name}", class_at(path), _arguments(value), group, is_given)
 
     def enter(
         self, option: str, value: Any, setting: Setting, group: Group, is_given: bool, has_foreign: bool = False
     ) -> None:
-        """Enter a value; a class that nobody knows may change results, wherever it stands."""
+        """Enter a value; a class that is not known may change results, wherever it stands."""
         effect: Effect = "results" if has_foreign else setting.facts.effect
         self.entries[option] = SettingValue(value, effect, group, setting, is_given)
 
@@ -188,20 +188,20 @@ def _plain(value: Any, setting: Setting) -> Any:
 
 def _with_effects(entries: Flat) -> Flat:
     """Return settings with the effects that they have beside each other."""
-    found: Flat = {}
+    effective: Flat = {}
     for option, entry in entries.items():
         facts, prefix = entry.setting.facts, option.rpartition(".")[0]
         is_null = entry.value is None and bool(facts.null_is)
         value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
-        above = _above(option, found)
+        above = _above(option, effective)
         is_idle = above is not None and above.is_idle
         is_idle = is_idle or bool(facts.needs and not _holds(facts.needs, entries, prefix))
         effect: Effect = "nothing" if is_idle else entry.effect
         if above is not None and _STRONGER[above.effect] < _STRONGER[effect]:
             effect = above.effect
         is_changed = is_null or is_idle or effect != entry.effect
-        found[option] = SettingValue(value, effect, *entry[2:5], is_null, is_idle) if is_changed else entry
-    return found
+        effective[option] = SettingValue(value, effect, *entry[2:5], is_null, is_idle) if is_changed else entry
+    return effective
 
 
 def _above(option: str, entries: Flat) -> SettingValue | None:
@@ -279,10 +279,10 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
 
     Where a part has another class, or is not there, only the settings that both have are compared.
     """
-    other: list[str] = []
+    changed: list[str] = []
     for option in dict.fromkeys((*old, *new)):
         in_both = option in old and option in new
-        if not in_both and any(option.startswith(f"{part}.") for part in other):
+        if not in_both and any(option.startswith(f"{part}.") for part in changed):
             continue
         if not in_both and _is_default(old.get(option) or new[option]):
             continue
@@ -290,7 +290,7 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
         after = new[option].value if option in new else MISSING
         if in_both and (_are_equal(before, after) or (old[option].is_null and new[option].is_null)):
             continue
-        other.append(option)
+        changed.append(option)
         entry = _stronger(old.get(option), new.get(option))
         yield Difference(option, before, after, entry.effect, entry.group, entry.setting)
 
@@ -325,7 +325,7 @@ def fingerprint_from(entries: Flat) -> str:
 
 
 def values_of_experiment(entries: Flat) -> dict[str, Any]:
-    """Return the values that tell experiments apart; not defaults, so that an option of a later version changes none.
+    """Return the values in which experiments differ; not defaults, so that an option of a later version changes none.
 
     For the same reason it is no difference whether a setting at its default has an effect beside the others.
     """
@@ -337,7 +337,7 @@ def values_of_experiment(entries: Flat) -> dict[str, Any]:
 
 
 def is_of_experiment(entry: SettingValue | Difference) -> bool:
-    """Return whether a setting tells two experiments apart; a file tells them by its content."""
+    """Return whether a setting makes two experiments; a file makes them by its content."""
     return entry.effect == "results" and not entry.setting.facts.is_repeated and not names_file(entry)
 
 

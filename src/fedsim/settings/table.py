@@ -107,15 +107,15 @@ def class_at(path: str) -> KnownClass | None:
 
 def _setting(content: Mapping[str, Any]) -> Setting:
     facts = {name: value for name, value in content.items() if name in _FACTS}
-    others = {name: value for name, value in content.items() if name not in _FACTS}
-    return Setting(facts=Facts(**facts) if facts else _NONE, **others)
+    fields = {name: value for name, value in content.items() if name not in _FACTS}
+    return Setting(facts=Facts(**facts) if facts else _NONE, **fields)
 
 
 def section(name: str) -> KnownClass:
     """Return the class whose arguments are the fields of a section: ``trainer``, ``model``, ``data``; ``""``: none."""
-    found = class_at(_content()["sections"][name])
-    assert found is not None, "the sections are in the table"
-    return found
+    cls = class_at(_content()["sections"][name])
+    assert cls is not None, "the sections are in the table"
+    return cls
 
 
 def has_fields(setting: Setting) -> bool:
@@ -178,20 +178,19 @@ def setting_at(option: str, classes: Mapping[str, str] | None = None) -> Setting
     if not parts:
         return Setting(base=section(first).path) if is_section else section("").arguments.get(first, UNKNOWN)
     cls = section(first) if is_section else None
-    found, place = UNKNOWN, first
+    setting, place = UNKNOWN, first
     for part in (part for part in parts if part != "init_args"):
         place = f"{place}.{part}"
-        if found.form == "names" and place not in chosen:  # the key of a mapping
-            found = Setting(base=found.base)
+        if setting.form == "names" and place not in chosen:  # the key of a mapping
+            setting = Setting(base=setting.base)
             continue
         base = cls.path if cls is not None else ""
-        found = argument_of(base, part) if base else UNKNOWN
-        cls = class_at(chosen.get(place) or found.base) if found.base or place in chosen else None
-    return found
+        setting = argument_of(base, part) if base else UNKNOWN
+        cls = class_at(chosen.get(place) or setting.base) if setting.base or place in chosen else None
+    return setting
 
 
 def argument_of(path: str, name: str) -> Setting:
     """Return an argument of a class; of a base class that lacks it, that of the first class derived from it."""
-    found = class_at(path)
-    settings = (cls.arguments.get(name) for cls in (found, *classes_below(path)) if cls is not None)
+    settings = (cls.arguments.get(name) for cls in (class_at(path), *classes_below(path)) if cls is not None)
     return next((setting for setting in settings if setting is not None), UNKNOWN)
