@@ -125,7 +125,8 @@ class Logged:
         elif not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.numel() != 1):
             raise ConfigError(f"{named(module)}: self.log({name!r}) got {type(value).__name__}; log one number")
         else:
-            number = float(value) if not isinstance(value, Tensor) or value.is_cpu else value.detach().reshape(())
+            value = value.detach() if isinstance(value, Tensor) else value
+            number = value.reshape(()) if isinstance(value, Tensor) and not value.is_cpu else float(value)
             self._entries.append((name, number, float(options.get("batch_size") or self.size), self.number))
 
     def end_epoch(self) -> None:
