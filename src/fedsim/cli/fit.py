@@ -232,8 +232,6 @@ class FedSimCLI(LightningCLI):
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
         if self.subcommand in ("fit", "describe") and (line := line_of_idle(self._resolved())):
             log.info(line)
-        if self.subcommand == "describe":
-            print_text(line_of_identity(self._resolved()))
         if self.subcommand == "fit":
             if self.scored.content is not None and rank_of_this_process() == 0:
                 self._start(config).check_free()  # before the checkpoint of another run is compared
@@ -352,6 +350,10 @@ class FedSimCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print the run's table; raise RunStoppedError if a signal ended the run."""
         end_fit(self.trainer, self.run_dir, self.model.has_trained, self.model.settings.availability.drop)
+
+    def after_describe(self) -> None:
+        """Print the identity of the settings."""
+        print_text(f"\n{line_of_identity(self._resolved())}")
 
     def after_test(self) -> None:
         """Print the scores, and keep those of test sets."""
