@@ -63,6 +63,13 @@ def clients_and_unseen(config, data):
     return {"clients": clients, "unseen": [name for name in data["sets"] if name not in seen]}
 
 
+def whole(key, name, config=None):
+    """What the summary of a whole run of a row has: its clients and data; ``config``: of the run, if it is another."""
+    config, data = config or resolved_row(read_paper(key), name), data_of_row(key, name)
+    method = config["model"]["method"]["class_path"].rpartition(".")[2]
+    return clients_and_unseen(config, data) | {"data": data, "method": method, "seed": config["seed_everything"]}
+
+
 def write_run(folder, evaluations, rounds=None, config=None, **summary):
     """Write a run directory.
 
