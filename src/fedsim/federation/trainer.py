@@ -59,7 +59,7 @@ class Trainer(lightning.Trainer):
             nothing in it before its first round has trained. None: nothing is written.
         resume: a fit continues the run in ``run_dir``; if there is none, or none with a checkpoint, it begins.
         overwrite: a fit replaces the run in ``run_dir``.
-        options: Lightning's arguments; they override :func:`~fedsim.settings.options.trainer_defaults`.
+        options: Lightning's arguments; they override those of fedsim.
 
     Raises:
         ConfigError: if ``run_dir`` holds a run already, or the GPUs of this machine are asked for and cannot be used.
