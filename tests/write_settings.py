@@ -1,11 +1,13 @@
 """The table of all settings: ``make rows`` calls this file, and it writes ``src/fedsim/settings/table.json``."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import json
 import pkgutil
 import re
+import textwrap
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,7 @@ import lightning
 import torch
 
 import fedsim
-from fedsim.core.arguments import texts_of_class
+from fedsim.core.arguments import texts_of_fields
 from fedsim.core.written import UnwritableError, written
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.settings import Settings
@@ -164,6 +166,18 @@ def base_of(hint, facts):
     found = [t for t in types_in(hint) if t.__module__.startswith(("fedsim", "torch.nn")) or is_in_table(t)]
     ours = [t for t in found if is_in_table(t)]
     return next(iter(ours or found), None)
+
+
+def texts_of_class(cls):
+    """Return, for each argument of a class, its text in one line: below a field, or in the class's docstring."""
+    doc = inspect.getdoc(cls) or ""
+    texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", doc.partition("Args:\n")[2], re.MULTILINE))
+    try:
+        [node] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):  # typed into a shell, or not written in Python
+        return {}
+    assert isinstance(node, ast.ClassDef)
+    return {name: " ".join(text.split()) for name, text in (texts | texts_of_fields(node)).items()}
 
 
 def entry_of(cls):

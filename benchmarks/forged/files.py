@@ -185,7 +185,7 @@ def tested(rng: random.Random, made: Made) -> str:
     made.tested = {"checkpoint": "last", **copy.deepcopy(made.summary["final"]), "settings": conditions}
     made.tested["data"] = copy.deepcopy(made.summary["data"])
     evaluation = conditions["model"]["evaluation"]
-    kind = rng.choice(["evaluation", "evaluation", "data", "network", "unknown", "limit", "round"])
+    kind = rng.choice(["evaluation", "evaluation", "data", "network", "unknown", "limit", "round", "model"])
     if kind == "evaluation":
         if evaluation["task"] != "retrieval":
             return ""
@@ -205,6 +205,10 @@ def tested(rng: random.Random, made: Made) -> str:
     if kind == "round":
         made.tested["round"] += 1
         return "tested at another round"
+    if kind == "model":
+        conditions["seed_everything"] += rng.randint(0, 1)
+        conditions["model"]["client"]["local_epochs"] += 1
+        return "tested with a model of other local epochs"
     if kind == "limit":
         conditions["trainer"]["limit_test_batches"] = 0.5
         return "tested with limit_test_batches 0.5"

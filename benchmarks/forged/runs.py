@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from fedsim._version import __version__
 from fedsim.papers.counts import counts_of
 from fedsim.papers.files import list_papers, read_paper
 from fedsim.papers.resolved_rows import find_run, resolved_row
@@ -44,11 +43,11 @@ class Made:
     tested: Config | None = None
     """content of a file of ``fedsim test``"""
     logged: Config | None = None
-    """scores in metrics.csv, if choices than in the summary"""
+    """scores in metrics.csv, if they are not those of the summary"""
     later: Config | None = None
     """scores of the last round in metrics.csv, if those of the summary are of an earlier one"""
     rounds: int | None = None
-    """in metrics.csv, if choices than in the summary"""
+    """in metrics.csv, if they are not those of the summary"""
 
 
 @cache
@@ -97,7 +96,6 @@ def complete(made: Made) -> None:
         "fingerprint": fingerprint_of(config), "identity": identity_of(config), "seed": config["seed_everything"],
         "rounds": rounds, "changes": [], "clients": clients_of(seen, config["data"]), "unseen": unseen, "data": data,
         "primary": "global", "final": {"round": rounds, "metrics": scores}, "best": None,
-        "versions": {"fedsim": __version__},
     }  # fmt: skip
 
 

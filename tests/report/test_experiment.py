@@ -4,8 +4,8 @@ import copy
 import json
 
 import pytest
+import yaml
 
-from fedsim._version import __version__
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
 from fedsim.report.groups import group_opened, splits
@@ -26,7 +26,7 @@ def row_run(folder, seed=0, change=None, rounds=300, **summary):
     config["seed_everything"] = seed
     if change:
         change(config)
-    known = clients_and_unseen(config, data) | {"data": data, "seed": seed, "versions": {"fedsim": __version__}}
+    known = clients_and_unseen(config, data) | {"data": data, "seed": seed}
     known |= {"fingerprint": fingerprint_of(config)} | summary
     return write_run(folder, {rounds: scores_of(dict.fromkeys(SETS, 0.5 + 0.1 * seed))}, config=config, **known)
 
@@ -193,6 +193,35 @@ def test_a_note_of_a_change_that_was_removed_leaves_its_fingerprint(tmp_path):
     fingerprint = json.loads((folder / "summary.json").read_text())["fingerprint"]
     edit(folder, fingerprint=fingerprint_after(fingerprint, read_changes([RATE])))
     assert "has the fingerprint" in verdict(folder)[1]
+
+
+def test_a_fingerprint_that_other_facts_have_made_is_no_doubt(tmp_path):
+    folder = row_run(tmp_path / "a", fingerprint="0" * 12)
+    assert "has the fingerprint" in verdict(folder)[1]
+    identity = json.loads((folder / "summary.json").read_text())["identity"]
+    assert "has all settings" in verdict(edit(folder, identity=identity | {"table": "0" * 12}))[0]
+
+
+def test_scores_of_another_model_are_not_those_of_the_run(tmp_path):
+    folder = row_run(tmp_path / "a")
+    summary, config = (
+        json.loads((folder / "summary.json").read_text()),
+        yaml.safe_load((folder / "config.yaml").read_text()),
+    )
+    (folder / "tests").mkdir()
+
+    def judged(**changes):
+        content = {"checkpoint": "last", **summary["final"], "data": summary["data"]}
+        settings = copy.deepcopy(config) | {"seed_everything": changes.get("seed", 0)}
+        settings["model"]["client"]["optimizer"]["init_args"]["lr"] = changes.get("lr", 0.005)
+        (folder / "tests" / "last.json").write_text(json.dumps(content | {"settings": settings}))
+        return report([str(folder)], compare="003/table4", rule="tested")
+
+    assert "has all settings" in judged()
+    for changes, setting in (({"seed": 5}, "seed_everything 5"), ({"lr": 0.1}, "model.client.optimizer.lr 0.1")):
+        text = judged(**changes)
+        assert "cannot be certified" in text
+        assert f"fedsim test scored a model of {setting} (run: " in text
 
 
 def test_a_run_without_a_log_cannot_be_certified(tmp_path):

@@ -1,7 +1,7 @@
-"""The settings of fits, as the parser resolves them: ``python -m fedsim.cli.resolve`` for a process without torch.
+"""The settings and the data of fits, as they would begin now, for a process without torch.
 
-Standard input is a JSON list of command lines, without ``fedsim fit``; the output is a JSON list with the configuration
-of each, or the text of its error.
+``python -m fedsim.cli.resolve FILE`` reads a JSON list of command lines, without ``fedsim fit``, from standard input.
+It writes a JSON list into the file: for each command its ``settings`` and the digest of its ``data``, or the ``error``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,22 @@ import contextlib
 import io
 import json
 import sys
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fedsim.cli.app import run_command
+from fedsim.cli.data.configs import data_of
+from fedsim.core.errors import FedSimError
+from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.parsing.documents import parse_yaml
 
+_FIRST = "seed_everything:"
+"""begin of the settings: a module of the user's may print before them, when it is imported"""
 
-def resolved(words: list[str]) -> Any:
-    """Return all settings of a fit with these options; a text if they are wrong."""
+
+def resolved(words: list[str]) -> dict[str, Any]:
+    """Return the settings of a fit with these options, and the digest of its data; or the error."""
     output, errors = io.StringIO(), io.StringIO()
     code = 0
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
@@ -25,9 +33,22 @@ def resolved(words: list[str]) -> Any:
             code = run_command(["fit", *words, "--print_config"])
         except SystemExit:  # the parser's way to end
             code = 0
-    return errors.getvalue().strip() if code else parse_yaml(output.getvalue(), "the settings")[0]
+        if code:
+            return {"error": errors.getvalue().strip()}
+        settings = parse_yaml(_FIRST + output.getvalue().rpartition(f"\n{_FIRST}")[2], "the settings")[0]
+        return {"settings": settings, "data": _digest_of(json.dumps({"data": settings["data"]}))}
+
+
+@cache
+def _digest_of(data: str) -> str | None:
+    """Return the digest of the data that a section names; None if they are not there (any more)."""
+    try:
+        return str(data_of(data).identity(MAX_LISTED)["digest"])
+    except FedSimError:
+        return None
 
 
 if __name__ == "__main__":
     with open(0, encoding="utf-8") as commands:
-        json.dump([resolved(words) for words in json.load(commands)], sys.stdout)
+        answer = [resolved(words) for words in json.load(commands)]
+    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")

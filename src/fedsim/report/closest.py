@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from fedsim.papers.counts import DataDifferences, counts_of, data_differences
 from fedsim.papers.files import Paper, read_paper
@@ -34,7 +34,7 @@ class Match(NamedTuple):
     @property
     def counted(self) -> list[Difference]:
         """The differences that change results."""
-        return [d for d in self.differences if d.effect == "results" and not _is_ignored(d)]
+        return [difference for difference in self.differences if difference.effect == "results"]
 
     @property
     def distance(self) -> int:
@@ -118,9 +118,17 @@ def as_tested(match: Match, runs: Sequence[Run]) -> Match:
         for d in differences_of(row, flat(tested["settings"])):
             if _decides_on_scores(d) and (d.option not in differences or differences[d.option].effect != "results"):
                 differences[d.option] = d._replace(option=f"{d.option} of fedsim test")
+        data = data._replace(unknown=[*data.unknown, *_doubts_about_model(run, tested["settings"])])
         if tested["data"]["digest"] != (run.summary.get("data") or tested["data"])["digest"]:
             data = data._replace(differing=[*data.differing, f"{run.folder}: fedsim test had other data"])
     return match._replace(differences=tuple(differences.values()), data=data)
+
+
+def _doubts_about_model(run: Run, tested: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings by which the model that ``fedsim test`` has scored is none of the run."""
+    for d in compare(run.settings, flat(tested)):
+        if d.effect == "results" and not _decides_on_scores(d):
+            yield f"{run.folder}: fedsim test scored a model of {d.option} {text_of(d.new)} (run: {text_of(d.old)})"
 
 
 def _decides_on_scores(difference: Difference) -> bool:

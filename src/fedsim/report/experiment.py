@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from math import isclose, isnan
 from typing import Any, NamedTuple
 
-from fedsim._version import __version__
 from fedsim.settings.changes import Change, fingerprint_after
 from fedsim.settings.configuration import Flat, digest, fingerprint_from, missing_settings
 from fedsim.settings.identity import digest_of_config
+from fedsim.settings.table import digest_of_table
 
 
 class Experiment(NamedTuple):
@@ -89,7 +89,7 @@ def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: 
     pairs = [("method", summary["method"], method), ("seed", summary["seed"], seed)]
     if isinstance(planned, int) and 0 <= planned < summary["rounds"]:
         pairs.append(("rounds", summary["rounds"], planned))
-    if _is_of_this_version(summary):
+    if _has_these_facts(summary):
         fingerprint = fingerprint_after(fingerprint_from(settings), changes)
         pairs.append(("fingerprint", summary["fingerprint"], fingerprint))
     yield from (
@@ -97,9 +97,9 @@ def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: 
     )
 
 
-def _is_of_this_version(summary: Mapping[str, Any]) -> bool:
-    """Return whether this version has written a summary: another one may have hashed other settings."""
-    return str(summary.get("versions", {}).get("fedsim")) == __version__
+def _has_these_facts(summary: Mapping[str, Any]) -> bool:
+    """Return whether a summary was written by the present facts: of others, a fingerprint has other settings."""
+    return bool(summary.get("identity", {}).get("table") == digest_of_table())
 
 
 def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[str]:

@@ -118,6 +118,8 @@ class _Reader:
 
     def read(self, option: str, value: Any, setting: Setting, group: Group, is_given: bool) -> None:
         """Read a setting, and those below it."""
+        if isinstance(value, str):
+            value = setting.facts.spellings.get(value, value)
         if setting.form == "classes" and value is not None:
             self.classes(option, value if isinstance(value, list | tuple) else [value], setting, group, is_given)
         elif setting.form == "names" and isinstance(value, Mapping):
@@ -165,7 +167,7 @@ def _class_of(value: Any, setting: Setting) -> str | None:
     if isinstance(value, Mapping):
         path = value.get("class_path")
         return None if path is None else str(path)
-    is_named = isinstance(value, str) and (setting.base or setting.form == "classes") and value != "auto"
+    is_named = isinstance(value, str) and (setting.base or setting.form == "classes")
     return value if is_named else None
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.settings.configuration import digest, fingerprint_of, flat
-from fedsim.settings.table import LIBRARIES
-
-OF_A_START = ("run_dir", "ckpt_path", "overwrite")
+from fedsim.settings.table import LIBRARIES, digest_of_table, section
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,10 +22,12 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
         config: the resolved configuration.
 
     Returns:
-        ``config``: a hash of all settings, by which a later change of ``config.yaml`` shows; ``files``: option -> hash
-        of the file that it names; ``code``: module -> hash of the user's code in it and in what it imports.
+        ``config``: a hash of all settings, by which a later change of ``config.yaml`` shows; ``table``: that of the
+        facts by which the fingerprint was made; ``files``: option -> hash of the file that it names; ``code``: module
+        -> hash of the user's code in it and in what it imports.
     """
-    return {"config": digest_of_config(config), "files": dict(_files(config)), "code": dict(_code(config))}
+    hashes = {"config": digest_of_config(config), "table": digest_of_table()}
+    return {**hashes, "files": dict(_files(config)), "code": dict(_code(config))}
 
 
 def line_of_identity(config: Mapping[str, Any]) -> str:
@@ -54,7 +54,8 @@ def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
 
 def digest_of_config(config: Mapping[str, Any]) -> str:
     """Return a hash of all settings but those of a start."""
-    return digest({name: value for name, value in config.items() if name not in OF_A_START})
+    of_start = {name for name, setting in section("").arguments.items() if setting.facts.effect == "nothing"}
+    return digest({name: value for name, value in config.items() if name not in of_start})
 
 
 def _files(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -70,9 +71,8 @@ def _digest_of_file(path: Path) -> str:
 
 def _code(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for module in sorted(set(_own_modules(config))):
-        files = sorted(_with_imports(module, set()))
-        if files:
-            yield module, digest([_digest_of_file(path) for path in files])
+        if files := _with_imports(module, set()):
+            yield module, digest(sorted(map(_digest_of_file, files)))
 
 
 def _own_modules(value: Any) -> Iterator[str]:

@@ -166,7 +166,6 @@ class OptimizerOptions:
     foreach: Annotated[Any, ROUNDING]
     fused: Annotated[Any, ROUNDING]
     capturable: Annotated[Any, ROUNDING]
-    differentiable: Annotated[Any, ROUNDING]
 
 
 OF_LIBRARIES: dict[str, type] = {

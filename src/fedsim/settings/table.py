@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -60,9 +61,17 @@ UNKNOWN = Setting()
 """a setting that nothing is known about: it changes results"""
 
 
+_FILE = Path(__file__).with_name("table.json")
+
+
 @cache
 def _content() -> Mapping[str, Any]:
-    return dict(json.loads(Path(__file__).with_name("table.json").read_bytes()))
+    return dict(json.loads(_FILE.read_bytes()))
+
+
+def digest_of_table() -> str:
+    """Return a hash of the table: of another one, a fingerprint may be of other settings."""
+    return hashlib.sha256(_FILE.read_bytes()).hexdigest()[:12]
 
 
 @cache
@@ -152,19 +161,19 @@ def _watchers() -> frozenset[str]:
     return frozenset(map(short_of, _content()["watchers"]))
 
 
-def walk(name: str = "", above: tuple[str, ...] = ()) -> Iterator[tuple[str, Setting]]:
+def walk() -> Iterator[tuple[str, Setting]]:
     """Yield each setting that does not depend on the choice of a class, by its option, section by section."""
-    for first in (name,) if name else ("", *sections()):
-        yield from _walk(first, section(first) if first in _content()["sections"] else None, above)
+    for name in ("", *sections()):
+        yield from _walk(name, section(name))
 
 
-def _walk(prefix: str, cls: KnownClass | None, above: tuple[str, ...]) -> Iterator[tuple[str, Setting]]:
-    for name, argument in cls.arguments.items() if cls is not None else ():
+def _walk(prefix: str, cls: KnownClass) -> Iterator[tuple[str, Setting]]:
+    for name, setting in cls.arguments.items():
         option = f"{prefix}.{name}".lstrip(".")
-        yield option, argument
-        inner = class_at(argument.base) if argument.base and argument.base not in above else None
+        yield option, setting
+        inner = class_at(setting.base) if setting.base else None
         if inner is not None and len(paths_below(inner.path)) <= 1:
-            yield from _walk(option, inner, (*above, inner.path))
+            yield from _walk(option, inner)
 
 
 def setting_at(option: str, classes: Mapping[str, str] | None = None) -> Setting:
