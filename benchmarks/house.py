@@ -1,10 +1,12 @@
-"""How much of the package a reader must hold in the head: the map of a room, and the files of a client's session.
+"""How much of the package a reader must hold in the head: maps of rooms, and the files of a session and of settings.
 
-    python benchmarks/house.py              # all rooms, and the session of a client of the quickstart
+    python benchmarks/house.py              # all rooms, the session of a client of the quickstart, and its settings
     python benchmarks/house.py federation   # one room, with its imports
 
 A room's map counts its files and sub-rooms, the floors that their imports form, and the imports between them (arrows).
 The session is that of one client with FedPav and 12 batches: a profiler notes each file whose functions are called.
+The way to the settings is noted in the same way, from the words of ``fedsim fit --config quickstart`` to the checked
+configuration, before objects are built from it; imports do not count.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import ast
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -81,18 +84,46 @@ def table_of_rooms() -> str:
     return tabulate(rows, headers=["room", "lines", "files and sub-rooms", "floors", "arrows"])
 
 
+def noting(calls: Counter[str]) -> Callable[[FrameType, str, Any], None]:
+    """Return a profiler that counts the calls of functions in each file of the package."""
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(str(SOURCE)) and frame.f_code.co_name != "<module>":
+            calls[str(Path(file).relative_to(SOURCE))] += 1
+
+    return note
+
+
+def files_of_settings() -> Counter[str]:
+    """Return the files between the words of a command line and its checked configuration, with their calls."""
+    from fedsim.__main__ import main
+    from fedsim.cli.fit import FedSimCLI
+
+    calls: Counter[str] = Counter()
+
+    class Settled(BaseException):
+        """The end of the way."""
+
+    def end(_: FedSimCLI) -> None:
+        sys.setprofile(None)
+        raise Settled
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(FedSimCLI, "instantiate_classes", end):
+        sys.setprofile(noting(calls))
+        with suppress(Settled):
+            main(["fit", "--config", "quickstart", "--trainer.devices=1", f"--run_dir={folder}/run"])
+    return calls
+
+
 def files_of_a_session() -> Counter[str]:
     """Return the files that the first client's session enters in a fit of the quickstart, with their calls."""
     from fedsim.__main__ import main
     from fedsim.federation.rank_worker import RankWorker
 
     calls: Counter[str] = Counter()
+    note = noting(calls)
     train, sessions = RankWorker._train_client, []
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        file = frame.f_code.co_filename
-        if event == "call" and file.startswith(str(SOURCE)):
-            calls[str(Path(file).relative_to(SOURCE))] += 1
 
     def profiled(worker: RankWorker, *args: Any) -> Any:
         sessions.append(args)
@@ -118,3 +149,7 @@ if __name__ == "__main__":
         entered = files_of_a_session()
         print(f"\n{table_of_rooms()}\n\nA client's session enters {len(entered)} files:")
         print(tabulate(sorted(entered.items()), headers=["file", "calls"]))
+        passed = files_of_settings()
+        rooms = {Path(file).parts[0] for file in passed if "/" in file}
+        print(f"\nrooms of settings: {len(rooms)}, with {len(passed)} files:")
+        print(tabulate(sorted(passed.items()), headers=["file", "calls"]))

@@ -5,7 +5,7 @@ import torch
 import torchmetrics
 from lightning import LightningModule
 from torch import nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy, dropout, one_hot
 
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation
@@ -31,6 +31,14 @@ class Small(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+class DropsOut(Small):
+    """Draws from the device's stream."""
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        return cross_entropy(self.classifier(dropout(self.embed(images), 0.5)), labels)
 
 
 class OwnScheduler(Small):

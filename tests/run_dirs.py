@@ -5,6 +5,11 @@ import json
 
 import yaml
 
+from fedsim.papers.counts import counts_of
+from fedsim.papers.files import read_paper
+from fedsim.papers.resolved_rows import resolved_row
+from fedsim.settings.identity import identity_of
+
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10")
 
 
@@ -34,6 +39,37 @@ def training(up=5.0, down=10.0):
     return {"comm/up_bytes": up, "comm/down_bytes": down, "train/loss": 1.0}
 
 
+def data_of_row(key, name):
+    """The data of a summary that has the numbers of a paper's row; other ones where these are not known."""
+    paper, sets = read_paper(key), {}
+    for data_set, row in counts_of(paper, resolved_row(paper, name)).items():
+        parts = {"train": None, "query": (5, 50), "gallery": 50} | {role: row[role] for role in row if role != "by"}
+        pairs = {role: (7, part) if isinstance(part, int) else part or (7, 50) for role, part in parts.items()}
+        numbers = {
+            role: {"people": pair[0] or 5, "cameras": 2, "images": pair[1] or 50} for role, pair in pairs.items()
+        }
+        trains = "train" in row
+        sets[data_set] = {**numbers, "train": numbers["train"] if trains else None, "digest": "0" * 16}
+    return {"digest": "1" * 16, "sets": sets}
+
+
+def clients_and_unseen(config, data):
+    """The clients, and the unseen data sets, of a run."""
+    hidden, partition = config["data"]["unseen"] or [], config["data"]["partition"]
+    seen = [name for name, parts in data["sets"].items() if parts["train"] and name not in hidden]
+    parts = [f"part{number}" for number in range(1, config["data"]["parts"] + 1)]
+    divided = [f"{name}-{part}" for name in seen for part in (("cam1", "cam2") if partition == "by_camera" else parts)]
+    clients = {"by_dataset": seen, "union": ["union"], "stratified": parts}.get(partition, divided)
+    return {"clients": clients, "unseen": [name for name in data["sets"] if name not in seen]}
+
+
+def whole(key, name, config=None):
+    """What the summary of a whole run of a row has: its clients and data; ``config``: of the run, if it is another."""
+    config, data = config or resolved_row(read_paper(key), name), data_of_row(key, name)
+    method = config["model"]["method"]["class_path"].rpartition(".")[2]
+    return clients_and_unseen(config, data) | {"data": data, "method": method, "seed": config["seed_everything"]}
+
+
 def write_run(folder, evaluations, rounds=None, config=None, **summary):
     """Write a run directory.
 
@@ -53,6 +89,8 @@ def write_run(folder, evaluations, rounds=None, config=None, **summary):
         "clients": ["a"], "unseen": [], "primary": "global", "best": None,
         "final": {"round": last, "metrics": evaluations[last]},
     }  # fmt: skip
+    if config is not None:
+        content["identity"] = identity_of(config)
     (folder / "summary.json").write_text(json.dumps(content | summary))
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))

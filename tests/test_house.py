@@ -273,7 +273,6 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "tracking": {"_experiment_name", "_mlflow_client", "_offline", "_run_id", "_run_name", "_wandb_init"},
     },
     "argparse": {
-        "fit": {"_actions"},
         "short_help": {"_action_groups", "_actions", "_group_actions"},
         "error_lines": {"_actions"},
     },

@@ -1,11 +1,13 @@
 """The table of all settings: ``make rows`` calls this file, and it writes ``src/fedsim/settings/table.json``."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import json
 import pkgutil
 import re
+import textwrap
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,16 +18,16 @@ import lightning
 import torch
 
 import fedsim
-from fedsim.core.arguments import texts_of_class
+from fedsim.core.arguments import texts_of_fields
 from fedsim.core.written import UnwritableError, written
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.settings import Settings
-from fedsim.settings.facts import Facts
+from fedsim.settings.facts import Facts, facts_of
 from fedsim.settings.options import OF_LIBRARIES, WATCHERS, StartOptions, TrainerOptions
 
 TABLE = Path(fedsim.__file__).parent / "settings" / "table.json"
 ROOTS = {"": StartOptions, "trainer": lightning.Trainer, "model": Settings, "data": FederatedDataModule}
-ROOMS = ("fedsim.", "torch.optim.", "lightning.pytorch.loggers.")
+ROOMS = ("fedsim.", "torch.optim.", "lightning.pytorch.loggers.", "lightning.pytorch.callbacks.")
 """packages whose classes are in the table with their arguments"""
 OTHER_ROOMS = ("fedsim.testing.", "fedsim.inference.", "fedsim.generation.", "torch.optim.lr_scheduler.")
 """packages whose classes stand in no config"""
@@ -77,7 +79,15 @@ def parameters_of(cls):
         parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    # the command line gives loggers defaults of its own, which are not those of the library
+    keeps = not cls.__module__.startswith("lightning.pytorch.loggers.")
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    return {p.name: p.default if keeps else inspect.Parameter.empty for p in named}
+
+
+def constructor_of(cls):
+    """Return the parameters of a class's constructor; empty without one of its own."""
+    return () if cls.__init__ is object.__init__ else inspect.signature(cls.__init__).parameters.values()
 
 
 def default_of(field):
@@ -102,12 +112,14 @@ def types_in(hint):
 
 
 def form_of(hint):
-    """Return how YAML writes a value of a type: text, texts (a list), names (keys of a mapping), or ``""``."""
+    """Return the form of a type's values in a config: text, texts, names (keys of a mapping), classes, or another."""
     kinds = {get_origin(part) or part for part in parts_of(hint)}
-    if dict in kinds:
+    if any(get_origin(part) is dict and get_args(part)[0] is str for part in parts_of(hint)):
         return "names"
     if kinds & {list, tuple} and str in types_in(hint):
         return "texts"
+    if list in kinds and not set(types_in(hint)) & {int, float, bool}:
+        return "classes"
     return "text" if str in kinds and not kinds & {bool, int, float} else ""
 
 
@@ -122,7 +134,7 @@ def parts_of(hint):
 
 def of_argument(hint, default, text):
     """Return a setting as the table has it: text, default, form and facts, without the usual ones."""
-    facts = next((f for f in getattr(hint, "__metadata__", ()) if isinstance(f, Facts)), Facts())
+    facts = facts_of(hint)
     entry = {name: value for name, value in vars(facts).items() if value != getattr(Facts(), name)}
     entry = {name: dict(v) if isinstance(v, Mapping) else v for name, v in entry.items()}
     if base := base_of(hint, facts):
@@ -156,6 +168,18 @@ def base_of(hint, facts):
     return next(iter(ours or found), None)
 
 
+def texts_of_class(cls):
+    """Return, for each argument of a class, its text in one line: below a field, or in the class's docstring."""
+    doc = inspect.getdoc(cls) or ""
+    texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", doc.partition("Args:\n")[2], re.MULTILINE))
+    try:
+        [node] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):  # typed into a shell, or not written in Python
+        return {}
+    assert isinstance(node, ast.ClassDef)
+    return {name: " ".join(text.split()) for name, text in (texts | texts_of_fields(node)).items()}
+
+
 def entry_of(cls):
     """Return a class as the table has it."""
     known = next((vars_ for path, vars_ in OF_LIBRARIES.items() if path in map(path_of, cls.__mro__)), None)
@@ -166,11 +190,17 @@ def entry_of(cls):
         name: of_argument(facts_of.get(name, hints.get(name, Any)), of_library.get(name, default), texts.get(name, ""))
         for name, default in parameters_of(cls).items()
     }
-    entry = {"bases": [path_of(c) for c in cls.__mro__[1:-1] if c.__module__.startswith(("fedsim", "torch.optim"))]}
+    entry = {
+        "bases": [
+            path_of(c) for c in cls.__mro__[1:-1] if c.__module__.startswith(("fedsim", "torch.optim", "lightning"))
+        ]
+    }
     if cls.__module__.startswith("fedsim"):
         entry["line"] = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     if inspect.isabstract(cls) or cls.__name__.startswith("_") or "ABC" in [b.__name__ for b in cls.__bases__]:
         entry["abstract"] = True
+    if any(p.kind is p.VAR_KEYWORD for p in constructor_of(cls)):
+        entry["takes_others"] = True
     return entry | {"arguments": arguments}
 
 
@@ -187,7 +217,7 @@ def table():
             module, _, name = path.rpartition(".")
             if path.startswith(ROOMS):
                 waiting += classes_below(getattr(importlib.import_module(module), name))
-    own_watchers = [path_of(cls) for cls in classes_below(lightning.Callback)]
+    own_watchers = [place for place in map(path_of, classes_below(lightning.Callback)) if place.startswith("fedsim.")]
     watchers = [f"{package}.{name}" for package, names in WATCHERS.items() for name in names]
     return {
         "sections": {name: path_of(cls) for name, cls in ROOTS.items()},
@@ -199,7 +229,8 @@ def table():
 def text_of(content):
     """Return the file: a line per argument."""
     text = json.dumps(content, indent=1)
-    return re.sub(r"\{\n\s{5,}([^{}]*?)\n\s*\}", lambda m: "{" + re.sub(r"\n\s*", " ", m[1]) + "}", text) + "\n"
+    flat = r'\{\n\s{5,}((?:"(?:[^"\\]|\\.)*"|[^{}"])*)\n\s*\}'  # a mapping without mappings, on several lines
+    return re.sub(flat, lambda m: "{" + re.sub(r"\n\s*", " ", m[1]) + "}", text) + "\n"
 
 
 if __name__ == "__main__":

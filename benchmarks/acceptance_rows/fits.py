@@ -72,11 +72,12 @@ def equal_bits(bench: Bench) -> Outcome:
 def nccl_alone(bench: Bench) -> Outcome:
     """Sum by NCCL on a single rank, and run the same fit with it: a rank that is alone has gloo by default."""
     bench.need_gpu("NCCL sums between GPUs")
+    by_nccl = finished(bench, "nccl-alone", 1, "--trainer.strategy.process_group_backend=nccl")
+    outcome = compare("1 rank with gloo and with NCCL", finished(bench, "first"), by_nccl)
     store = bench.folder / "nccl-alone.store"
     store.unlink(missing_ok=True)
-    try_sum(0, [bench.device], store, seconds=60)
-    by_nccl = finished(bench, "nccl-alone", 1, "--trainer.strategy.process_group_backend=nccl")
-    return compare("1 rank with gloo and with NCCL", finished(bench, "first"), by_nccl)
+    try_sum(0, [bench.device], store, seconds=60)  # last: a GPU in exclusive mode takes no fit beside this process
+    return outcome
 
 
 def shared(bench: Bench) -> Outcome:

@@ -207,14 +207,15 @@ class Turns(Callback):
 
 
 class TurnsInOrder(Turns):
-    """The same; it notes, too, whether the images of fedsim's first convolution have their channels last."""
+    """The same; it notes, too, whether the maps of each of fedsim's convolutions have their channels last."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at each input of the convolution."""
+        """Look at each input of the convolutions."""
         self.orders: list[bool] = []
         [model] = pl_module.parts.models.values()
-        first = next(module for module in model.network.modules() if isinstance(module, nn.Conv2d))
-        first.register_forward_pre_hook(self._look)
+        for module in model.network.modules():
+            if isinstance(module, nn.Conv2d):
+                module.register_forward_pre_hook(self._look)
         super().on_train_start(trainer, pl_module)
 
     def _look(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:

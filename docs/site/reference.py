@@ -11,10 +11,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 
 from fedsim.core.arguments import texts_of_fields
-from fedsim.parsing.class_files import class_files, parsed_classes
-from fedsim.parsing.listing import KINDS, classes_of
+from fedsim.parsing.listing import classes_of, kinds
+from fedsim.settings.table import setting_at
 from links import ROOT
 
 SECTIONS = {"model": "Settings", "data": "FederatedDataModule"}
@@ -35,9 +36,9 @@ def settings_page() -> Page:
     ]
     for section, name in SECTIONS.items():
         parts += [f"## {section}\n", table(rows_of(name, section))]
-    for kind, (base, setting) in KINDS.items():
+    for kind, setting in kinds().items():
         parts.append(f"## {kind}\n\nOf `{setting}`: a class by its name, or by its class_path with `init_args`.\n")
-        for entry in classes_of(base):
+        for entry in classes_of(setting):
             rows = rows_of(entry.name, f"{setting}.init_args")
             parts += [f"### {entry.name}\n", f"{entry.line}\n"] + ([table(rows)] if rows else [])
     return "reference/settings.md", "\n".join(parts)
@@ -67,9 +68,9 @@ def rows_of(name: str, prefix: str, above: tuple[str, ...] = ()) -> list[Row]:
 
 def _settings_in(annotation: str) -> list[str]:
     """Return the groups of settings, frozen dataclasses of fedsim that are no choice of a class, in an annotation."""
-    bases = {base for base, _ in KINDS.values()}
+    bases = {setting_at(option).base.rpartition(".")[2] for option in kinds().values()}
     names = [name for name in re.findall(r"\b[A-Z]\w+", annotation) if name not in bases]
-    return [name for name in names if (node := _node(name)) is not None and _is_settings(node)]
+    return [name for name in names if name in _classes() and _is_settings(_classes()[name])]
 
 
 def _is_settings(node: ast.ClassDef) -> bool:
@@ -77,14 +78,16 @@ def _is_settings(node: ast.ClassDef) -> bool:
     return any("dataclass" in mark and "frozen=True" in mark for mark in marks)
 
 
-def _node(name: str) -> ast.ClassDef | None:
-    paths = [file.path for file in class_files() if file.name == name]
-    return parsed_classes(paths[0])[name] if len(paths) == 1 else None
+@cache
+def _classes() -> dict[str, ast.ClassDef]:
+    """Return the classes of the package by their names."""
+    bodies = [ast.parse(path.read_text()).body for path in sorted((ROOT / "src" / "fedsim").rglob("*.py"))]
+    return {node.name: node for body in bodies for node in body if isinstance(node, ast.ClassDef)}
 
 
 def arguments_of(name: str) -> dict[str, tuple[str, str, str]]:
     """Return argument of a class -> annotation, default and description, with those of its bases."""
-    node, found = _node(name), dict[str, tuple[str, str, str]]()
+    node, found = _classes().get(name), dict[str, tuple[str, str, str]]()
     if node is None:
         return found
     constructors = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
@@ -96,7 +99,7 @@ def arguments_of(name: str) -> dict[str, tuple[str, str, str]]:
     if any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                annotation = ast.unparse(item.annotation)
+                annotation = _type(item.annotation)
                 if "ClassVar" not in annotation:
                     default = "" if item.value is None else ast.unparse(item.value)
                     found[item.target.id] = (annotation, default, texts.get(item.target.id, ""))
@@ -116,12 +119,20 @@ def _parameters(node: ast.ClassDef, constructor: ast.FunctionDef) -> dict[str, t
     pairs = [*zip(names, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
     return {
         name.arg: (
-            "" if name.annotation is None else ast.unparse(name.annotation),
+            "" if name.annotation is None else _type(name.annotation),
             "" if default is None else ast.unparse(default),
             texts.get(name.arg, ""),
         )
         for name, default in pairs
     }
+
+
+def _type(annotation: ast.expr) -> str:
+    """Return an annotation without the facts of a setting."""
+    match annotation:
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[first, *_])):
+            return ast.unparse(first)
+    return ast.unparse(annotation)
 
 
 def _kind(annotation: str) -> str:

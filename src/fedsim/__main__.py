@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from difflib import get_close_matches
 
 from fedsim._version import __version__
+from fedsim.core.names import did_you_mean
 from fedsim.parsing.output import end_output, prepare_output, print_error, print_text
 
 COMMANDS = {
@@ -77,9 +77,8 @@ def _run(args: list[str]) -> int:
         print_text(f"fedsim {__version__}")
         return 0
     if args[0] not in COMMANDS:
-        close = get_close_matches(args[0], COMMANDS, n=1)
-        guess = f"did you mean {close[0]}? " if close else ""
-        print_error(f"there is no command {args[0]}; {guess}choose from {', '.join(COMMANDS)}")
+        remedy = did_you_mean(args[0], COMMANDS, f"choose from {', '.join(COMMANDS)}")
+        print_error(f"there is no command {args[0]}; {remedy}")
         return 2
     if os.getcwd() not in map(os.path.abspath, sys.path):  # so that the console script finds the user's classes
         sys.path.insert(0, os.getcwd())

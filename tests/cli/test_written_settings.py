@@ -4,9 +4,9 @@ import pytest
 
 import others
 from fedsim.cli.fit import FedSimCLI
-from fedsim.core.changes import changes_between
 from fedsim.federation.callbacks.script_config import describe_script
 from fedsim.parsing.config_files import shipped_configs, with_shipped
+from fedsim.settings.changes import changes_between
 
 NAMES = sorted(name for name in shipped_configs() if name.startswith(("methods/", "recipes/")) or name == "quickstart")
 SOME = {"methods/fedpav", "methods/dacs", "methods/feddip", "recipes/attacks", "recipes/mixstyle", "quickstart"}

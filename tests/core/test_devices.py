@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fedsim.core import devices
 from fedsim.core.devices import device_named, devices_here
 from fedsim.core.errors import ConfigError
 
@@ -11,6 +12,7 @@ TWO = "cpu, cuda:0 (NVIDIA H100), cuda:1 (NVIDIA H100)"
 def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100")
+    monkeypatch.setattr(devices, "why_cuda_fails", lambda cuda: None)
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:0", "cuda:1"])

@@ -1,12 +1,13 @@
 """Seeds: frozen for ever, because a resumed run must draw what the interrupted one would have drawn."""
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from fedsim.core.seeding import derive_seed, numpy_generator, torch_generator
+from fedsim.core.seeding import derive_seed, numpy_generator, seeded_host, torch_generator
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,16 @@ def test_torch_generator_leaves_the_global_stream_alone():
     torch.manual_seed(0)
     torch.rand(100, generator=torch_generator(0, "a"))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_block_draws_from_the_seeded_stream_of_the_host_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with mock.patch.object(torch.cuda, "manual_seed_all", side_effect=AssertionError("the streams of GPUs are reset")):
+        with seeded_host(7):
+            drawn = torch.rand(3)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, torch.manual_seed(7) and torch.rand(3))
 
 
 def test_numpy_generators_are_reproducible_and_independent():

@@ -176,13 +176,13 @@ def test_domains_are_there_for_pictures(root, tmp_path):
     write_manifest(federation(root, partition="by_camera"), tmp_path / "federation.csv")
     data = FederatedDataModule(manifest=str(tmp_path / "federation.csv"), val="none")
     domains = {domain.name: domain for domain in data.list_domains()}
-    assert list(domains) == ["market1501", "prid2011", "grid", "viper"]
+    assert list(domains) == ["market1501", "prid2011", "grid", "viper", "cuhk02"], "the last one is public"
     market = Market1501(str(root)).domains()[0]
     assert sorted(paths_of(domains["market1501"].train.images)) == sorted(paths_of(market.train.images))
     assert domains["viper"].train is None
     assert len(domains["viper"].splits) == 10
-    union = federation(root, partition="union")
-    assert all(domain.train is None for domain in domains_of(union))
+    union = {domain.name: domain.train for domain in domains_of(federation(root, partition="union"))}
+    assert [name for name, train in union.items() if train is not None] == ["union", "cuhk02"]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_manifests_without_a_federation_are_refused(tmp_path, content, message):
 def test_a_client_without_a_test_set_is_drawn_as_a_data_set(tmp_path):
     (tmp_path / "m.csv").write_text("\n".join(line for line in GOOD.splitlines() if ",town,," not in line) + "\n")
     domains = domains_of(read_manifest(tmp_path / "m.csv"))
-    assert [(domain.name, len(domain.train or ())) for domain in domains] == [("anna", 2), ("new", 0)]
+    assert [(domain.name, len(domain.train or ())) for domain in domains] == [("new", 0), ("anna", 4), ("street", 1)]
 
 
 def test_drawn_people_have_no_files(tmp_path):

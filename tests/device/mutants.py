@@ -25,7 +25,7 @@ from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
 from fedsim.methods import FedPav
 from fedsim.strategy import FederatedStrategy
-from runs import differences, fit, judged_in_two_steps, options
+from runs import differences, fit, fit_module, judged_in_two_steps, learnt, options
 from small_generators import STEPS, WIDTHS
 
 SOURCE = Path(fedsim.__file__).parent
@@ -108,8 +108,7 @@ MUTANTS = [
     Mutant("training/server.py", "tensor.detach().to(self.models[arch].device, copy=True)", "tensor.detach().cpu()",
            "control"),
     Mutant("training/batch.py", "send(self.labels[part], self.device)", "self.labels[part]", "head accuracy"),
-    Mutant("training/session.py", "send(labels.index_select(0, index), images.device)", "labels.index_select(0, index)",
-           "fit"),
+    Mutant("training/session.py", "send(on_host, images.device)", "on_host", "fit"),
     Mutant("training/public.py", "send(self.images[index], self._device)", "self.images[index]", "distil"),
     Mutant("training/public.py", "send(batch, self._device)", "batch", "recalibrate"),
     Mutant("training/proxies.py", "send(kinds.T.contiguous(), device)", "kinds.T.contiguous()", "clusters"),
@@ -155,6 +154,10 @@ MUTANTS = [
     Mutant("methods/fedpav.py", 'client.generator("cdw augment", device=client.device)',
            'client.generator("cdw augment")', "distil"),
     Mutant("training/session.py", "self._stream(purpose, self._images.device)", 'self._stream(purpose, "cpu")', "fit"),
+    # -- streams of a device that something else seeds
+    Mutant("core/seeding.py", "torch.default_generator.manual_seed(seed)\n        yield",
+           "torch.manual_seed(seed)\n        yield", "own module"),
+    Mutant("core/seeding.py", "torch.cuda.manual_seed_all(seed)", "pass", "own module"),
     # -- waits and races
     Mutant("training/running_metrics.py", "self._losses.append(loss)", "self._losses.append(loss.cpu())", "waits"),
     Mutant("core/transfer.py", "tensor.to(device, non_blocking=True)", "tensor.to(device)", "waits"),
@@ -171,6 +174,7 @@ MUTANTS = [
     Mutant("training/graphs.py", "metrics.add(loss.clone(), guesses.clone(),", "metrics.add(loss, guesses,", "graph"),
     Mutant("training/graphs.py", "WARM_UP = 3\n", "WARM_UP = 0\n", "graph"),
     Mutant("training/graphs.py", "optimizer.num_steps += steps", "optimizer.num_steps += 0", "graph control"),
+    Mutant("training/graphs.py", "self._model.add_work(captured.work)", "pass", "graph"),
     Mutant("training/graphs.py", "[(o.rates, o.num_resets)", "[o.num_resets", "graph rates"),
     Mutant("training/graphs.py", "metrics, session.report = captured, losses.append", "report = losses.append",
            "graph"),
@@ -202,6 +206,9 @@ MUTANTS = [
     Mutant("training/labels/bottom_up.py",
            'of_clusters = torch.segment_reduce(similarity.block(rows), "max", lengths=widths[clusters])',
            'of_clusters = similarity.block(rows).cumsum(1)', "bottom up"),
+    Mutant("evaluation/triggered.py", 'torch.segment_reduce(by_group, "max", lengths=sizes, unsafe=True).T',
+           'values.new_zeros(len(values), count).scatter_reduce(1, groups.expand(len(values), -1), values, "amax")',
+           "backdoor"),
     # -- collectives
     Mutant("strategy/strategy.py", "self._wait(dist.all_reduce(payload, group=self._patient, async_op=True))",
            "self._wait(dist.all_reduce(payload, async_op=True))", "two GPUs"),
@@ -324,6 +331,14 @@ def _augment(folder):
         _commands(["augment", "fit", *where, *STEPS, *WIDTHS])
 
 
+def _own_module(folder):
+    """Fit a module that draws from the device's stream: the bits must be those of the CPU."""
+    expected = learnt(fit_module(1, "cpu"))
+    with simulated.cuda(1):
+        left = learnt(fit_module(1))
+    assert not (different := differences((left, []), (expected, []))), f"other bits: {different}"
+
+
 def _alone(folder):
     """Fit on a single rank, which has nobody to sum with."""
     strategy = FederatedStrategy()
@@ -334,6 +349,10 @@ def _alone(folder):
 
 RUNS = {
     "augment": _augment,
+    "backdoor": lambda folder: _fit(
+        folder, "fedavg", "--model.attack=Backdoor", "--model.attack.attackers=[town0]", "--model.attack.patch=4",
+        rounds=1, scored=True,
+    ),
     "bottom up": lambda folder: _fit(folder, "fedureid"),
     "clusters": lambda folder: _fit(folder, "fedcapr", rounds=1),
     "control": lambda folder: _fit(folder, "scaffold"),
@@ -366,6 +385,7 @@ RUNS = {
     "noise": lambda folder: _fit(
         folder, "fedpav", "--model.privacy=WhiteNoise", "--model.privacy.beta=0.001", rounds=1
     ),
+    "own module": _own_module,
     "predict": _predict,
     "prefetch": _prefetch,
     "prune": lambda folder: _fit(folder, "fedklpr"),

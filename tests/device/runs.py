@@ -11,14 +11,18 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
+import small
 from failing import last, read_result
 from fedsim.cli.fit import FederatedDataModule, Federation
+from fedsim.data import SyntheticReID
 from fedsim.federation.checks.requirements import TORCH_FOR_GRAPHS
 from fedsim.federation.components import robust
 from fedsim.federation.trainer import Trainer
 from fedsim.generation.quality import discriminator_accuracy
-from fedsim.parsing.config_files import with_clients
+from fedsim.methods import APFL
+from fedsim.parsing.command_line import with_clients
 from fedsim.training import server_optimizers
+from lightning_modules import DropsOut, federation, module_state
 
 HAS_GRAPHS = torch.__version__ >= TORCH_FOR_GRAPHS
 """whether this torch can record steps; else that is refused"""
@@ -103,6 +107,17 @@ def fit(folder, name, *more, gpus=0, rounds=2, scored=True, **trainer):
     used = Trainer(run_dir=folder, **settings)
     used.fit(made.model, datamodule=made.data)
     return left_by(folder) if used.is_global_zero else None  # it may be writing still
+
+
+def fit_module(rounds, accelerator="gpu", devices=1, module=DropsOut, **options):
+    """Train a user's module at two clients of unequal numbers of identities, by two models each."""
+    model, data = federation(APFL(), module), small.make_data(SyntheticReID(clients=2, unseen=1, scale=0.1))
+    return small.fit(model, data, rounds=rounds, accelerator=accelerator, devices=devices, **options)
+
+
+def learnt(model):
+    """Return all that a run of a module has learnt, on the CPU."""
+    return {name: tensor.cpu() for name, tensor in module_state(model).items()}
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_nccl_on_a_single_rank(bench, monkeypatch):
     monkeypatch.setattr(Collectives, "problems", note_call)
     result = judged(bench, "nccl-alone")
     assert result.verdict == "pass", result
-    assert backends[:3] == ["nccl", "nccl", "gloo"], "the trial, the fit, and the one beside which it stands"
+    assert (backends[0], backends[-1], "gloo" in backends) == ("nccl", "nccl", True), "the fit, the other, the trial"
     assert {"allreduce", "broadcast"} <= {name.removeprefix("c10d::").strip("_") for name in by_nccl}
 
 
@@ -118,6 +119,52 @@ def test_nccl_that_sums_wrongly_fails_its_row(bench, monkeypatch):
     result = judged(bench, "nccl-alone")
     assert result.verdict == "fail"
     assert "wrong sum" in result.figure
+
+
+@pytest.mark.parametrize("name", ["components", "flat", "formats", "own-module"])
+def test_rows_of_components(bench, name):
+    result = judged(bench, name)
+    assert result.verdict == "pass", result
+
+
+def test_a_component_without_a_deterministic_form_fails_its_row(bench, monkeypatch):
+    components = importlib.import_module("acceptance_rows.components")
+    name = "Backdoor, GeometricMedian, SNR"
+    monkeypatch.setattr(components, "COMBINED", {name: components.COMBINED[name]})
+
+    def largest(values, groups, count):
+        lowest = values.new_full((len(values), count), -torch.inf)
+        return lowest.scatter_reduce(1, groups.expand(len(values), -1), values, "amax")
+
+    monkeypatch.setattr("fedsim.evaluation.triggered._largest", largest)
+    result = judged(bench, "components")
+    assert result.verdict == "fail"
+    assert "deterministic" in result.figure
+
+
+def test_maps_that_lose_their_order_fail_the_row(bench, monkeypatch):
+    monkeypatch.setattr("fedsim.models.style.in_order_of", lambda x, like: x)
+    result = judged(bench, "formats")
+    assert (result.verdict, result.figure.endswith("of 20 with snr")) == ("fail", True), result
+
+
+def test_a_stream_that_is_reset_fails_the_row_of_own_modules(bench, monkeypatch):
+    @contextmanager
+    def resetting(seed):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+
+    monkeypatch.setattr("fedsim.training.own_module.blueprint.seeded_host", resetting)
+    result = judged(bench, "own-module")
+    assert result.verdict == "fail", result
+
+
+def test_a_process_on_two_gpus_fails_its_row(bench):
+    judge = importlib.import_module("acceptance_rows.components").judge_processes
+    assert judge("11, GPU-a\n12, GPU-b\n").holds
+    outcome = judge("11, GPU-a\n12, GPU-b\n12, GPU-a\n")
+    assert (outcome.holds, outcome.figure) == (False, "1 of 2 processes are on several GPUs")
 
 
 def test_speed_with_graphs_is_not_that_of_plain_steps(bench, monkeypatch):
@@ -135,7 +182,7 @@ def test_speed_with_graphs_is_not_that_of_plain_steps(bench, monkeypatch):
 
 @pytest.mark.parametrize(("name", "verdict"), [
     ("channels-32", "not here"), ("many", "not here"), ("memory", "not here"), ("reciprocal", "pass"),
-    ("faiss", "pass"),
+    ("faiss", "pass"), ("robust", "not here"),
 ])  # fmt: skip
 def test_rows_in_small_sizes(bench, name, verdict):
     result = judged(bench, name)

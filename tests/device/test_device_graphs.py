@@ -81,7 +81,7 @@ def test_a_replayed_step_of_resnet_50_is_a_few_launches(gpu):
 
 
 def trained(method, *, graph, limit=9, batch_size=5, **client):
-    """Let two clients train on a simulated GPU; return weights, steps, reports and running metrics of each."""
+    """Let two clients train on a simulated GPU; return weights, steps and work, reports and running metrics of each."""
     sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     training = LocalTraining(batch_size=batch_size, optimizer=sgd, graph=graph, **client)
     model, data, device = make_model(method, client=training), make_data(size=(32, 16)), torch.device("cuda", 0)
@@ -98,8 +98,9 @@ def trained(method, *, graph, limit=9, batch_size=5, **client):
         method.train(client)
         progress = [(report.done, report.share, float(report.loss)) for report in reports]
         weights = client.model.whole.cpu().tolist()
-        found.append((weights, client.optimizer.num_steps, progress, client.session.metrics.read([])))
+        metrics, steps = client.session.metrics.read([]), client.optimizer.num_steps
         client.leave()
+        found.append((weights, (steps, client.work), progress, metrics))
     return found
 
 

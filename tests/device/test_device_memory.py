@@ -24,6 +24,8 @@ FITS = {
     "frozen models": ["moon"],
     "a second model that trains": ["ska"],
     "personal models": ["ditto"],
+    "a mixture of two models": ["apfl"],
+    "weights beside perturbed ones": ["fedsam"],
     "tensors beside models": ["dacs", "--model.method.init_args.first_styled_round=0"],
     "masks": ["subfedavg"],
     "states on the host": ["moon", "--model.client_store=host", "--data.cache=host"],

@@ -66,6 +66,7 @@ def test_nothing_is_said_of_cpus_hidden_gpus_and_machines_without(old_driver, ca
     check_accelerator("auto")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "why_cuda_fails", lambda cuda: None)
     check_accelerator("auto")
     assert caplog.messages == []
 

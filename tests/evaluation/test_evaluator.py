@@ -277,7 +277,7 @@ def test_a_test_keeps_its_scores(finished, config, tmp_path, caplog):
     path = tmp_path / "run" / "tests" / "last.json"
     assert f"wrote {path}" in caplog.text
     content, run = json.loads(path.read_text()), read_run(tmp_path / "run")
-    assert (content["round"], content["evaluation"]["flip"]) == (1, True)
+    assert (content["round"], content["settings"]["model"]["evaluation"]["flip"]) == (1, True)
     assert run.tested == content
     assert content["metrics"]["test/global/north/mAP"] != metrics_of(finished)["test/global/north/mAP"]
     assert main(["test", *options]) == 0

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -48,7 +49,8 @@ def small(kind):
 
 def attacker(received, count):
     """A client, as far as an attack on its upload knows it: ``count`` parameters, and then statistics."""
-    model = SimpleNamespace(flat=SimpleNamespace(num_shared_parameters=count))
+    flat = SimpleNamespace(num_shared_parameters=count, num_shared_elements=count, clear_gaps=lambda vector: vector)
+    model = SimpleNamespace(flat=flat)
     stream = lambda purpose: torch.Generator().manual_seed(len(purpose))  # noqa: E731 - a client's
     return SimpleNamespace(model=model, received=SimpleNamespace(vector=torch.tensor(received)), generator=stream)
 
@@ -97,6 +99,20 @@ def test_labels_are_flipped_as_in_a_loop(seed, soft):
     assert flipped.images is batch.images
     if soft:
         assert flipped.targets.tolist() == [row[::-1] for row in batch.targets.tolist()]
+
+
+def test_labels_on_the_host_are_those_of_honest_clients():
+    seen = []
+
+    class Looks(FedPav):
+        def loss(self, client, batch):
+            seen.append((client.client_name in LIAR, batch.on_host))
+            assert batch.on_host is None or torch.equal(batch.on_host, batch.labels)
+            assert batch.most_repeated in (None, max(Counter(batch.labels.tolist()).values()))
+            return super().loss(client, batch)
+
+    fit(make_model(Looks(), attack=small(Backdoor)), three(), rounds=1)
+    assert {(lies, labels is None) for lies, labels in seen} == {(True, True), (False, False)}
 
 
 @pytest.mark.parametrize("soft", [False, True])

@@ -129,6 +129,9 @@ CLIENTS = {
 }
 
 
+WORK = ("train/images", "train/steps")
+
+
 def train(name, devices):
     """Batches of 11 in micro-batches of 4 or 3, dropout, a shorter last batch, a client that accumulates, and one left
     whole.
@@ -149,7 +152,9 @@ def train(name, devices):
     )
     model = fit(model, data, rounds=2, devices=devices)
     numbers = [[r.loss, r.accuracy, r.images, *r.facts.values()] for r in model.reports.values()]
-    return {**state_of(model), "reports": torch.tensor(numbers, dtype=torch.float64)}, model.strategy.global_rank
+    work = [value for name, value in sorted(model.round_metrics.items()) if name.startswith(WORK)]
+    found = {"reports": torch.tensor(numbers, dtype=torch.float64), "work": torch.tensor(work, dtype=torch.float64)}
+    return {**state_of(model), **found}, model.strategy.global_rank
 
 
 def all_but_one(tasks, num_ranks):

@@ -3,6 +3,7 @@
 import copy
 import math
 import operator
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -107,6 +108,35 @@ def test_chunks_cover_the_vectors_once(monkeypatch):
     chunks = list(Uploads("abc", 10, lambda span: vectors[:, span]).chunks())
     assert [span.stop - span.start for span, _ in chunks] == [2, 2, 2, 2, 2]
     assert torch.equal(torch.cat([chunk for _, chunk in chunks], dim=1), vectors)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 20])
+def test_ranks_share_the_chunks(num_ranks, monkeypatch):
+    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 3 * 5)
+    vectors = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
+    computed = Counter()
+
+    def results(rank, ranks, sums):
+        """What a rank computes, before and after the sum over ranks, which ``sums`` are."""
+        seen = []
+
+        def sum_(tensor):
+            seen.append(tensor.clone())
+            return tensor if sums is None else tensor.copy_(sums[len(seen) - 1])
+
+        def rule(chunk):
+            computed[ranks] += 1
+            return chunk.mean(0)
+
+        uploads = Uploads("abc", 200, lambda span: vectors[:, span], rank=rank, num_ranks=ranks, sum_=sum_)
+        return seen, [uploads.combine(rule), uploads.total(lambda chunk: chunk.double().sum(1), [3])]
+
+    _, expected = results(0, 1, None)
+    of_ranks = [results(rank, num_ranks, None)[0] for rank in range(num_ranks)]
+    sums = [sum(tensors) for tensors in zip(*of_ranks, strict=True)]
+    assert computed[num_ranks] == computed[1] == 40, "each chunk once"
+    for rank in range(num_ranks):
+        assert all(map(torch.equal, results(rank, num_ranks, sums)[1], expected))
 
 
 def four():

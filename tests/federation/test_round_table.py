@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsim.core.errors import BadUpdateError, NoClustersError
-from fedsim.federation.round_table import Columns, RoundTable
+from fedsim.federation.round_table import Columns, RoundTable, SessionReport
 from fedsim.training.session import Outcome
 
 CLIENTS = ["a", "b", "c", "d"]
@@ -39,8 +39,8 @@ def test_a_signal_to_any_rank_is_known_to_all(asked):
 def test_reports_are_those_of_the_rank_that_trained_the_client():
     found = tables(2)
     numbers = {"clusters": 7.0, "cosine": 0.25, "nonzero": 11.0}
-    found[1].fill("c", Outcome(6.0, 3.0, 4.0, 0.5, {}, steps=2), numbers, {"norms": [1.0, 2.0]})
-    found[0].fill("b", Outcome(1.0, 2.0, 2.0, 2.0, {}, steps=1), {**numbers, "cosine": 0.5}, {"norms": [3.0, 4.0, 5.0]})
+    found[1].fill("c", Outcome(6.0, 3.0, 4.0, 0.5, {}), numbers, {"norms": [1.0, 2.0]})
+    found[0].fill("b", Outcome(1.0, 2.0, 2.0, 2.0, {}), {**numbers, "cosine": 0.5}, {"norms": [3.0, 4.0, 5.0]})
     found[1].skip("a", BadUpdateError("x"))
     found[0].skip("d", NoClustersError("x"))
     found[0].busy(0, 2.5)
@@ -61,7 +61,29 @@ def test_reports_are_those_of_the_rank_that_trained_the_client():
         assert metrics["train/skipped"] == 2
         assert metrics["time/images_per_second"] == 6 / 5
         assert metrics["memory/peak_gib"] == 3.0
-        assert (metrics["train/images"], metrics["train/steps"]) == (6, 3)
+
+
+def test_work_is_summed_over_ranks_and_roles_also_of_those_who_are_left_out():
+    found = tables(2)
+    done = Outcome(6.0, 3.0, 4.0, 0.5, {})
+    numbers, norms = {"clusters": 7.0, "cosine": 0.25, "nonzero": 11.0}, {"norms": [1.0, 2.0]}
+    sessions = [
+        (0, "a", SessionReport(True, done, numbers, norms, work={"client": (40, 5), "second": (30, 0)})),
+        (1, "a", SessionReport(False, done, numbers, norms, work={"client": (8, 0), "second": (2, 0)})),  # shares it
+        (1, "c", SessionReport(True, left_out=BadUpdateError("x"), work={"client": (16, 2), "personal": (0, 0)})),
+    ]
+    for rank, client, session in sessions:
+        found[rank].enter(rank, client, session)
+    meet(found)
+    for table in found:
+        metrics = table.metrics({}, {}, wall=2.0, on_server=(100, 10))
+        work = {name: value for name, value in metrics.items() if name.startswith(("train/images", "train/steps"))}
+        assert work == {
+            "train/images": 40 + 30 + 8 + 2 + 16 + 100, "train/steps": 5 + 2 + 10,
+            "train/images_second": 32, "train/steps_second": 0, "train/images_server": 100, "train/steps_server": 10,
+        }  # fmt: skip
+        assert metrics["time/images_per_second"] == 4 / 2  # of the sessions that count, once each
+        assert metrics["train/loss"] == 6 / 4
 
 
 def test_those_who_are_left_out_are_named_with_the_reason(caplog):

@@ -76,6 +76,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(tmp_path):
     assert parts["fingerprint"] == whole["fingerprint"]
     assert parts["final"] == whole["final"]
     assert [change["setting"] for change in parts["changes"]] == ["trainer.max_epochs"]
+    assert parts["data"] == whole["data"] == data_of().identity(1000)
 
 
 def test_a_cell_that_runs_twice_names_both_ways_on(tmp_path):
@@ -201,7 +202,10 @@ def test_what_a_config_cannot_name_leaves_none_and_says_what(tmp_path, caplog):
 def test_options_of_the_trainer_that_only_watch_do_not_matter():
     described = describe_script(make_model(FedPav()), make_data(), {"max_epochs": 3, "logger": object(), "devices": 1})
     assert described.config["trainer"] == {"max_epochs": 3, "devices": 1}
-    assert describe_script(make_model(FedPav()), make_data(), {"max_steps": torch.nn.ReLU()}).config is None
+    for name in ("plugins", "limit_train_batches"):
+        without = describe_script(make_model(FedPav()), make_data(), {name: torch.nn.ReLU()})
+        assert without.config is None
+        assert without.unwritable.startswith(f"trainer.{name}: ")
 
 
 def test_progress_is_shown_where_nobody_has_set_up_logging(tmp_path):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
 from fedsim.data import SyntheticReID
-from fedsim.functional.memory import followed_memory, mean_memory, memory_logits
+from fedsim.functional.memory import mean_memory, memory_logits, update_memory
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.style import restyle, style_of_places
 from fedsim.methods import SSCU
@@ -72,10 +72,10 @@ def test_s2_s3_the_authors_memory():
     torch.testing.assert_close(torch.autograd.grad(loss, leaf)[0], tensor(v["grad_features"]), rtol=0, atol=1e-9)
     ours = F.cross_entropy(memory_logits(memory, 3 * features, v["temperature"]), labels)
     assert ours.item() == pytest.approx(v["loss"], rel=1e-9)
-    after = followed_memory(memory, 3 * features, labels, v["momentum"])
+    after = update_memory(memory, F.normalize(3 * features), labels, v["momentum"])
     torch.testing.assert_close(after, tensor(v["after"]), rtol=0, atol=1e-9)
     assert torch.equal(memory, tensor(v["memory"]))
-    backwards = followed_memory(memory, features.flip(0), labels.flip(0), v["momentum"])
+    backwards = update_memory(memory, F.normalize(features).flip(0), labels.flip(0), v["momentum"])
     assert not torch.allclose(after, backwards, atol=1e-3), "the order of a person's images matters"
 
 
@@ -96,7 +96,8 @@ def test_s1_s2_s3_are_loops():
         moved = [list(row) for row in memory]
         for f, y in zip(features, labels, strict=True):
             moved[y] = unit([0.9 * m + 0.1 * value for m, value in zip(moved[y], unit(f), strict=True)])
-        found = followed_memory(tensor(memory), tensor(features), torch.tensor(labels), 0.9)
+        most = max(map(labels.count, labels))
+        found = update_memory(tensor(memory), F.normalize(tensor(features)), torch.tensor(labels), 0.9, most)
         torch.testing.assert_close(found, tensor(moved))
 
 

@@ -11,7 +11,7 @@ import fedsim.methods
 from fedsim.__main__ import COMMANDS, main
 from fedsim.cli.commands import GROUPS
 from fedsim.cli.light import completion
-from fedsim.parsing.listing import KINDS, classes_of
+from fedsim.parsing.listing import classes_of, kinds
 from fedsim.parsing.options import all_options
 
 SCREEN = 62  # lines
@@ -90,15 +90,16 @@ def test_help_of_a_class_explains_its_options(capsys):
 
 
 def test_lists_have_every_class_with_a_line(capsys):
-    listed = {entry.name: entry.line for entry in classes_of("Method")}
+    listed = {entry.name: entry.line for entry in classes_of("model.method")}
     assert set(listed) == set(fedsim.methods.__all__) - {"Distillation"}
     text = said(capsys, "list")
-    for kind, (base, setting) in KINDS.items():
+    assert len(kinds()) == 9
+    for kind, setting in kinds().items():
         assert f"{kind} (--{setting};" in text
-        assert all(entry.line for entry in classes_of(base)), kind
-        assert len(classes_of(base)) >= 2, kind
+        assert all(entry.line for entry in classes_of(setting)), kind
+        assert len(classes_of(setting)) >= 2, kind
     assert "FedAvgM" in text
-    assert said(capsys, "list", "backbones").count("\n") == 1 + len(classes_of("Backbone"))
+    assert said(capsys, "list", "backbones").count("\n") == 1 + len(classes_of("model.backbone"))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.preview import contact_sheet
-from fedsim.parsing.config_files import check_words
+from fedsim.parsing.command_line import checked
 from fedsim.parsing.documents import parse_json, parse_yaml
 from fedsim.parsing.environment import check_environment
 from fedsim.report.damage import check_summary
@@ -68,9 +68,9 @@ def test_yaml_that_expands_without_end_is_refused(text):
         parse_yaml(text, "file")
     if "\n" not in text and not text.endswith("[["):
         with pytest.raises(ConfigError, match=r"^--model\.clients: "):
-            check_words(["--model.clients", text])
+            checked(["--model.clients", text])
         with pytest.raises(ConfigError, match=r"^--model\.clients: "):
-            check_words([f"--model.clients={text}"])
+            checked([f"--model.clients={text}"])
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,7 @@ def test_values_that_python_cannot_hold_are_one_line(text):
 def test_aliases_and_depth_of_ordinary_files_pass():
     assert parse_yaml("a: &a {b: 1}\nc: [*a, *a]", "file")[0] == {"a": {"b": 1}, "c": [{"b": 1}, {"b": 1}]}
     assert parse_yaml("{a: " * 40 + "1" + "}" * 40, "file")[0]
-    check_words(
-        ["--config", "a" * 100, "--model.clients", "{a: {batch_size: 8}, b: {batch_size: 16, local_epochs: 3}}"]
-    )
+    checked(["--config", "a" * 100, "--model.clients", "{a: {batch_size: 8}, b: {batch_size: 16, local_epochs: 3}}"])
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 60 + "1" + "}" * 60, "9" * 5000, b"\xff", "", "{'a': 1}"])

@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from fedsim.parsing import ranks
+from fedsim.parsing.command_line import given, merged
+from fedsim.parsing.config_files import with_shipped
 from fedsim.parsing.ranks import ranks_asked_for
 
 
@@ -20,7 +22,6 @@ from fedsim.parsing.ranks import ranks_asked_for
         (["--config", '{"trainer": {"devices": 4}}'], 4),
         (["--config", '{"trainer": {"max_epochs": 4}}'], 3),
         (["--config", '{"trainer": 4}'], 3),
-        (["--config", "none.yaml", "--trainer.devices=2"], 1),  # the parser says what is wrong
         (["--trainer.devices=auto"], 3),
         (["--trainer.devices=-1", "--trainer.accelerator=gpu"], 3),
         (["--trainer.accelerator", "cpu"], 1),
@@ -33,15 +34,15 @@ def test_the_number_is_read_off_the_words(tmp_path, words, number):
     """Folders of GPUs are named as NVIDIA's driver README says: domain:bus:device.function."""
     for gpu in ("0000:07:00.0", "0000:0a:00.0", "0000:87:00.0"):
         (tmp_path / gpu).mkdir()
-    assert ranks_asked_for(words, {}, tmp_path) == number
+    assert ranks_asked_for(merged(given(with_shipped(words))), {}, tmp_path) == number
 
 
 def test_gpus_are_those_that_the_process_may_see(tmp_path):
-    assert ranks_asked_for([], {"CUDA_VISIBLE_DEVICES": "2,5"}, tmp_path) == 2
-    assert ranks_asked_for([], {"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 1
+    assert ranks_asked_for({}, {"CUDA_VISIBLE_DEVICES": "2,5"}, tmp_path) == 2
+    assert ranks_asked_for({}, {"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 1
     for hidden in ("0,2,-1,1", "0,2,,1"):  # CUDA C++ Programming Guide: what follows an invalid index is not visible
-        assert ranks_asked_for([], {"CUDA_VISIBLE_DEVICES": hidden}, tmp_path) == 2
-    assert ranks_asked_for([], {}, tmp_path) == 1
+        assert ranks_asked_for({}, {"CUDA_VISIBLE_DEVICES": hidden}, tmp_path) == 2
+    assert ranks_asked_for({}, {}, tmp_path) == 1
 
 
 @pytest.mark.dist
@@ -62,5 +63,5 @@ def test_no_number_of_ranks_fills_the_memory_with_processes(monkeypatch, devices
     monkeypatch.setattr(ranks.spares, "may_start", lambda: True)
     monkeypatch.setattr(ranks.spares, "start", lambda number, program: asked.append(number))
     monkeypatch.setattr(ranks.os, "cpu_count", lambda: 2)
-    ranks.start_ranks(["--trainer.devices", str(devices)])
+    ranks.start_ranks({"trainer.devices": devices})
     assert asked == started

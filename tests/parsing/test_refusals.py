@@ -87,6 +87,7 @@ def test_an_accelerator_that_is_not_there(capsys, tiny, tmp_path, name):
 @pytest.mark.parametrize("command", ["fit", "describe"])
 @pytest.mark.parametrize("devices", ["[9]", "3", "[0, 0]", "cuda:9"])
 def test_gpus_that_are_not_there_are_named_with_those_that_are(capsys, monkeypatch, tiny, command, devices):
+    monkeypatch.setattr("fedsim.core.devices.why_cuda_fails", lambda cuda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100")

@@ -47,8 +47,9 @@ def test_a_wheel_holds_every_config(tmp_path):
     [wheel] = tmp_path.glob("fedsim-*.whl")
     packed = {name for name in ZipFile(wheel).namelist() if name.endswith((".yaml", ".json"))}
     beside = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
-    papers = {path.relative_to(ROOT / "src") for path in (ROOT / "src" / "fedsim" / "papers").rglob("*.[yj][as]*[ln]")}
-    assert packed == {f"fedsim/{path}" for path in beside} | {str(path) for path in papers}
+    rooms = [ROOT / "src" / "fedsim" / name for name in ("papers", "settings", "sweep")]
+    own = {path.relative_to(ROOT / "src") for room in rooms for path in room.rglob("*.[yj][as]*[ln]")}
+    assert packed == {f"fedsim/{path}" for path in beside} | {str(path) for path in own}
 
 
 def test_the_first_steps_of_help_work_outside_the_repository(tmp_path, monkeypatch, capsys):

@@ -1,38 +1,26 @@
 """The start of a command: wrong options are answered at once, and nothing is imported that a command does not need."""
 
-import ast
 import gc
 import inspect
 import subprocess
 import sys
-from importlib import import_module
-from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
 import pytest
-from lightning import Trainer
 
 from fedsim import data
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import ConfigError
-from fedsim.data import FederatedDataModule
 from fedsim.federation import Federation
 from fedsim.federation.settings import Settings
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
-from fedsim.parsing.class_arguments import arguments_of_class, defaults_of_class
-from fedsim.parsing.class_files import class_files, parsed_classes
-from fedsim.parsing.listing import KINDS, classes_of
-from fedsim.parsing.options import _SECTIONS, _names, check_options
+from fedsim.parsing.command_line import given
+from fedsim.parsing.config_files import with_shipped
+from fedsim.parsing.options import check_arguments, check_options
+from fedsim.settings.table import sections
 from run_dirs import scores_of, with_mean, write_run
-
-
-@pytest.mark.parametrize(
-    ("section", "cls"), [("trainer", Trainer), ("model", Federation), ("data", FederatedDataModule)]
-)
-def test_names_that_are_read_off_the_source_are_those_of_the_class(section, cls):
-    assert _names(section) == [*inspect.signature(cls).parameters, "help"]
 
 
 def test_the_constructor_of_the_federation_has_the_types_of_its_settings():
@@ -40,41 +28,6 @@ def test_the_constructor_of_the_federation_has_the_types_of_its_settings():
     assert [parameter.default for parameter in inspect.signature(Federation).parameters.values()] == [
         parameter.default for parameter in inspect.signature(Settings).parameters.values()
     ]
-
-
-def class_called(name):
-    [file] = [found.path for found in class_files() if found.name == name]
-    parts = file.with_suffix("").parts
-    return getattr(import_module(".".join(parts[len(parts) - 1 - parts[::-1].index("fedsim") :])), name)
-
-
-def test_classes_that_are_read_off_their_first_lines_are_those_of_the_whole_source():
-    parsed = [
-        (path, node)
-        for path in sorted(Path(data.__file__).parents[1].rglob("*.py"))
-        for node in parsed_classes(path).values()
-    ]
-    bases = [tuple(ast.unparse(base).rpartition(".")[2] for base in node.bases) for _, node in parsed]
-    expected = [(node.name, of_node, path) for (path, node), of_node in zip(parsed, bases, strict=True)]
-    assert [*class_files()] == expected
-
-
-def test_arguments_and_defaults_that_are_read_off_the_source_are_those_of_the_classes():
-    listed = [entry.name for base, _ in KINDS.values() for entry in classes_of(base)]
-    for name in (*listed, "Settings", "FederatedDataModule", "LocalTraining", "Evaluation", "ClientOverride"):
-        parameters = inspect.signature(class_called(name)).parameters
-        arguments = arguments_of_class(name)
-        assert arguments is not None, name
-        of_any = {"args", "kwargs"} - {*arguments}  # of a class without a constructor of its own
-        assert set(arguments) == set(parameters) - of_any, name
-        for argument, default in defaults_of_class(name).items():
-            assert parameters[argument].default == default, f"{name}.{argument}"
-
-
-@pytest.mark.parametrize("path", ["torch.optim.SGD", "my.package.SKA", "Nothing", "_Reader"])
-def test_of_other_classes_and_those_whose_name_stands_twice_nothing_is_said(path):
-    assert arguments_of_class(path) is None
-    assert defaults_of_class(path) == {}
 
 
 @pytest.mark.parametrize(
@@ -95,13 +48,67 @@ def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):
     with pytest.raises(ConfigError) as caught:
         check_options(["--config", "a.yaml", word], "fit")
     first, _, second = word.partition("=")[0].partition(".")
-    option = f"{first}.{second.partition('.')[0]}" if first[2:] in _SECTIONS else first
+    option = f"{first}.{second.partition('.')[0]}" if first[2:] in sections() else first
     assert str(caught.value) == (f"{option}: there is no such option; {guess}fedsim fit --help lists all options")
 
 
 def test_what_the_parser_takes_goes_on_to_the_parser():
     words = "--trainer.max_epochs=3 --trainer.callbacks+=X --trainer=x.yaml trainer.nothing --model.method.help --data"
     check_options([*words.split(), "--model.method.init_args.mu", "--data.source", "--ckpt_path=model.pt"], "fit")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "--model.client.lr=3",
+            "--model.client.lr: there is no such option; did you mean --model.client.optimizer.lr?",
+        ),
+        ("--data.root=x", "--data.root: there is no such option; did you mean --data.source.root?"),
+        (
+            "--model.client.schedule.gama=1",
+            "--model.client.schedule.gama: there is no such option; did you mean --model.client.schedule.gamma?",
+        ),
+        (
+            "--config quickstart --model.client.optimizer.lrr=1",
+            "model.client.optimizer: Adam has no option lrr; did you mean lr?",
+        ),
+        (
+            "--model.client.optimizer=SGD --model.client.optimizer.init_args.momentun=1",
+            "model.client.optimizer: SGD has no option momentun; did you mean momentum?",
+        ),
+        ("--model.method=FedPav --model.method.mu=1", "model.method: FedPav has no option mu; choose from weighting, "),
+        (
+            "--trainer.logger=CSVLogger --trainer.logger.nam=x",
+            "trainer.logger: CSVLogger has no option nam; did you mean name?",
+        ),
+        (
+            "--trainer.callbacks+=EarlyStopping --trainer.callbacks.patince=2",
+            "trainer.callbacks: EarlyStopping has no option patince; did you mean patience?",
+        ),
+    ],
+)
+def test_arguments_of_classes_are_checked_without_the_classes(words, line):
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(given(with_shipped(words.split())), "fit")
+    assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model.method=mine.Own --model.method.anything=1",
+        "--model.method=FedPav --model.method=FedProx --model.method.mu=1",
+        '--config={"model":{"method":"FedProx"}} --model.method.init_args.mu=1',
+        "--model.clients.town.0.batch_size=8",  # a name may have a dot
+        "--trainer.logger=WandbLogger --trainer.logger.save_code=true",  # which passes others on
+        "--trainer.callbacks+=mine.Own --trainer.callbacks.path=x",
+        "--model.backbone.width=8",  # of a class that the run's own config may name
+        "--model.privacy.help",
+    ],
+)
+def test_arguments_of_classes_that_are_not_known_go_on_to_the_parser(words):
+    check_arguments(given(words.split()), "fit")
 
 
 def features(folder):

@@ -11,9 +11,10 @@ from fedsim.core.errors import ConfigError
 from fedsim.federation.settings import Settings
 from fedsim.methods import FedAvg
 from fedsim.models import SmallCNN
+from fedsim.parsing.command_line import checked
 from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import as_yaml, parse_yaml
-from fedsim.parsing.typed_names import with_quotes, words_with_quotes
+from fedsim.parsing.typed_names import with_quotes
 from fedsim.sweep.file import command_of, read_content, samples, sweep_of
 from sites import site
 from small import refuse
@@ -82,7 +83,7 @@ def test_drawn_words_are_names_in_every_field_and_the_text_stays_the_same():
         )
         assert list(content["model"]["clients"]) == list(content["model"]["hardware"]["clients"]) == [word]
         assert content["model"]["clients"][word] == {"batch_size": 8}
-        [joined, option, value] = words_with_quotes([f"--data.unseen={lists}", "--data.source.names", lists])
+        [joined, option, value] = checked([f"--data.unseen={lists}", "--data.source.names", lists])
         assert yaml.safe_load(joined.partition("=")[2]) == yaml.safe_load(value) == names
         assert option == "--data.source.names"
 
@@ -160,7 +161,7 @@ def test_a_sweep_keeps_names(tmp_path):
     lines = [command_of(sweep, sample) for sample in samples(sweep)]
     assert [line[2] for line in lines[::2]] == [f"--data.public={name}" for name in ("None", "no", "007", "2021-01-01")]
     assert lines[0][3] == "--data.unseen=None"
-    assert yaml.safe_load(words_with_quotes(lines[1])[3].partition("=")[2]) == ["1e3", "null", "a\\b"]
+    assert yaml.safe_load(checked(lines[1])[3].partition("=")[2]) == ["1e3", "null", "a\\b"]
 
 
 def test_emoji_travel_as_yaml(folders, tmp_path, capsys):

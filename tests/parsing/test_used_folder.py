@@ -7,6 +7,8 @@ import pytest
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.run_lock import WAYS
+from fedsim.parsing.command_line import given, merged
+from fedsim.parsing.config_files import with_shipped
 from fedsim.parsing.used_folder import refuse_used_folder
 from run_dirs import scores_of, write_run
 
@@ -17,6 +19,10 @@ code = main(sys.argv[1:])
 assert not {"torch", "lightning", "numpy"} & set(sys.modules), "imported before the folder was looked at"
 sys.exit(code)
 """
+
+
+def settings_of(words):
+    return merged(given(with_shipped(words)))
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def test_it_comes_before_all_slow_imports(run):
 )
 def test_a_folder_that_holds_a_run_is_refused(words, run):
     with pytest.raises(ConfigError, match="holds a run already"):
-        refuse_used_folder([word.replace("RUN", str(run)) for word in words])
+        refuse_used_folder(settings_of([word.replace("RUN", str(run)) for word in words]))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,6 @@ def test_a_folder_that_holds_a_run_is_refused(words, run):
         ["--run_dir=$NOT_SET/x"],
         ["--run_dir="],
         ["--run_dir=null"],
-        ["--config", "nothing.yaml", "--run_dir=RUN"],
         [],
     ],
 )
@@ -62,9 +67,9 @@ def test_what_may_be_right_or_is_another_mistake_is_left_to_the_fit(words, run, 
     given = {"RUN": str(run), "CONFIG": str(tmp_path / "own.yaml")}
     for name, path in given.items():
         words = [word.replace(name, path) for word in words]
-    refuse_used_folder(words)
+    refuse_used_folder(settings_of(words))
 
 
 def test_only_the_first_rank_looks(run, monkeypatch):
     monkeypatch.setattr("fedsim.parsing.used_folder.rank_of_this_process", lambda: 1)
-    refuse_used_folder([f"--run_dir={run}"])
+    refuse_used_folder({"run_dir": str(run)})

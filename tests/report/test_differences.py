@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from typing import get_args
 
 import pytest
 import yaml
@@ -10,12 +11,16 @@ import yaml
 from fedsim.__main__ import main
 from fedsim.papers.files import list_papers, read_paper
 from fedsim.papers.resolved_rows import resolved_row
-from fedsim.report.differences import ANYWHERE, GROUPS, IGNORED, Difference, differences_from, method_of
-from run_dirs import scores_of, write_run
-from write_rows import flat, printed_config
+from fedsim.report.closest import differences_of, method_of, settings_of_row
+from fedsim.settings.configuration import flat
+from fedsim.settings.facts import Group
+from run_dirs import clients_and_unseen, data_of_row, scores_of, write_run
+from write_rows import flat as nested_names
+from write_rows import printed_config
 
 ROWS = [(key, name) for key in list_papers() for name in read_paper(key).rows]
 FOUR = ["dukemtmc", "market1501", "cuhk03np", "msmt17"]
+GROUPS = get_args(Group)
 
 
 def row_of(key, name):
@@ -27,14 +32,22 @@ def written(config):
     return yaml.safe_load(yaml.safe_dump(config))
 
 
+def differences(row, config):
+    """Option -> its difference."""
+    return {difference.option: difference for difference in differences_of(flat(row), flat(config))}
+
+
+def that_count(row, config):
+    """The options that differ with an effect on results."""
+    return [option for option, difference in differences(row, config).items() if difference.effect == "results"]
+
+
 def option_of(name):
     return name.replace(".init_args", "").removesuffix(".class_path")
 
 
 def is_compared(name):
-    option = option_of(name)
-    is_ignored = any(option == section or option.startswith(f"{section}.") for section in IGNORED)
-    return not is_ignored and name.rpartition(".")[2] not in ANYWHERE
+    return "." in name
 
 
 def other_value(value, rng):
@@ -55,7 +68,7 @@ def change_of_sources(sources, rng):
     sources = [sources] if isinstance(sources, dict) else copy.deepcopy(sources)
     place = rng.randrange(len(sources))
     name = sources[place]["class_path"].rpartition(".")[2]
-    arguments = [argument for argument in sources[place]["init_args"] if argument not in ANYWHERE]
+    arguments = [*sources[place]["init_args"]]
     kind = rng.choice(["less", "more", "argument"])
     if kind == "argument" and arguments:
         argument = rng.choice(arguments)
@@ -71,7 +84,7 @@ def draw(rng):
     """A row's config with one change, the row's, and the option that has changed."""
     row = row_of(*rng.choice(ROWS))
     config = copy.deepcopy(row)
-    name = rng.choice([name for name in flat(row) if is_compared(name)])
+    name = rng.choice([name for name in nested_names(row) if is_compared(name)])
     section = config
     *path, last = name.split(".")
     for part in path:
@@ -86,7 +99,7 @@ def draw(rng):
 @pytest.mark.parametrize(("key", "name"), ROWS, ids=lambda part: part)
 def test_a_row_has_no_difference_from_itself(key, name):
     row = row_of(key, name)
-    assert differences_from(row, written(row)) == ((), ())
+    assert differences(row, written(row)) == {}
 
 
 def test_each_of_200_single_changes_is_named():
@@ -94,24 +107,25 @@ def test_each_of_200_single_changes_is_named():
     missed = []
     for _ in range(200):
         config, row, option = draw(rng)
-        if [difference.name for difference in differences_from(row, config).listed] != [option]:
+        if [*differences(row, config)] != [option]:
             missed.append(option)
     assert missed == []
 
 
-def test_what_is_no_difference_has_a_reason_and_is_a_setting():
-    names = {option_of(name) for row in ROWS for name in flat(row_of(*row))}
-    gone = {"run_dir", "model.seed", "verbose"}  # taken out by the record, linked, and of older versions of Lightning
-    for setting, reason in IGNORED.items():
-        assert setting in gone or any(name == setting or name.startswith(f"{setting}.") for name in names), setting
-        assert reason
-    config = copy.deepcopy(row_of("003", "table4_batch_32"))
+def test_another_machine_is_a_difference_without_effect():
+    row = row_of("003", "table4_batch_32")
+    config = copy.deepcopy(row)
     config |= {"seed_everything": 5, "run_dir": "x", "ckpt_path": "last"}
-    config["trainer"] |= {"devices": 4, "logger": [{"class_path": "W"}], "strategy": {"class_path": "S"}}
+    config["trainer"] |= {"devices": 4, "logger": [{"class_path": "lightning.pytorch.loggers.CSVLogger"}]}
+    config["trainer"]["strategy"]["init_args"]["timeout"] = "0:30:00"
     config["data"] |= {"workers": 9, "cache": "host"}
     for source in config["data"]["source"]:
         source["init_args"]["root"] = "/elsewhere"
-    assert differences_from(row_of("003", "table4_batch_32"), config) == ((), ())
+    found = differences(row, config)
+    assert {difference.effect for difference in found.values()} == {"nothing"}
+    assert {"trainer.devices", "trainer.logger", "data.workers", "data.source.VIPeR.root"} <= {*found}
+    config["trainer"]["strategy"]["class_path"] = "S"
+    assert that_count(row, config)[0] == "trainer.strategy"
 
 
 def test_the_order_of_data_sets_and_modules_of_classes_are_no_difference():
@@ -119,7 +133,11 @@ def test_the_order_of_data_sets_and_modules_of_classes_are_no_difference():
     config["data"]["source"].reverse()
     config["model"]["selection"]["class_path"] = "fedsim.selection.AllClients"  # of an earlier version
     config["model"]["method"]["class_path"] = "FedPav"
-    assert differences_from(row, config) == ((), ())
+    assert differences(row, config) == {}
+    config["model"]["method"]["class_path"] = "mine.FedPav"
+    config["model"]["selection"]["class_path"] = "mine.AllClients"
+    config["model"]["client"]["optimizer"]["class_path"] = "mine.SGD"
+    assert that_count(row, config) == ["model.method", "model.client.optimizer", "model.selection"]
 
 
 def test_of_another_class_the_common_arguments_are_compared():
@@ -128,32 +146,29 @@ def test_of_another_class_the_common_arguments_are_compared():
         "class_path": "torch.optim.Adam",
         "init_args": {"lr": 1.0, "weight_decay": 0.0005, "eps": 1},
     }
-    assert [*differences_from(row, config).lines()] == [
-        "training: model.client.optimizer Adam (row: SGD); model.client.optimizer.lr 1.0 (row: 0.005)"
-    ]
+    found = differences(row, config)
+    assert [*found] == ["model.client.optimizer", "model.client.optimizer.lr"]
+    assert {difference.group for difference in found.values()} == {"training"}
 
 
-def test_settings_that_a_version_did_not_have_are_named_unless_they_are_off():
+def test_settings_that_a_version_did_not_have_are_compared_by_their_defaults():
     row, config = row_of("003", "table4_batch_32"), copy.deepcopy(row_of("003", "table4_batch_32"))
     del config["model"]["client"]["schedule"]["milestones"], config["model"]["client"]["micro_batch"]
-    assert differences_from(row, config) == ((), ("model.client.schedule.milestones",))
+    assert differences(row, config) == {}
+    del config["model"]["client"]["batch_size"]
+    assert [*differences(row, config)] in ([], ["model.client.batch_size"])
 
 
 def test_each_group_has_settings():
-    names = {
-        "data": "data.partition", "network": "model.neck.dim", "loss": "model.objective.triplet",
-        "training": "model.client.batch_size", "method": "model.privacy", "evaluation": "data.val_fraction",
-    }  # fmt: skip
-    names |= {"model.clients.viper.backbone.depth": "network", "model.clients.viper.cluster.k1": "loss"}
     expected = {
-        "data.partition": "data",
-        "model.clients.viper.batch_size": "training",
-        "trainer.max_epochs": "training",
-    }
-    expected |= {option: group for option, group in names.items() if "." in option}
-    expected |= {option: group for group, option in names.items() if "." not in group}
-    assert {option: Difference(option, "1", "2").group for option in expected} == expected
-    assert set(expected.values()) == set(GROUPS)
+        "data.partition": "data", "data.val_fraction": "evaluation", "data.augmentation.erase": "images",
+        "model.neck.dim": "network", "model.objective.triplet": "loss",
+        "model.client.batch_size": "training", "trainer.max_epochs": "training", "model.method": "method",
+        "model.evaluation.layer": "evaluation",
+    }  # fmt: skip
+    settings = settings_of_row("003", "table4_batch_32")
+    assert {option: settings[option].group for option in expected} == expected
+    assert set(expected.values()) == {*GROUPS}
 
 
 # -- other experiments that once passed as the paper's -----------------------------------------------------------------
@@ -164,10 +179,14 @@ def compare(capsys, run, reference, *words):
     return capsys.readouterr().out
 
 
-def run_of(folder, config, sets=(*FOUR, "viper", "ilids", "cuhksysu"), **summary):
-    """A run with these settings; its scores are no matter."""
-    scores = scores_of(dict.fromkeys(sets, 0.5))
-    return write_run(folder, {100: scores}, config=config, **{"unseen": ["viper", "ilids", "cuhksysu"]} | summary)
+def run_of(folder, config, sets=(*FOUR, "viper", "ilids", "cuhksysu"), row="", scores=None, **summary):
+    """A whole run with these settings, on the data of a row, PAPER/NAME; its scores are no matter."""
+    scores, data = scores or scores_of(dict.fromkeys(sets, 0.5)), data_of_row(*row.split("/")) if row else None
+    known = {"unseen": ["viper", "ilids", "cuhksysu"]} if data is None else clients_and_unseen(config, data)
+    method = config["model"]["method"]["class_path"].rpartition(".")[2]
+    known |= {"method": method, "seed": config["seed_everything"], "data": data}
+    rounds = config["trainer"]["max_epochs"]
+    return write_run(folder, {rounds: scores}, config=config, **known | summary)
 
 
 ODD = """--data.dry_run true --model.backbone SmallCNN --data.size [64,32] --trainer.max_epochs 1
@@ -180,15 +199,14 @@ ODD = """--data.dry_run true --model.backbone SmallCNN --data.size [64,32] --tra
 def test_a_run_with_many_other_settings_names_all_of_them(tmp_path, capsys):
     words = ODD.split()
     config = yaml.safe_load(printed_config("--paper=003/table4", *words))
-    text = compare(capsys, run_of(tmp_path / "odd", config, FOUR, unseen=[]), "003")
+    text = compare(capsys, run_of(tmp_path / "odd", config, FOUR, "003/table4_batch_32", unseen=[]), "003")
     lines = {name: line for line in text.splitlines() if (name := line.split(":")[0].strip()) in GROUPS}
     for option, value in zip(words[::2], words[1::2], strict=True):
         if option != "--trainer.devices":
             name = option.removeprefix("--")
-            value = value.replace("[64,32]", "[64, 32]")
-            number = f"{name} {value}" if value != "0" else f"{name} 0.0"
-            assert any(f" {number} (row: " in line for line in lines.values()), option
-    assert list(lines) == list(GROUPS)
+            value = value.replace("[64,32]", "[64, 32]").removesuffix(".0")
+            assert any(f" {name} {value} (row: " in line for line in lines.values()), option
+    assert list(lines) == [*GROUPS]
 
 
 def section_of(config, path):
@@ -231,7 +249,7 @@ FAKES = [
 def test_another_experiment_is_not_the_papers(row, table, changes, tmp_path, capsys):
     key, _, name = row.partition("/")
     config = copy.deepcopy(row_of(key, name))
-    text = compare(capsys, run_of(tmp_path / "run", config), f"{key}/{table}")
+    text = compare(capsys, run_of(tmp_path / "run", config, row=row), f"{key}/{table}")
     assert f"({row})\n" in text
     assert "settings that differ" not in text
     for option, value in changes.items():
@@ -239,7 +257,7 @@ def test_another_experiment_is_not_the_papers(row, table, changes, tmp_path, cap
         section = section_of(config, path)
         assert last in section
         section[last] = value
-    text = compare(capsys, run_of(tmp_path / "run", config), f"{key}/{table}")
+    text = compare(capsys, run_of(tmp_path / "run", config, row=row), f"{key}/{table}")
     assert f"({row}); settings that differ: {len(changes)}\n" in text
     for option in changes:
         assert f" {option_of(option)} " in text, option
@@ -259,25 +277,29 @@ def test_a_run_is_not_closest_to_another_method(method, reference, wrong, tmp_pa
     assert "closest to" not in text
 
 
-def test_a_config_without_a_method_has_none():
-    assert method_of({}) is None
-    assert method_of({"model": {"method": "Local"}}) == "Local"
-    assert method_of({"model": {"method": {"class_path": "a.FedPav"}}, "data": {"partition": "union"}}) == "Centralised"
+def test_the_method_of_one_client_with_all_data_is_centralised():
+    assert method_of(flat({})) == ""
+    assert method_of(flat({"model": {"method": "Local"}})) == "Local"
+    assert (
+        method_of(flat({"model": {"method": {"class_path": "a.FedPav"}}, "data": {"partition": "union"}}))
+        == "Centralised"
+    )
 
 
 def test_copied_numbers_name_whose_they_are(tmp_path, capsys):
-    run = run_of(tmp_path / "run", row_of("004", "table2_fedureid"), ("market1501", "viper"), unseen=[])
+    run = run_of(tmp_path / "run", row_of("004", "table2_fedureid"), ("market1501", "viper"), "004/table2_fedureid")
     text = compare(capsys, run, "004/table2")
     assert "has all settings of 'FedUReID' (004/table2_fedureid)" in text
     assert "copied from its own paper; known of its settings: its code has 1 local epoch, batches of 16 and SGD" in text
-    text = compare(capsys, run_of(tmp_path / "b", row_of("001", "table2_fedreid"), FOUR, unseen=[]), "000/table2")
+    row = "001/table2_fedreid"
+    text = compare(capsys, run_of(tmp_path / "b", row_of(*row.split("/")), FOUR, row), "000/table2")
     assert "has all settings of 'FedReID' (001/table2_fedreid)" in text
     assert "copied from paper 001; known of its settings: all of 001/table2_fedreid" in text
 
 
 def test_of_several_runs_of_a_row_the_one_with_fewest_differences_counts(tmp_path, capsys):
     for key, name in (("000", "table2_fedbn"), ("000", "table4_lsn")):
-        run = run_of(tmp_path / name, row_of(key, name), FOUR, unseen=[])
+        run = run_of(tmp_path / name, row_of(key, name), FOUR, f"{key}/{name}")
         assert f"has all settings of 'FedBN+D' ({key}/{name})" in compare(capsys, run, "000/table2")
 
 
@@ -306,7 +328,7 @@ def test_a_run_on_cifar10_stands_beside_its_column(tmp_path, capsys):
     """Table 2 of paper 001 has a column of top-1 accuracies beside those of rank-1."""
     for name, printed in (("cifar10", "FedAVG, S = 1"), ("cifar10_fedreid_half", "FedReID, S = 0.5")):
         scores = {"test/global/cifar10/top1": 0.9123, "test/global/seen/top1": 0.9123}
-        run = write_run(tmp_path / name, {100: scores}, config=row_of("001", name), unseen=[])
+        run = run_of(tmp_path / name, row_of("001", name), row=f"001/{name}", scores=scores)
         for options in ([], ["--metric", "top1"]):
             text = compare(capsys, run, "001/table2", *options)
             assert "; rank-1 in percent; cifar10: top-1\n" in text

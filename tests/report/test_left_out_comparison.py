@@ -8,7 +8,7 @@ import pytest
 from fedsim.__main__ import main
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
-from run_dirs import scores_of, write_run
+from run_dirs import data_of_row, scores_of, write_run
 from small import refuse
 
 SETS = ("market1501", "msmt17", "cuhk03")
@@ -37,7 +37,7 @@ def row_run(folder, row, left_out, target, method="FedPav", change=None, unseen=
         evaluations[round_] = scores
     best = {"round": 10, "metrics": evaluations[10]}
     return write_run(folder, evaluations, 41, config, method=method, primary=kind, unseen=unseen or [left_out],
-                     clients=seen, best=best, seed=1)  # fmt: skip
+                     clients=seen, best=best, seed=1, data=data_of_row("005", f"{row}_{left_out}"))  # fmt: skip
 
 
 def compare(capsys, which, *folders, options=()):
@@ -63,7 +63,9 @@ def test_one_run_stands_in_the_column_of_its_left_out_set_alone(tmp_path, capsys
     assert cells_of(text, "FedPav ", "oracle") == ["30.0 / 40.0"]
     assert cells_of(text, "FedPav ", "gap") == ["+10.0 / +10.0"]
     assert "77" not in text  # no score on a source stands beside a printed one
-    assert "FedPav, msmt17 left out, has all settings of 'FedPav' (005/table1_fedpav_msmt17)" in text
+    assert (
+        "FedPav, msmt17 left out, cannot be certified as 'FedPav' (005/table1_fedpav_msmt17)\n    cuhk03: not" in text
+    )
     assert "NOT COMPARABLE" not in text
     assert "table1: Left-out data sets; mAP / rank-1 in percent" in compare(capsys, "005", tmp_path / "a")
 

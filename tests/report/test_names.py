@@ -12,14 +12,14 @@ from run_dirs import scores_of, write_run
 
 METHODS = [name for name in shipped_configs() if name.startswith("methods/")]
 VARIANTS = {  # with settings that are neither defaults of the method nor those of the config that bears its name
-    "fedavg_d": "FedAvg share_head false, share_neck false, weighting uniform",
+    "fedavg_d": "FedAvg weighting uniform, share_head false, share_neck false",
     "fedpav_cdw": "FedPav weighting cdw",
-    "fedpav_kd_cdw": "FedPav distillation, weighting cdw",
+    "fedpav_kd_cdw": "FedPav weighting cdw, distillation",
     **{name.lower(): f"FedPav server_optimizer {name}" for name in ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")},
     "feduca": "FedAvg share_head false",
     "feducc": "FedBN weighting size",
     "fedper": "FedAvg share_head false, share_neck false",
-    "parameter_average": "FedAvg share_head false, share_neck false, weighting uniform",
+    "parameter_average": "FedAvg weighting uniform, share_head false, share_neck false",
 }
 
 
@@ -27,7 +27,9 @@ def write_method(folder, class_path, config=None, clients=("a",), **arguments):
     method = {"class_path": class_path, "init_args": arguments}
     config = config or {"model": {"method": method}}
     name = config["model"]["method"]["class_path"].rpartition(".")[2]
-    return write_run(folder, {1: scores_of({"a": 0.5})}, config=config, method=name, clients=list(clients))
+    rounds = config.get("trainer", {}).get("max_epochs", 1)
+    scores = {rounds: scores_of({"a": 0.5})}
+    return write_run(folder, scores, config=config, method=name, clients=list(clients))
 
 
 def labels(*folders):
@@ -52,7 +54,7 @@ def test_a_lone_variant_is_told_by_its_settings(tmp_path):
     plain = write_method(tmp_path / "plain", "fedsim.methods.FedProx", mu=0.01, weighting="uniform")
     assert labels(lsn, plain) == ["SKA dual false, unseen avg", "FedProx"]
     own = write_method(tmp_path / "own", "my.package.SKA", dual=False)
-    assert labels(own) == ["SKA"], "of a class of another package nothing is known"
+    assert labels(own) == ["my.package.SKA"], "a class of another package is none of fedsim's"
     union = write_method(tmp_path / "union", "fedsim.methods.FedPav", clients=["union"], weighting="cdw")
     assert labels(union) == ["Centralised"]
 
@@ -69,7 +71,7 @@ def test_tuned_numbers_make_no_variant(tmp_path):
 def test_of_many_settings_the_first_are_told(tmp_path):
     arguments = {"prune": False, "sas": False, "crr": False, "accuracy": "centroids", "step": 0.3}
     folder = write_method(tmp_path / "run", "FedKLPR", **arguments)
-    assert labels(folder) == ["FedKLPR accuracy centroids, crr false, prune false, ..."]
+    assert labels(folder) == ["FedKLPR prune false, sas false, crr false, ..."]
 
 
 def test_a_long_name_is_broken_over_lines_of_a_table(tmp_path, capsys, monkeypatch):

@@ -8,17 +8,19 @@ from types import SimpleNamespace
 import pytest
 
 from fedsim.report.names import choose_settings, differences, name_variants
+from fedsim.settings.configuration import flat
 
 ORDER = (
-    "method", "timing", "aggregation", "server_optimizer", "selection", "privacy", "objective", "backbone", "client",
+    "method", "selection", "timing", "privacy", "aggregation", "server_optimizer", "objective", "backbone", "client",
     "clients",
 )  # fmt: skip
-"""Sections of ``model`` in the order in which names rather have them; then data, the model's others, and rounds"""
+"""Sections of ``model`` in the order in which names rather have them; then data, and rounds"""
 
 
 def run_of(config, folder="run", method="FedPav"):
     """What a name depends on."""
-    return SimpleNamespace(config=config, folder=Path(folder), summary={"method": method, "clients": ["a", "b"]})
+    summary = {"method": method, "clients": ["a", "b"]}
+    return SimpleNamespace(settings=flat(config), method=method, folder=Path(folder), summary=summary)
 
 
 def part(path, **arguments):
@@ -42,10 +44,10 @@ def test_four_timings_are_told_by_their_timing():
     """The study of docs/results.md: the number of rounds would tell most of them apart, too."""
     runs = [timed(None, 10), timed(buffered(9), 40), timed(DEADLINE, 41), timed(buffered(1, mix=0.6), 360)]
     assert name_variants(runs) == [
-        "FedPav timing none", "FedPav timing Buffered, buffer 9", "FedPav timing Deadline",
+        "FedPav timing Synchronous", "FedPav timing Buffered, buffer 9", "FedPav timing Deadline",
         "FedPav timing Buffered, buffer 1",
     ]  # fmt: skip
-    assert name_variants(runs[:2]) == ["FedPav timing none", "FedPav timing Buffered"]
+    assert name_variants(runs[:2]) == ["FedPav timing Synchronous", "FedPav timing Buffered"]
     assert name_variants(runs[1::2]) == ["FedPav buffer 9", "FedPav buffer 1"]
     synchronous = timed(part("Synchronous"), 16)
     assert name_variants([synchronous, runs[2]]) == ["FedPav timing Synchronous", "FedPav timing Deadline"]
@@ -54,7 +56,7 @@ def test_four_timings_are_told_by_their_timing():
 def test_a_part_that_is_off_in_some_runs_is_one_row():
     """In the page's table of differences, too: not one row for nothing, and another for the class."""
     assert differences([timed(None, 10), timed(buffered(9), 40), timed(DEADLINE, 40)]) == {
-        "model.timing.class_path": ["none", "Buffered", "Deadline"],
+        "model.timing": ["Synchronous", "Buffered", "Deadline"],
         "trainer.max_epochs": ["10", "40", "40"],
     }
 
@@ -75,13 +77,16 @@ def test_of_two_settings_the_one_that_readers_expect_is_in_the_name(first):
     rounds, data = {"max_epochs": None}, {"val": None}
     for second in [*ORDER[first + 1 :], "zeta"]:
         model = {ORDER[first]: {"x": None}, second: {"y": None}}
+        model = {name: part("SGD", **of) if name == "server_optimizer" else of for name, of in model.items()}
         for ordered in (model, dict(reversed(model.items()))):
-            assert name_variants(two_runs(ordered, data=data, trainer=rounds)) == ["FedPav x 1", "FedPav x 2"]
+            names = name_variants(two_runs(ordered, data=data, trainer=rounds))
+            assert [name.replace("server_optimizer SGD, ", "") for name in names] == ["FedPav x 1", "FedPav x 2"]
 
 
 def test_the_number_of_rounds_is_told_if_nothing_else_tells_runs_apart():
     rounds, data = {"max_epochs": None}, {"val": None}
-    assert name_variants(two_runs({"zeta": None}, data=data, trainer=rounds)) == ["FedPav val 1", "FedPav val 2"]
+    assert name_variants(two_runs({"zeta": None}, data=data, trainer=rounds)) == ["FedPav zeta 1", "FedPav zeta 2"]
+    assert name_variants(two_runs({}, data=data, trainer=rounds)) == ["FedPav val 1", "FedPav val 2"]
     assert name_variants(two_runs({"zeta": None}, trainer=rounds)) == ["FedPav zeta 1", "FedPav zeta 2"]
     assert name_variants(two_runs({"zeta": 1}, trainer=rounds)) == ["FedPav max_epochs 1", "FedPav max_epochs 2"]
 
@@ -115,15 +120,12 @@ def drawn(seed):
 
 def place(name):
     words = name.split(".")
-    if words[0] == "trainer":
-        return len(ORDER) + 2
-    return ORDER.index(words[1]) if words[0] == "model" and words[1] in ORDER else len(ORDER) + (words[0] == "model")
+    return len(ORDER) + (words[0] == "trainer") if words[0] != "model" else ORDER.index(words[1])
 
 
 def with_classes(names, differing):
     """Settings, and the classes whose arguments they are, if runs differ in these."""
-    classes = [f"{name.partition('.init_args.')[0]}.class_path" for name in names if ".init_args." in name]
-    return {*names} | {path for path in classes if path in differing}
+    return {*names} | {part for name in names for part in differing if name.startswith(f"{part}.")}
 
 
 def tells_apart(names, differing, number):
@@ -161,8 +163,9 @@ def test_names_of_drawn_runs_are_distinct_minimal_and_in_order():
         if not found:
             assert by_folders(names, runs)
             continue
-        first = min(sorted(map(place, of)) for of in found)
-        assert {*chosen} in [with_classes(of, differing) for of in found if sorted(map(place, of)) == first], seed
+        first = min(found, key=lambda of: sorted(map([*differing].index, of)))
+        assert {*chosen} == with_classes(first, differing), seed
+        assert [*map(place, differing)] == sorted(map(place, differing))
         for name, run in zip(names, range(len(runs)), strict=True):
             values = [value for one in chosen if (value := differing[one][run]) != "-"]
             texts = name.removeprefix("FedPav ").split(", ")  # first those that all runs share

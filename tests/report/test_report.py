@@ -67,7 +67,8 @@ def test_variants_of_a_method_have_names_of_their_own(tmp_path):
         folder = write_run(tmp_path / name, evaluations, rounds=20)
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps(summary | {"method": "FedPav", "fingerprint": name}))
-        config = {"model": {"method": {"init_args": {"weighting": weighting}}, "client": {"lr": lr}}}
+        method = {"class_path": "FedPav", "init_args": {"weighting": weighting}}
+        config = {"model": {"method": method, "client": {"lr": lr}}}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         folders.append(folder)
     assert [group.label for group in group_runs(folders[:1])] == ["FedPav"]

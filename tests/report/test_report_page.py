@@ -196,7 +196,7 @@ def test_tables_hold_scores_tests_settings_and_versions(runs, parsed):
     assert scores["viper"][0] == cell.replace("+-", " ± ")
     assert "12 queries" in str(parsed.tables["table-test-1"])
     assert [row[-1] for row in parsed.tables["table-test-2"][1:]].count("3 seeds") == 3 * 2
-    assert ["model.method.class_path", *METHODS] in parsed.tables["table-differences"]
+    assert ["model.method", *METHODS] in parsed.tables["table-differences"]
     assert parsed.tables["table-versions"][1][:4] == ["FedPav", "0", "9.8.7", "2.99"]
     assert [row[0] for row in parsed.tables["table-published-1"][1:]].count("FedPav") >= 1
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from fedsim.__main__ import main
+from fedsim.core.errors import DataError
 from fedsim.report.names import differences
 from fedsim.report.run_folders import open_runs
 from fedsim.report.runs import read_run
@@ -83,10 +84,10 @@ def test_differences_are_of_settings_that_numbers_depend_on(tmp_path):
     runs = [read_run(write(tmp_path / str(i), config=of)) for i, of in enumerate(configs)]
     found = differences(runs)
     assert found == {
-        "model.method.class_path": ["FedPav", "FedPav", "Ditto"],
-        "model.method.init_args.weighting": ["size", "cdw", "size"],
+        "model.method": ["FedPav", "FedPav", "Ditto"],
+        "model.method.weighting": ["size", "cdw", "size"],
     }
-    assert differences([runs[0], runs[2]]) == {"model.method.class_path": ["FedPav", "Ditto"]}
+    assert differences([runs[0], runs[2]]) == {"model.method": ["FedPav", "Ditto"]}
 
 
 def test_formats_hold_the_same_numbers(tmp_path, capsys, caplog):
@@ -127,3 +128,18 @@ def test_a_page_without_its_library_is_one_line(tmp_path, capsys, monkeypatch):
     line = refuse(capsys, "report", run, "--html", tmp_path / "out.html", "--figure", tmp_path / "f.png")
     assert "--html: needs plotly and jinja2; pip install 'fedsim[report]'" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "it is said before anything is drawn"
+
+
+NO_DATA = [5, [], {}, {"digest": 1}, {"digest": "a", "sets": []}, {"digest": "a", "sets": {"town": 3}},
+           {"digest": "a", "sets": {"town": {"train": {"images": 4}}}},
+           {"digest": "a", "sets": {"town": {"query": {"people": 1, "images": -1}}}}]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", NO_DATA)
+def test_a_damaged_identity_of_data_is_named(tmp_path, data):
+    run = write_run(tmp_path / "run", {1: scores_of({"town": 0.5})}, data=data)
+    with pytest.raises(DataError, match=r"summary\.json: data is not the counts of data sets; was it edited\?"):
+        read_run(run)
+    parts = {"train": None, "query": {"people": None, "images": 4}, "gallery": {"people": 2, "images": 4}}
+    for right in (None, {"digest": "a", "sets": {"town": parts}}, {"digest": "a", "num_sets": 2000}):
+        assert read_run(write_run(run, {1: scores_of({"town": 0.5})}, data=right)).summary["data"] == right

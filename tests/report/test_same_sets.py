@@ -6,8 +6,9 @@ from pathlib import Path
 
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
+from fedsim.report.closest import wrong_sets
 from fedsim.report.runs import Run
-from fedsim.report.same_sets import wrong_sets
+from fedsim.settings.configuration import flat
 
 ROWS = [(key, name) for key in ("005", "006") for name in read_paper(key).rows]
 OTHERS = ("VIPeR", "GRID", "CUHKSYSU", "DukeMTMC", "PRID2011", "MarketFolders", "SyntheticReID")
@@ -15,6 +16,10 @@ OTHERS = ("VIPeR", "GRID", "CUHKSYSU", "DukeMTMC", "PRID2011", "MarketFolders", 
 
 def row_of(key, name):
     return resolved_row(read_paper(key), name)
+
+
+def wrong(row, run):
+    return list(wrong_sets(flat(row), run))
 
 
 def run_of(config, unseen=None, clients=("a",)):
@@ -89,7 +94,7 @@ DATA = {  # setting -> other values, of which the row's own is left out
 }
 SCORED = {
     "layer": ["pool"], "flip": [True], "distance": ["cosine"], "camera_aware": [False], "invalid_as_zero": [True],
-    "single_gallery_shot": [True], "task": ["classification"], "junk_pids": [[], [-1, 0]], "precision": ["run"],
+    "single_gallery_shot": [True], "task": ["classification"], "junk_pids": [[], [-1, 0]],
 }  # fmt: skip
 
 
@@ -120,7 +125,7 @@ def test_no_drawn_change_of_sets_versions_or_scores_slips_through():
         kind = change(rng, config)
         kinds.add(kind)
         unseen = config["data"]["unseen"] or []
-        if not list(wrong_sets(row, run_of(config, unseen))):
+        if not wrong(row, run_of(config, unseen)):
             slipped.append((key, name, kind))
     assert slipped == []
     assert kinds == {*SOURCES, *DATA, *SCORED}
@@ -132,7 +137,9 @@ HARMLESS = [
     lambda rng, config: config.update(seed_everything=rng.randint(2, 99)),
     lambda rng, config: config["model"]["client"].update(batch_size=32),
     lambda rng, config: config["data"].update(val="none"),
-    lambda rng, config: config["model"]["evaluation"].update(batch_size=8, backend="torch", ensemble=True),
+    lambda rng, config: config["model"]["evaluation"].update(
+        batch_size=8, backend="torch", ensemble=True, precision="run"
+    ),
     lambda rng, config: config["data"].update(size=[128, 64]),
     lambda rng, config: config["trainer"].update(max_epochs=3),
     lambda rng, config: config["data"].update(cache="host", workers=0, cache_dir="somewhere"),
@@ -151,12 +158,12 @@ def test_what_is_no_other_set_is_not_refused():
         row = row_of(*rng.choice(ROWS))
         config = copy.deepcopy(row)
         harmless(rng, config)
-        assert list(wrong_sets(row, run_of(config))) == []
+        assert wrong(row, run_of(config)) == []
 
 
 def test_a_run_whose_summary_tells_of_other_sets_is_refused():
     row = row_of("005", "table1_fedpav_market1501")
-    (line,) = wrong_sets(row, run_of(row, ["msmt17"]))
+    (line,) = wrong(row, run_of(row, ["msmt17"]))
     assert line == "was scored on other unseen sets than the row: msmt17 (row: market1501)"
-    (line,) = wrong_sets(row, run_of(row, clients=["msmt17", "market1501"]))
+    (line,) = wrong(row, run_of(row, clients=["msmt17", "market1501"]))
     assert line == "has its target among its sources: a client trained on market1501"

@@ -1,4 +1,4 @@
-"""How many images the runs of a report have trained on: scores of more work are not compared in silence."""
+"""Images and steps of the runs in a report: scores of more work are not compared in silence."""
 
 import random
 
@@ -11,12 +11,12 @@ from run_dirs import scores_of, write_log, write_run
 
 
 def run_with(folder, rounds, seed=0, fingerprint=None, **summary):
-    """A run; rounds: (images, steps) of each."""
+    """A run; rounds: (images, steps) of each, and further numbers."""
     scores = scores_of({"market1501": 0.5})
     write_run(folder, {len(rounds): scores}, seed=seed, fingerprint=fingerprint or folder.name, config={}, **summary)
     logged = [
-        (t, {"train/clients": 2, "train/images": images, "train/steps": steps})
-        for t, (images, steps) in enumerate(rounds, 1)
+        (t, {"train/clients": 2, "train/images": images, "train/steps": steps, **dict(*more)})
+        for t, (images, steps, *more) in enumerate(rounds, 1)
     ]
     write_log(folder / "metrics.csv", [*logged, (len(rounds), scores)])
     return folder
@@ -37,7 +37,8 @@ def test_images_and_steps_are_sums_over_rounds(tmp_path):
     ]
     none = run_with(tmp_path / "none", [(0, 0)])
     assert lines(("A", [a]), ("N", [none]))[1:] == [
-        "NOT EQUAL WORK: A trained on more images than N; this may change scores"
+        "NOT EQUAL WORK: A trained on more images than N; this may change scores",
+        "NOT EQUAL WORK: A took more steps than N; this may change scores",
     ]
     assert len(lines(("N", [none]))) == 1
 
@@ -47,12 +48,29 @@ def test_differences_beyond_five_percent_are_named_and_no_others(tmp_path):
     wrong = []
     for number in range(40):
         counts = [rng.randrange(1000, 1200) for _ in range(3)]
-        groups = [(f"{i}", [run_with(tmp_path / f"{number}{i}", [(c, 1)])]) for i, c in enumerate(counts)]
+        equal = rng.random() < 0.5  # images, or steps
+        rounds = [(1000, c) if equal else (c, 1000) for c in counts]
+        groups = [(f"{i}", [run_with(tmp_path / f"{number}{i}", [r])]) for i, r in enumerate(rounds)]
         differs = max(counts) / min(counts) > 1 + EQUAL_WORK
         said = lines(*groups)[1:]
-        if bool(said) != differs or (said and counts[int(said[0].split()[3])] != max(counts)):
+        if len(said) != differs or (said and counts[int(said[0].split()[3])] != max(counts)):
             wrong.append(counts)
+        wrong += [line for line in said if (" steps than " if equal else " images than ") not in line]
     assert wrong == []
+
+
+def test_roles_are_named_where_they_have_work(tmp_path):
+    personal = {"train/images_personal": 100, "train/steps_personal": 5}
+    server = {"train/images_server": 60, "train/steps_server": 2}
+    plain = run_with(tmp_path / "plain", [(200, 10), (200, 10)])
+    both = run_with(tmp_path / "both", [(300, 15, personal), (360, 17, personal | server)])
+    more = run_with(tmp_path / "more", [(300, 15, personal), (300, 15, personal)])
+    assert lines(("A", [plain]), ("B", [both, more])) == [
+        "trained on: A 400 images in 20 steps, B 600 to 660 images in 30 to 32 steps "
+        "(personal 200 in 10; server 0 to 60 in 0 to 2)",
+        "NOT EQUAL WORK: B trained on 57% more images than A; this may change scores",
+        "NOT EQUAL WORK: B took 55% more steps than A; this may change scores",
+    ]
 
 
 def test_runs_of_earlier_versions_have_no_such_numbers(tmp_path):

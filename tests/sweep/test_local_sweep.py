@@ -223,7 +223,8 @@ def finished_methods(write_sweep, tmp_path):
             score = 0.1 * (1 + overlays.index(overlay)) + 0.02 * seed
             metrics = scores_of({"market1501": score}, "personalised")
             scores[name, seed] = metrics["test/personalised/market1501/mAP_trapezoid"], score
-            config = {"model": {"method": {"class_path": "Local"}}}
+            client = {"batch_size": 8 + overlays.index(overlay)}
+            config = {"model": {"method": {"class_path": "Local"}, "client": client}}
             write_run(run.folder, {100: metrics}, 100, config, primary="personalised", seed=seed, fingerprint=name)
     return path, scores
 

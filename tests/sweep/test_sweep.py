@@ -423,12 +423,13 @@ FIT = ["fedsim", "fit", "--config=quickstart"]
         (["--model.method", "FedProx", "--model.method.init_args.muu", "1"], "FedProx has no option muu; did you mean"),
         (["--model.method={class_path: fedsim.methods.SKA}", "--model.method.duall=1"], "did you mean dual?"),
         (["--config=methods/ska", "--model.method.unsen=avg"], "model.method: SKA has no option unsen; did you mean"),
-        (["--config=methods/fedpav_kd_cdw", "--model.method.distillation.epoch=1"], "Distillation has no option epoch"),
+        (["--config=methods/fedpav_kd_cdw", "--model.method.distillation.epoch=1"], "did you mean --model.method"),
         (["--model.selection=UCB", "--model.selection.rhoo=1"], "model.selection: UCB has no option rhoo; did"),
         (["--model.server_optimizer=FedAdam", "--model.server_optimizer.taau=1"], "did you mean tau?"),
-        (["--model.client.batchsize=4"], "model.client: LocalTraining has no option batchsize; did you mean batch_si"),
+        (["--model.client.batchsize=4"], "--model.client.batchsize: there is no such option; did you mean"),
+        (["--model.client.optimizer.lrr=1"], "model.client.optimizer: Adam has no option lrr; did you mean lr?"),
         (["--data.source.sale=1"], "data.source: SyntheticReID has no option sale; did you mean scale?"),
-        (["--data.augmentation.pdd=1"], "data.augmentation: Augmentation has no option pdd; did you mean pad?"),
+        (["--data.augmentation.pdd=1"], "did you mean --data.augmentation.pad?"),
     ],
 )  # fmt: skip
 def test_options_that_a_class_lacks_are_refused_before_a_draw(write_sweep, capsys, options, line):
@@ -455,7 +456,8 @@ def test_a_name_that_the_class_of_a_papers_row_lacks_is_refused(write_sweep, cap
     [
         ["--model.method=my.package.Own", "--model.method.anything=1"],
         ["--config=nowhere.yaml", "--model.method.weightng=cdw"],
-        ["--model.client.optimizer.lrr=1", "--model.clients.town0.batchsize=1"],
+        ["--model.client.optimizer=my.package.Own", "--model.client.optimizer.lrr=1"],
+        ["--model.clients.town0.batchsize=1"],
         ["--data.source=[SyntheticReID]", "--data.source.sale=1"],
         ["--model.method=own.yaml", "--model.method.anything=1"],
         ["--model.backbone=TimmBackbone", "--model.backbone.options.drop_rate=0.1"],

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from fedsim.training.proxies import make_proxies, proxy_batches, update_memory
+from fedsim.functional.memory import update_memory
+from fedsim.training.proxies import make_proxies, proxy_batches
 
 
 def unit(vector):

@@ -14,22 +14,17 @@ from fedsim.cli.commands import call, plain_command
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError
 from fedsim.core.false_alarms import ignore_false_alarms
-from fedsim.papers.files import rotation_in
-from fedsim.parsing.config_files import check_words
+from fedsim.papers.files import rotation_in, with_paper
+from fedsim.parsing.command_line import checked, given, merged, options_in
+from fedsim.parsing.config_files import normalise, with_shipped
 from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.error_lines import CommandFailure, failure_of
-from fedsim.parsing.options import (
-    WITH_TRAINER,
-    asks_for_help,
-    asks_for_images,
-    asks_for_rotation,
-    asks_for_several,
-    check_options,
-)
+from fedsim.parsing.options import asks_for_help, check_arguments, check_options
 from fedsim.parsing.output import end_output, print_error, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
-from fedsim.parsing.typed_names import with_quotes, words_with_quotes
+from fedsim.parsing.typed_names import with_quotes
 from fedsim.parsing.used_folder import refuse_used_folder
+from fedsim.settings.options import WITH_TRAINER
 
 _load_yaml = get_loader("yaml")  # the parser's own
 
@@ -85,45 +80,53 @@ def _code_of(args: list[str]) -> tuple[int, bool]:
 def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
     check_environment()  # Lightning would read these variables in its import
-    check_words(words, is_kept=command in WITH_TRAINER)
-    words = words_with_quotes(words)
+    words = checked(words, is_kept=command in WITH_TRAINER)
     set_loader("yaml", lambda text: _load_yaml(with_quotes(text)), exceptions=(yaml.YAMLError,))
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
     helps = asks_for_help(words)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)
-    if command == "fit" and not helps and (asks_for_rotation(words) or rotation_in(words)):
+    names = {name for name, _ in options_in(words)}
+    if command == "fit" and not helps and ("left_out" in names or rotation_in(words)):
         from fedsim.sweep.rotation import run as run_rotation
 
         _set_up_messages()
         print_text(run_rotation(words))
-    elif asks_for_several(words, command) and not helps:
+    elif command == "fit" and not helps and {"seeds", "parallel"} & names:
         from fedsim.sweep.seeds import run as run_seeds
 
         _set_up_messages()
         print_text(run_seeds(words))
-    elif command == "predict" and asks_for_images(words):
+    elif command == "predict" and "images" in names:
         from fedsim.inference.folder import predict_images
 
         _set_up_messages()
         print_text(call(predict_images, words, command))
     elif command in WITH_TRAINER:
-        check_options(words, command)
-        if command == "fit" and not helps:
-            refuse_used_folder(words)
-        if command != "describe" and not helps:
-            start_ranks(words)
-        with imports_without_collection():
-            from fedsim.cli.fit import run
-
-        _set_up_messages()
-        run(command, words)
+        _run_with_trainer(command, words, helps)
     else:
         with imports_without_collection():
             plain = plain_command(command, words)
         _set_up_messages()
         print_text(plain(words))
+
+
+def _run_with_trainer(command: str, words: list[str], helps: bool) -> None:
+    """Refuse what the table of settings lacks, start the other ranks, import the command, and run it."""
+    check_options(words, command)
+    words = with_shipped(normalise(with_paper(words)))
+    settings = [] if helps else list(given(words))
+    check_arguments(settings, command)
+    if command == "fit" and not helps:
+        refuse_used_folder(merged(settings))
+    if command != "describe" and not helps:
+        start_ranks(merged(settings))
+    with imports_without_collection():
+        from fedsim.cli.fit import run
+
+    _set_up_messages()
+    run(command, words)
 
 
 def _report(error: BaseException, failure: CommandFailure) -> None:

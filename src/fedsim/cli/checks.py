@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation, listeners_of
 from fedsim.federation.memory import check_memory, warn_of_states
 from fedsim.models.weights import is_file
-from fedsim.parsing.config_files import config_at, read_config
 from fedsim.parsing.values import check_values
 
 
@@ -29,28 +27,24 @@ def check_config(config: Mapping[str, Any]) -> None:
     check_values(config, {"trainer": Trainer, "model": Federation, "data": FederatedDataModule})
 
 
-def check_weights(words: Sequence[str], config: Mapping[str, Any]) -> None:
+def check_weights(settings: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Refuse a backbone without ``weights`` in place of one that a config lets start from a file.
 
     The parser drops arguments that a new class does not have, and random weights would be scored in the file's place.
 
     Args:
-        words: the command line.
+        settings: those of the command line and its config files, also of replaced classes.
         config: as parsed.
 
     Raises:
         ConfigError: with the file and the backbone.
     """
-    paths = [path for pair in zip_longest(words, words[1:], fillvalue="") if (path := config_at(*pair))]
-    models = [read_config(path).get("model") for path in paths]
-    backbones = [model.get("backbone") for model in models if isinstance(model, dict)]
-    named = [(part.get("init_args") or {}).get("weights") for part in backbones if isinstance(part, dict)]
-    files = [weights for weights in named if isinstance(weights, str) and is_file(weights)]
-    backbone = config["model"]["backbone"]
-    if backbone and files and "weights" not in (backbone.get("init_args") or {}):
+    backbone, weights = config["model"]["backbone"], settings.get("model.backbone.weights")
+    starts_from_file = isinstance(weights, str) and is_file(weights)
+    if backbone and starts_from_file and "weights" not in (backbone.get("init_args") or {}):
         name = str(backbone["class_path"]).rpartition(".")[2]
         raise ConfigError(
-            f"model.backbone: {name} has no weights, but a config starts from {files[-1]}; keep its network, or take a "
+            f"model.backbone: {name} has no weights, but a config starts from {weights}; keep its network, or take a "
             "small one with weights of its own, such as --model.backbone.depth 18"
         )
 

@@ -6,13 +6,13 @@ Most are typed functions, whose arguments are the options.
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import did_you_mean
 from fedsim.papers.files import with_paper
 from fedsim.parsing.config_files import join_configs, with_shipped
 from fedsim.parsing.error_lines import parsed
@@ -65,12 +65,9 @@ def run_subcommand(group: str, args: list[str]) -> str:
     if args and args[0] in ("-h", "--help"):
         return f"usage: fedsim {group} {{{','.join(modules)}}} [options]; see fedsim {group} COMMAND --help"
     if not args or args[0] not in modules:
-        close = get_close_matches(args[0], modules, n=1) if args else []
-        guess = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(
-            f"fedsim {group}: there is no command {args[0] if args else '(none)'}; {guess}"
-            f"choose from {', '.join(modules)}"
-        )
+        named = args[0] if args else "(none)"
+        remedy = did_you_mean(named, modules, f"choose from {', '.join(modules)}")
+        raise ConfigError(f"fedsim {group}: there is no command {named}; {remedy}")
     command: Callable[..., str] = getattr(import_module(modules[args[0]]), args[0])
     return call(command, join_configs(with_shipped(with_paper(args[1:]))), f"{group} {args[0]}")
 

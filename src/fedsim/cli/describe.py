@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from tabulate import tabulate
 from fedsim.core.placement import Placement, by_device
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
+from fedsim.data.identity import ROLES
 from fedsim.evaluation.summary import MAX_LISTED, MAX_NAMES
 from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.ledger import Ledger, Traffic
@@ -59,6 +61,7 @@ def describe_federation(
         if not flat.serves(layer, method.server_tensors(model.parts.server, arch)):
             scorers = "all clients' models together" if method.delivers == "ensemble" else "the clients' own models"
             parts.append(f"While the server has no complete model, unseen domains are scored by {scorers}.")
+    parts += ["\nData sets, as they are listed", _data_table(data.identity(MAX_LISTED))]
     parts += ["\nData of the clients", _client_table(model, placement)]
     tables = list(clock_of(model.listeners).timetables(rounds))
     traffic = [_traffic_of(model.parts.ledger, t, table) for t, table in enumerate(tables)]
@@ -107,6 +110,26 @@ def group_table(model: FlatModel) -> str:
     if model.has_own_heads:
         rows.append([Group.HEAD.value, 2, "per client", "per client", "private"])
     return tabulate(rows, headers=["group", "tensors", "elements", "bytes", "use"], intfmt=",")
+
+
+def _data_table(identity: Mapping[str, Any]) -> str:
+    """Return people, cameras and images of each data set, and its digest; of very many, only sums of images."""
+    line = f"Digest of all: {identity['digest']}" + ", of DRAWN STAND-INS" * ("dry_run" in identity)
+    if generated := identity.get("generated"):
+        line += f", with {generated['images']:,} generated images"
+    if "sets" not in identity:
+        sums = ", ".join(f"{count:,} {role}" for role, count in identity["images"].items())
+        return f"{identity['num_sets']:,} data sets; images: {sums}\n{line}"
+    rows = []
+    for name, counts in identity["sets"].items():
+        pool = f"first of {counts['splits']} splits of {_people_and_images(counts['pool'])}" if "pool" in counts else ""
+        rows.append([name, *(_people_and_images(counts[role]) for role in ROLES), counts["digest"], pool])
+    table = tabulate(rows, ["data set", *ROLES, "digest", ""], disable_numparse=True)
+    return f"{table}\n{line}; numbers are people / cameras / images"
+
+
+def _people_and_images(counts: Mapping[str, int | None] | None) -> str:
+    return "" if counts is None else " / ".join("?" if n is None else f"{n:,}" for n in counts.values())
 
 
 def _client_table(model: Federation, placement: Placement) -> str:
@@ -159,7 +182,7 @@ def _test_table(federated: FederatedData) -> str:
         notes = [f"{len(sets.splits)} splits of the gallery"] if sets.splits else []
         notes += ["unseen"] if name in federated.unseen else []
         rows.append([name, queries_of[name], len(sets.gallery), ", ".join(notes)])
-    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",", disable_numparse=_NAMES)
+    return tabulate(rows, ["test set", "queries", "gallery", ""], intfmt=",", disable_numparse=_NAMES[: len(rows)])
 
 
 def _traffic_table(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -> str:

@@ -32,13 +32,13 @@ from fedsim.cli.run_directory import (
     settle_checkpoint,
     with_own_config,
 )
-from fedsim.core.changes import Change, fingerprint_of
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import expanded, missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.callbacks import (
     FolderStart,
     KeepConfig,
@@ -54,13 +54,17 @@ from fedsim.federation.callbacks import (
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
 from fedsim.federation.federation import Federation
-from fedsim.federation.trainer import DEFAULTS
-from fedsim.papers.files import OfAPaper, with_paper
-from fedsim.parsing.config_files import check_config_files, normalise, with_clients, with_shipped
+from fedsim.papers.files import OfAPaper
+from fedsim.parsing.command_line import given, merged, with_clients
 from fedsim.parsing.documents import SafeLoader
 from fedsim.parsing.error_lines import parser_errors_explained
 from fedsim.parsing.options import asks_for_help
 from fedsim.parsing.output import print_text, rank_of_this_process
+from fedsim.settings.changes import Change
+from fedsim.settings.configuration import fingerprint_of, line_of_idle
+from fedsim.settings.identity import identity_of, line_of_identity
+from fedsim.settings.options import trainer_defaults
+from fedsim.settings.table import section, walk
 from fedsim.strategy.sharing import devices_of_run
 
 log = logging.getLogger(__name__)
@@ -86,10 +90,10 @@ _MOVED = {  # module in configs of earlier versions -> its present name
 
 
 def run(command: str, args: list[str]) -> None:
-    """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe``."""
+    """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe`` with the words after it, which are checked."""
     give_old_addresses()
     _let_loggers_stand_alone()
-    FedSimCLI([command, *with_clients(with_own_config(command, with_shipped(normalise(with_paper(args)))))])
+    FedSimCLI([command, *with_clients(with_own_config(command, args))])
 
 
 def give_old_addresses() -> None:
@@ -132,7 +136,7 @@ class FedSimCLI(LightningCLI):
             model_class=Federation,
             datamodule_class=FederatedDataModule,
             trainer_class=FederatedTrainer,
-            trainer_defaults={"strategy": {"class_path": "fedsim.strategy.FederatedStrategy"}, **DEFAULTS},
+            trainer_defaults={"strategy": {"class_path": "fedsim.strategy.FederatedStrategy"}, **trainer_defaults()},
             save_config_callback=KeepConfig,
             save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
             seed_everything_default=0,
@@ -157,28 +161,23 @@ class FedSimCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add fedsim's own options, and link the model's seed to seed_everything."""
-        files = "config.yaml, metrics.csv, summary.json and checkpoints"
-        folder = f"the folder for {files}; default: runs/METHOD-seedN"
-        overwrite = "whether fit may replace the finished run in run_dir"
-        ranking = "fedsim test: also write and draw ranked lists of the method's model, into run_dir/rankings"
-        maps = "fedsim predict: also draw maps of strong features of the method's model, into run_dir/maps"
-        parser.add_argument("--run_dir", type=str | None, default=None, help=folder)
-        parser.add_argument("--overwrite", type=bool, default=False, help=overwrite)
-        parser.add_argument("--save_ranking", action=ActionYesNo, nargs="?", default=False, help=ranking)
-        parser.add_argument("--save_maps", action=ActionYesNo, nargs="?", default=False, help=maps)
+        texts = {name: setting.text for name, setting in section("").arguments.items()}
+        parser.add_argument("--run_dir", type=str | None, default=None, help=texts["run_dir"])
+        parser.add_argument("--overwrite", type=bool, default=False, help=texts["overwrite"])
+        for name in ("save_ranking", "save_maps"):
+            parser.add_argument(f"--{name}", action=ActionYesNo, nargs="?", default=False, help=texts[name])
         parser.add_argument("--paper", action=OfAPaper)
         # by its class path: the parser cannot derive it from an instance
         parser.set_defaults({"model.selection": {"class_path": f"{AllClients.__module__}.AllClients"}})
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Check the config files first: the parser accepts some faulty files, and does not name the others."""
+        """Read the config files first: the parser accepts some faulty files, and does not name the others."""
         command, *words = cast("list[str]", args)
-        command_parser = self._parser(command)
-        check_config_files(words, command_parser.groups or ())
-        with parser_errors_explained(command, [action.dest for action in command_parser._actions]):
+        settings = merged(given(words))
+        with parser_errors_explained(command, (option for option, _ in walk())):
             super().parse_arguments(parser, args)
-        check_weights(words, self.config[command].as_dict())
+        check_weights(settings, self.config[command].as_dict())
 
     def _dump_config(self) -> None:
         """Skip the dump of hyper-parameters, which neither class saves: it takes a fifth of ``describe``."""
@@ -231,6 +230,8 @@ class FedSimCLI(LightningCLI):
         if config["save_maps"]:
             self.model.maps = self.run_dir / "maps"
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
+        if self.subcommand in ("fit", "describe") and (line := line_of_idle(self._resolved())):
+            log.info(line)
         if self.subcommand == "fit":
             if self.scored.content is not None and rank_of_this_process() == 0:
                 self._start(config).check_free()  # before the checkpoint of another run is compared
@@ -306,7 +307,10 @@ class FedSimCLI(LightningCLI):
             callbacks.append(RoundProgress())
         if not config["fast_dev_run"]:
             # first: before the callbacks that save its state
-            callbacks.insert(0, RunSummary(str(self.run_dir), fingerprint_of(self._resolved()), self._changes()))
+            resolved = self._resolved()
+            identity = identity_of(resolved)
+            summary = RunSummary(str(self.run_dir), fingerprint_of(resolved), self._changes(), identity=identity)
+            callbacks.insert(0, summary)
         if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
         callbacks.append(ScoreLastRound())
@@ -347,6 +351,10 @@ class FedSimCLI(LightningCLI):
         """Print the run's table; raise RunStoppedError if a signal ended the run."""
         end_fit(self.trainer, self.run_dir, self.model.has_trained, self.model.settings.availability.drop)
 
+    def after_describe(self) -> None:
+        """Print the identity of the settings."""
+        print_text(f"\n{line_of_identity(self._resolved())}")
+
     def after_test(self) -> None:
         """Print the scores, and keep those of test sets."""
         if not self.trainer.is_global_zero:
@@ -357,7 +365,8 @@ class FedSimCLI(LightningCLI):
         if self.model.rankings is not None:
             print_text(f"wrote {self.model.rankings}")
         if self.subcommand == "test":
-            log.info(keep_scores(self.given_dir, self.scored, self.model))
+            conditions = {"settings": self._resolved(), "data": self.datamodule.identity(MAX_LISTED)}
+            log.info(keep_scores(self.given_dir, self.scored, self.model, conditions))
 
     after_validate = after_test
 

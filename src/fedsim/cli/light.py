@@ -1,20 +1,21 @@
-"""Commands that need only fedsim's source, and not torch: short help, lists, shell completion."""
+"""Commands that need only the table of settings, and not torch: short help, lists, shell completion."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Mapping
 
-from fedsim.cli.commands import GROUPS
 from fedsim.core.errors import ConfigError, FedSimError
-from fedsim.parsing.listing import KINDS, classes_of
+from fedsim.parsing.listing import classes_of, kinds
 from fedsim.parsing.listing import run as run_list
-from fedsim.parsing.options import WITH_TRAINER, all_options
+from fedsim.parsing.options import all_options
 from fedsim.parsing.output import print_error, print_text
 from fedsim.parsing.short_help import short_help
+from fedsim.settings.options import WITH_TRAINER
 
 _SHELLS = ("bash", "zsh", "tcsh")
-_FILES = ("config", "run_dir", "ckpt_path")
+_PATHS = ("FILE", "FOLDER", "RUN_DIR")
+"""forms of values that are names of files"""
 
 
 def run_light(args: list[str], commands: Mapping[str, str]) -> int:
@@ -48,24 +49,21 @@ def completion(words: list[str], commands: Mapping[str, str]) -> str:
         import shtab
     except ImportError as error:
         raise ConfigError("fedsim completion: needs shtab, which is not installed; run pip install shtab") from error
+    from fedsim.cli.commands import GROUPS  # which imports the parser of commands: a fifth of a second
+
     parser = ArgumentParser(prog="fedsim", allow_abbrev=False)
     subparsers = parser.add_subparsers()
     for command, text in commands.items():
         subparser = subparsers.add_parser(command, help=text, add_help=command not in WITH_TRAINER)
         if command == "list":
-            subparser.add_argument("kind", choices=list(KINDS))
+            subparser.add_argument("kind", choices=[*kinds(), "configs"])
         elif command == "completion":
             subparser.add_argument("shell", choices=_SHELLS)
         elif command in GROUPS:
             subparser.add_argument("command", choices=[*GROUPS[command]])
-        for name in all_options(command) if command in WITH_TRAINER else ():
-            option = subparser.add_argument(f"--{name}", choices=_choices(name))
-            if name in _FILES:
+        for name, setting in all_options(command).items() if command in WITH_TRAINER else ():
+            choices = [cls.name for cls in classes_of(name)] if setting.facts.kind else None
+            option = subparser.add_argument(f"--{name}", choices=choices)
+            if setting.facts.usage in _PATHS or setting.facts.is_file:
                 option.complete = shtab.FILE  # type: ignore[attr-defined] # shtab reads this attribute
     return str(shtab.complete(parser, shell=words[0]))
-
-
-def _choices(option: str) -> list[str] | None:
-    """Return the classes that an option can name; None: it takes no class."""
-    base = next((base for base, setting in KINDS.values() if setting == option), None)
-    return None if base is None else [entry.name for entry in classes_of(base)]

@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks import TESTS
 from fedsim.federation.callbacks.summary import versions
 from fedsim.federation.federation import Federation
+from fedsim.parsing.command_line import options_in
 from fedsim.parsing.output import rank_of_this_process
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 from fedsim.strategy.run_checkpoints import (
@@ -148,10 +148,11 @@ def look_for_fit(run_dir: Path) -> None:
         RunLock(run_dir).look()
 
 
-def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str:
+def keep_scores(run_dir: Path | None, scored: Settled, model: Federation, conditions: Mapping[str, Any]) -> str:
     """Write the scores of ``fedsim test`` to ``tests/CHECKPOINT.json``, those of single queries to an npz file there.
 
-    The folder is in ``run_dir``, or, where none was given, in the run directory that holds the checkpoint. Returns a
+    The folder is in ``run_dir``, or, where none was given, in the run directory that holds the checkpoint.
+    ``conditions``: the ``settings`` of the test, nested as in config.yaml, and the identity of its ``data``. Returns a
     line on the result: without a writable disk, the test has its scores only on the terminal.
     """
     assert scored.path is not None, "a test has a checkpoint"
@@ -167,7 +168,7 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str
         "checkpoint": scored.line,
         "round": scored.round_,
         "metrics": model.scores,
-        "evaluation": asdict(model.settings.evaluation),
+        **conditions,
         "versions": versions(),
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
@@ -182,19 +183,8 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation) -> str
 
 def _path_option(args: Sequence[str], name: str) -> str | None:
     """Return the last value of an option on a command line, a path; None if it is not given, or null."""
-    text = _option(args, f"--{name}")
-    return None if text in (None, "null", "none") else expanded(str(text), name)
-
-
-def _option(args: Sequence[str], name: str) -> str | None:
-    """Return the last value of an option on a command line."""
-    value = None
-    for position, arg in enumerate(args):
-        if arg.startswith(f"{name}="):
-            value = arg.partition("=")[2]
-        elif arg == name and position + 1 < len(args):
-            value = args[position + 1]
-    return value
+    text = dict(options_in(args)).get(name, "null")
+    return None if text in ("null", "none") else expanded(text, name)
 
 
 def make_run_dir(folder: Path) -> None:

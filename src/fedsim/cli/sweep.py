@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,21 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.core.errors import ConfigError, RunsFailedError
+from fedsim.core.errors import ConfigError, DataError, RunsFailedError
 from fedsim.core.files import expanded, make_folder
+from fedsim.papers.files import with_paper
+from fedsim.parsing.command_line import given
+from fedsim.parsing.config_files import read_sections, with_shipped
 from fedsim.parsing.error_lines import parsed
-from fedsim.parsing.options import check_options
+from fedsim.parsing.options import check_arguments, check_options
 from fedsim.parsing.output import print_text
 from fedsim.report import find_table
-from fedsim.sweep.deep_names import check_deep_names
 from fedsim.sweep.file import read_content, sweep_of
 from fedsim.sweep.local import compare_results, runs_of_sweep, table_of
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.sweep.running import execute_runs
+
+_read = cache(read_sections)  # runs of a sweep name the same files
 
 
 def _sweep_parser() -> ArgumentParser:
@@ -112,8 +118,10 @@ def _check_names(command: Sequence[str]) -> None:
     """Refuse options that ``fedsim fit`` lacks; the options of other programs are not checked."""
     for place, (program, first) in enumerate(itertools.pairwise(command)):
         if Path(program).name == "fedsim" and first == "fit":
+            words = with_shipped(with_paper(command[place + 2 :]))
             check_options([word for word in command if word.startswith("--")], "fit")
-            check_deep_names(command[place + 2 :])
+            with suppress(DataError):  # the file may exist when the run starts
+                check_arguments(given(words, _read), "fit")
 
 
 def _chosen_sweep(config: Namespace) -> tuple[str, Any]:

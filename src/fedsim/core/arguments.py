@@ -6,7 +6,6 @@ import ast
 import functools
 import inspect
 import itertools
-import re
 import textwrap
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
@@ -84,18 +83,6 @@ def arguments_of(made: KeepsArguments) -> dict[str, Any]:
         elif kind is not inspect.Parameter.VAR_POSITIONAL:
             arguments[name] = value
     return arguments
-
-
-def texts_of_class(cls: type) -> dict[str, str]:
-    """Return, for each argument of a class, its text in one line: below a field, or in the class's docstring."""
-    doc = inspect.getdoc(cls) or ""
-    texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", doc.partition("Args:\n")[2], re.MULTILINE))
-    try:
-        [node] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError):  # typed into a shell, or not written in Python
-        return {}
-    assert isinstance(node, ast.ClassDef)
-    return {name: " ".join(text.split()) for name, text in (texts | texts_of_fields(node)).items()}
 
 
 def texts_of_fields(node: ast.ClassDef) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.nvidia import GPUS, Unseen, gpus_of_driver, nvidia_driver, why_unseen
+from fedsim.core.nvidia import GPUS, Unseen, gpus_of_driver, nvidia_driver, why_cuda_fails, why_unseen
 
 log = logging.getLogger(__name__)
 
@@ -40,18 +40,32 @@ def check_accelerator(accelerator: object, warns: bool = True, gpus: Path = GPUS
         gpus: the folder with one folder per GPU.
 
     Raises:
-        ConfigError: if the setting requires them.
+        ConfigError: if the setting requires them, or torch counts them, and CUDA does not start.
     """
     requires = accelerator in ("gpu", "cuda")
-    if not (requires or (warns and accelerator in ("auto", None))) or torch.cuda.is_available():
+    if not requires and accelerator not in ("auto", None):
         return
-    if (number := gpus_of_driver(gpus)) == 0 or (unseen := _unseen(number)).is_hidden:
+    if torch.cuda.is_available():
+        check_start(f"trainer.accelerator: {accelerator or 'auto'}, but GPUs", "trainer.accelerator to cpu")
+        return
+    if not (requires or warns) or (number := gpus_of_driver(gpus)) == 0 or (unseen := _unseen(number)).is_hidden:
         return
     many = f"{number} NVIDIA GPU{'s' * (number > 1)} here cannot be used: {unseen.cause}"
     remedy = f"{unseen.remedy}; fedsim doctor shows more"
     if requires:
         raise ConfigError(f"trainer.accelerator: {accelerator}, but {many}; {remedy}")
     log.warning("THIS RUN IS ON THE CPU. %s; %s. If that is intended, set trainer.accelerator to cpu", many, remedy)
+
+
+def check_start(setting: str, cpu: str) -> None:
+    """Raise ConfigError if CUDA does not start, though torch counts GPUs.
+
+    Args:
+        setting: the one that takes GPUs, at the beginning of the line.
+        cpu: the setting that takes the CPU.
+    """
+    if torch.version.cuda is not None and (failure := why_cuda_fails(torch.version.cuda)) is not None:
+        raise ConfigError(f"{setting} cannot be used: {failure.cause}; {failure.remedy}, or set {cpu}")
 
 
 def _unseen(number: int) -> Unseen:
@@ -81,7 +95,7 @@ def device_named(name: str) -> torch.device:
     """Return the device that the option ``--device`` names: cpu, cuda or cuda:N; cuda is the current GPU.
 
     Raises:
-        ConfigError: if this machine has no such device; the message lists its devices.
+        ConfigError: if this machine has no such device; the message lists its devices. If CUDA does not start.
     """
     try:
         device = torch.device(name)
@@ -91,4 +105,6 @@ def device_named(name: str) -> torch.device:
         raise ConfigError(f"--device: there is no device {name}; choose from {devices_here()}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device: {name} is not here; choose from {devices_here()}")
+    if device.type == "cuda":
+        check_start(f"--device: {name}", "it to cpu")
     return device

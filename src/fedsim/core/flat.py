@@ -138,6 +138,12 @@ class FlatParameters:
             self._gradients = torch.zeros_like(self.buffer)
         return self._gradients
 
+    def clear_gaps(self, vector: Tensor) -> Tensor:
+        """Set the padding between tensors to 0 in ``vector``, the beginning of a shared vector, and return it."""
+        for entry in self.shared_entries:
+            vector[entry.offset + entry.numel : entry.end] = 0
+        return vector
+
     def place_of(self, tensor: Tensor) -> int:
         """Return where a view of :attr:`buffer` starts, in elements."""
         return (tensor.data_ptr() - self.buffer.data_ptr()) // self.buffer.element_size()

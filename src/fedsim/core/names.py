@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from fedsim.core.errors import ConfigError
 
@@ -97,6 +98,16 @@ def one_line(message: str, length: int = 500) -> str:
     """Join the lines of a message, write out what no terminal shows, and shorten it to ``length`` characters."""
     text = printable(re.sub(r"\s+", " ", message).strip())
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", prefix: str = "") -> str:
+    """Suggest the most similar of ``names``, with a ``prefix``; then, or if none is similar, another remedy.
+
+    >>> did_you_mean("max_epocs", ["max_steps", "max_epochs"])
+    'did you mean max_epochs?'
+    """
+    close = get_close_matches(name, list(names), n=1)
+    return " ".join([*(f"did you mean {prefix}{best}?" for best in close), *([otherwise] if otherwise else [])])
 
 
 def file_name(name: str) -> str:

@@ -6,6 +6,8 @@ So a run does not depend on the number of ranks, and resumes without a saved gen
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,3 +55,16 @@ def seed_global_stream(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def seeded_host(seed: int) -> Iterator[None]:
+    """Let a block draw from torch's global stream of the CPU, seeded; afterwards that stream is as it was before.
+
+    ``torch.manual_seed`` in ``fork_rng(devices=[])`` would also reset the streams of GPUs, which clients draw from.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning import LightningDataModule
@@ -28,12 +28,14 @@ from fedsim.data.decoding import read_all
 from fedsim.data.federated import FederatedData, map_splits
 from fedsim.data.federations import LabelScope, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
+from fedsim.data.identity import identity_of, identity_of_generated
 from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
 from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, summary
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device
 from fedsim.data.standins import standin_of
+from fedsim.settings.facts import NOTHING, Facts
 
 log = logging.getLogger(__name__)
 
@@ -91,27 +93,38 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
 
     def __init__(
         self,
-        source: ReIDSource | list[ReIDSource] | None = None,
-        partition: Partition = "by_dataset",
-        parts: int = 4,
-        alpha: float = 0.5,
-        unseen: list[str] | None = None,
+        source: Annotated[ReIDSource | list[ReIDSource] | None, Facts(kind="data-sets", usage="MarketFolders")] = None,
+        partition: Annotated[Partition, Facts(usage="by_camera")] = "by_dataset",
+        parts: Annotated[
+            int, Facts(needs="partition in ('by_identity', 'iid', 'dirichlet', 'shards', 'stratified')")
+        ] = 4,
+        alpha: Annotated[float, Facts(needs="partition == 'dirichlet'")] = 0.5,
+        unseen: Annotated[
+            list[str] | None, Facts(null=(), is_list_of_names=True, is_protocol=True, usage="[NAME]")
+        ] = None,
         public: str | None = None,
-        val: Validation = "identities",
-        val_fraction: float = 0.2,
+        val: Annotated[Validation, Facts(group="evaluation", is_protocol=True, usage="images")] = "identities",
+        val_fraction: Annotated[
+            float, Facts(group="evaluation", needs="val in ('identities', 'images') and manifest is None")
+        ] = 0.2,
         max_images: int | None = None,
         max_identities: int | None = None,
         labels: LabelScope = "own",
-        manifest: str | None = None,
-        size: tuple[int, int] = (256, 128),
-        test_size: tuple[int, int] | None = None,
-        augmentation: Augmentation = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
-        generated: Generated | None = None,
-        cache: Cache = "device",
-        cache_dir: str | None = None,
-        workers: int = 2,
+        manifest: Annotated[str | None, Facts(is_file=True)] = None,
+        size: Annotated[
+            tuple[int, int],
+            Facts(group="images", usage="[256,128]", expected="a height and a width, such as [64, 32]"),
+        ] = (256, 128),
+        test_size: Annotated[tuple[int, int] | None, Facts(group="evaluation", null_is="size")] = None,
+        augmentation: Annotated[Augmentation, Facts(group="images", usage="{erase: 0.5}")] = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help
+        generated: Annotated[
+            Generated | None, Facts(expected="settings of its own, such as --data.generated.root FOLDER")
+        ] = None,
+        cache: Annotated[Cache, NOTHING] = "device",
+        cache_dir: Annotated[str | None, Facts(effect="nothing", usage="FOLDER")] = None,
+        workers: Annotated[int, NOTHING] = 2,
         on_corrupt: Literal["stop", "skip"] = "stop",
-        dry_run: bool = False,
+        dry_run: Annotated[bool, Facts(usage="true")] = False,
         limit_client_batches: float | None = None,
     ) -> None:
         super().__init__()
@@ -149,6 +162,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         self._standins: TemporaryDirectory[str] | None = None  # as long as this object
         self._files: list[Domain] | None = None
         self._federated: FederatedData | None = None
+        self._listed: list[Domain] | None = None  # of which the federation is made; None: a manifest's
         self.shared_folder: Path | None = None
         """set while the ranks of a machine read images: one rank writes arrays into it, and the others map them"""
         self.threads: int | None = None
@@ -160,7 +174,8 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         if self._federated is None:
             if self.manifest is None:
                 warn_of_common_people(self.sources, self.public)
-            federated = self._divide(self.list_domains()) if self.manifest is None else self._read(self.manifest)
+            self._listed = self.list_domains() if self.manifest is None else None
+            federated = self._read(self.manifest) if self.manifest is not None else self._divide(self._listed or ())
             self._federated = federated if self.generated is None else add_generated(federated, self.generated)
         return self._federated
 
@@ -182,6 +197,18 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
             return domains_of(self.federated)
         folder = self.cache_dir
         return [domain if folder is None else self._look_up(domain, folder) for domain in self._list_files()]
+
+    def identity(self, most_listed: int) -> dict[str, Any]:
+        """Return the identity of the data of the federation; see :func:`~fedsim.data.identity.identity_of`.
+
+        In a dry run it has ``dry_run``, and equals that of no other data. ``generated`` are the clients' own images.
+        """
+        federated = self.federated
+        domains = domains_of(federated) if self._listed is None else self._listed
+        identity = identity_of(domains, self.sources, most_listed)
+        if generated := identity_of_generated(federated.clients):
+            identity |= {"digest": f"{identity['digest']}-{generated['digest']}", "generated": generated}
+        return {**identity, "digest": f"dry-{identity['digest']}", "dry_run": True} if self.dry_run else identity
 
     def _list_files(self) -> list[Domain]:
         """List all files once: reading the names of a large data set takes seconds."""

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from tqdm import tqdm
 from fedsim.core.errors import DataError
 from fedsim.core.files import flush_directory, flush_file, replacing
 from fedsim.core.names import file_name, is_caseless
+from fedsim.data.identity import file_sizes
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Size, Split
 from fedsim.data.pixels import read_batches
 
@@ -104,11 +105,7 @@ class DecodedImages(Images):
 
 def find(folder: Path, wanted: Wanted) -> Path:
     """Return the path of the decoded file of these images, whether it exists or not."""
-    sizes = dict.fromkeys(wanted.files, -1)
-    for path in wanted.files:
-        with suppress(OSError, ValueError):  # reading the file will raise the error
-            sizes[path] = path.stat().st_size
-    content = [_DECODING, _names(wanted.files), list(sizes.values())]
+    content = [_DECODING, _names(wanted.files), file_sizes(wanted.files)]
     # disks that take some names for one must not take their files for one; a key of old files stays
     content += [] if is_caseless(wanted.name) else [wanted.name]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

@@ -57,7 +57,7 @@ def build_federation(
             "data: no data set with training images is left for clients; check data.source and data.unseen"
         )
     check_unseen(domains, unseen, seen)
-    unknown = {d.name for d in domains if d.name in seen and _is_unlabelled(d)}
+    unknown = {d.name for d in domains if d.name in seen and d.lacks_identities}
     tested = {d.name for d in domains if len(d.gallery)}
     clients = []
     for data_set, name, train in _shares(seen, partition, parts, alpha):
@@ -111,13 +111,6 @@ def _shares(seen: dict[str, Split], partition: Partition, parts: int, alpha: flo
         else:
             for part in divide(name, train, partition, parts, alpha):
                 yield name, f"{name}-{part.name}", train.take(part.images)
-
-
-def _is_unlabelled(domain: Domain) -> bool:
-    """Whether the identities of a data set's training images are unknown: as its source says, or if all are 0."""
-    if domain.unlabelled is None:
-        return domain.train is not None and not domain.train.pids.any()
-    return domain.unlabelled
 
 
 def _client(name: str, train: Split, tests: tuple[str, ...], val: Validation, fraction: float) -> ClientData:

@@ -25,6 +25,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from fedsim.core.names import file_names
 from fedsim.data.federated import ClientData, FederatedData, GeneratedImages
 from fedsim.data.images import ImageFiles
 from fedsim.data.pixels import Pixels
+from fedsim.settings.facts import Facts
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ _MOST = 1 + 1e-6  # largest sum of an image's weights, with rounding errors
 class Generated:
     """Generated images for the clients' local training."""
 
-    root: str
+    root: Annotated[str, Facts(is_file=True)]
     """folder with a sub-folder for each client, of its name: images and a labels.csv; a client without a sub-folder
     trains on its real images alone"""
     share: float = 0.25

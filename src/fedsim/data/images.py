@@ -5,6 +5,7 @@ torch is imported only when images are decoded: its import takes seconds, and li
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,14 @@ class Images(ABC):
     def locations(self) -> list[Path | None]:
         """Return the path of each image; None for an image without a file."""
         return [None] * len(self)
+
+    def origins(self) -> list[Path | None]:
+        """Return the file that decides the pixels of each image; None for an image without a file."""
+        return self.locations()
+
+    def content(self) -> bytes | None:
+        """Return a hash of what decides the pixels of images without a file, b"" if there are none; None: not known."""
+        return None if None in self.origins() else b""
 
     def sizes(self) -> list[Size | None]:
         """Return the height and width of each image before resizing; None for an image without a fixed size."""
@@ -117,6 +126,10 @@ class ImageArray(Images):
         """Return a copy of the images at the positions ``index``."""
         return ImageArray(self.pixels[index])
 
+    def content(self) -> bytes:
+        """Return a hash of the pixels."""
+        return hashlib.sha256(np.ascontiguousarray(self.pixels).data).digest()
+
     def sizes(self) -> list[Size | None]:
         """Return H and W, which all images share."""
         height, width = self.pixels.shape[1:3]
@@ -157,6 +170,15 @@ class ImagesInParts(Images):
     def locations(self) -> list[Path | None]:
         """Return the path of each image; see :meth:`Images.locations`."""
         return [path for part in self.parts for path in part.locations()]
+
+    def origins(self) -> list[Path | None]:
+        """Return the file of each image; see :meth:`Images.origins`."""
+        return [path for part in self.parts for path in part.origins()]
+
+    def content(self) -> bytes | None:
+        """Return the hashes of all parts; see :meth:`Images.content`."""
+        contents = [part.content() for part in self.parts]
+        return None if None in contents else b"".join(filter(None, contents))
 
     def sizes(self) -> list[Size | None]:
         """Return the stored size of each image; see :meth:`Images.sizes`."""
@@ -260,6 +282,11 @@ class Domain:
             raise DataError(f"data.source: of a data set, {problem}; rename its folder")
 
     @property
+    def lacks_identities(self) -> bool:
+        """Whether the identities of training images are unknown: as the source says, or if all are 0."""
+        return not (self.train is None or self.train.pids.any()) if self.unlabelled is None else self.unlabelled
+
+    @property
     def parts(self) -> list[Split]:
         """Training images, if there are any, queries and gallery."""
         return [split for split in (self.train, self.query, self.gallery) if split is not None]
@@ -285,6 +312,10 @@ class ReIDSource(KeepsArguments, ABC):
 
     def public_domain(self, name: str) -> Domain | None:  # noqa: ARG002 - subclasses need it
         """Return a data set that :meth:`domains` lists only if it is public; None if there is none of this name."""
+        return None
+
+    def digest(self) -> str | None:
+        """Return a short text that decides all of its images; None: there is none, and each data set has a digest."""
         return None
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:  # noqa: ARG002 - subclasses need it

@@ -67,7 +67,7 @@ def _entries(folder: Path) -> list[tuple[str, bool]]:
         raise DataError(f"{folder}: cannot be listed ({error.strerror}); give yourself the right to read it") from error
 
 
-def left_out_in(folder: Path, read: Container[Path]) -> Iterator[LeftOut]:
+def left_out_in(folder: Path, read: Container[str]) -> Iterator[LeftOut]:
     """Yield the files of a folder and its sub-folders that are not in ``read``, and folders that are left out."""
     closed: list[OSError] = []
     for parent, folders, names in os.walk(folder, onerror=closed.append):
@@ -79,16 +79,17 @@ def left_out_in(folder: Path, read: Container[Path]) -> Iterator[LeftOut]:
             if not is_rubbish(name):
                 kept.append(name)
         folders[:] = kept
+        start = str(below / "_")[:-1]  # a path takes long to make
         for name in sorted(names):
-            if below / name not in read:
+            if start + name not in read:
                 yield LeftOut(below / name, _reason_of_file(name, is_nested=below != folder))
     yield from (LeftOut(Path(os.fsdecode(error.filename)), _CLOSED) for error in closed)
 
 
 def left_out_beside(paths: Sequence[Path]) -> list[LeftOut]:
     """Return the other files in the folders of these files, and folders that are left out."""
-    read = set(paths)
-    folders = sorted({path.parent for path in paths})
+    read = set(map(str, paths))
+    folders = [Path(folder) for folder in sorted(set(map(os.path.dirname, read)))]
     items = {item for folder in folders for item in left_out_in(folder, read)}  # a folder may be in another one
     return sorted(items)
 

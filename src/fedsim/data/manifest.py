@@ -176,17 +176,27 @@ def _check_once(clients: Mapping[str, _Parts], tests: Mapping[str, _Parts]) -> N
 
 
 def domains_of(federated: FederatedData) -> list[Domain]:
-    """Return the data sets of a federation, for pictures, without clients of several data sets.
+    """Return the data sets of a federation, with the images that clients hold out for validation.
 
-    A client whose data set is not tested on is a data set of its own.
+    A client of several data sets, or of one that is not tested on, is a data set of its own.
     """
     empty = _split([])
-    domains = [Domain(client.name, client.train, empty, empty) for client in federated.clients if not client.tests]
+    domains = []
     for name, test in federated.tests.items():
-        trains = [client.train for client in federated.clients if client.tests == (name,)]
+        trains = [_all_images(client) for client in federated.clients if client.tests == (name,)]
         train = Split.concatenate(trains) if trains else None
         domains.append(Domain(name, train, test.query, test.gallery, test.splits))
-    return domains
+    single = {client.name: _all_images(client) for client in federated.clients if len(client.tests) != 1}
+    single |= {} if federated.public is None else {federated.public_name or "public": federated.public}
+    return domains + [Domain(name, train, empty, empty) for name, train in single.items()]
+
+
+def _all_images(client: ClientData) -> Split:
+    """Return a client's images, each once, before the division into training and validation."""
+    held_out = [] if client.val is None else [client.val.query, client.val.gallery]
+    everything = Split.concatenate([client.train, *held_out])
+    places = {path: place for place, path in enumerate(map(str, everything.images.locations()))}
+    return everything.take(np.array(sorted(places.values()), dtype=np.int64)) if held_out else client.train
 
 
 def _read_lines(path: Path) -> list[_Line]:

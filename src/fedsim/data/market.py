@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedsim.data.images import Domain, GallerySplit, ImageFiles, Index, ReIDSour
 from fedsim.data.leftovers import LeftOut, images_outside, left_out_in, sub_folders
 from fedsim.data.listing import read_folder
 from fedsim.data.splits import read_splits, sample_splits, write_splits
+from fedsim.settings.facts import NOTHING, Facts
 
 PARTS = TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 SPLITS = "splits.json"
@@ -42,7 +43,12 @@ class MarketFolders(ReIDSource):
             ``model.client.cluster``, and ``data.val`` must be none.
     """
 
-    def __init__(self, root: str, names: list[str] | None = None, unlabelled: bool = False) -> None:
+    def __init__(
+        self,
+        root: Annotated[str, NOTHING],
+        names: Annotated[list[str] | None, Facts(is_list_of_names=True)] = None,
+        unlabelled: bool = False,
+    ) -> None:
         self.root, self.names, self.unlabelled = given_path(root), names, unlabelled
 
     def domains(self) -> list[Domain]:
@@ -79,7 +85,7 @@ def market_folders(root: Path) -> list[Path]:
 
 def left_out_of(folder: Path, domain: Domain) -> list[LeftOut]:
     """Return the files in the parts of a data set that are not read, and images that are in none of its parts."""
-    read = {path for split in domain.parts for path in split.images.locations() if path is not None}
+    read = {str(path) for split in domain.parts for path in split.images.locations() if path is not None}
     items = [item for part in PARTS if (folder / part).is_dir() for item in left_out_in(folder / part, read)]
     looked_at = {
         *PARTS,

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arguments import arguments_of
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
@@ -51,6 +52,11 @@ class SyntheticImages(Images):
     def take(self, index: Index) -> SyntheticImages:
         """Return the pictures at the positions ``index``."""
         return replace(self, identities=self.identities[index], cameras=self.cameras[index], shots=self.shots[index])
+
+    def content(self) -> bytes:
+        """Return a hash of the numbers that a picture depends on."""
+        numbers = self.identities.tobytes() + self.cameras.tobytes() + self.shots.tobytes()
+        return hashlib.sha256(f"{self.seed}\0{self.domain}\0".encode() + numbers).digest()
 
     def decode(self, size: Size) -> Tensor:
         """Draw all pictures; see :meth:`Images.decode`. Height and width must be even."""
@@ -119,6 +125,10 @@ class SyntheticReID(ReIDSource):
         else:
             seen = list(self._alike(self.identities))
         return seen + [self._domain(f"new{i}", _SIZES[i % 3], False) for i in range(self.unseen)]
+
+    def digest(self) -> str | None:
+        """Return the version of the drawing, and the arguments; see :meth:`ReIDSource.digest`."""
+        return f"{GENERATOR_VERSION} {arguments_of(self)}" if type(self) is SyntheticReID else None
 
     def _alike(self, identities: int) -> Iterator[Domain]:
         """Yield training domains of one size, without test sets; they share the arrays of their labels."""

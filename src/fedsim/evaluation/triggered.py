@@ -68,16 +68,24 @@ def successes(plain: Tensor, worn: Tensor, shown: Tensor, wearers: Tensor, junk:
     >>> successes(plain, worn, people, torch.tensor([0]), none, torch.ones(3, dtype=torch.bool))
     tensor([0.5000], dtype=torch.float64)
     """
-    index = shown.expand(len(plain), -1)
-    lowest = plain.new_full((len(plain), len(victims) + 1), -torch.inf)  # with a column for "no other identity"
-    best = lowest.scatter_reduce(1, index, plain.masked_fill(junk, -torch.inf), "amax")
-    best_worn = lowest.scatter_reduce(1, index, worn.masked_fill(junk, -torch.inf), "amax")
+    columns = len(victims) + 1  # one for "no other identity"
+    best, best_worn = (_largest(s.masked_fill(junk, -torch.inf), shown, columns) for s in (plain, worn))
     first, second = best.topk(2, dim=1).values.split(1, dim=1)
     best_other = torch.where(best == first, second, first)  # if two identities share the first place, second is first
     numbers = torch.arange(len(victims), device=plain.device)
     counts = victims & (numbers != wearers[:, None])
     taken = (best_worn > best_other)[:, :-1] & counts
     return taken.sum(1).double() / counts.sum(1)
+
+
+def _largest(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return the largest values [b, count] of ``values`` [b, G] in each group; -inf: it has none.
+
+    ``groups`` are int64 [G], below ``count``. scatter_reduce has no deterministic form on GPUs.
+    """
+    sizes = groups.new_zeros(count).scatter_add_(0, groups, torch.ones_like(groups))
+    by_group = values.T[groups.argsort(stable=True)]
+    return torch.segment_reduce(by_group, "max", lengths=sizes, unsafe=True).T  # a check of the sizes would wait
 
 
 @final

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedsim.core.seeding import seeded_host
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
 from fedsim.federation.checks.requirements import (
@@ -177,8 +178,7 @@ def _build_models(
             name = next(new for i in itertools.count(2) if (new := f"{name}{i}") not in models)
         max_classes = max(c.num_classes for c in (clients if ladder else group))
         shared_head = max_classes if Group.HEAD in settings.method.shared_groups and max_classes else None
-        with torch.random.fork_rng(devices=[]):  # the neck's initial weights depend only on the seed
-            torch.manual_seed(settings.seed)
+        with seeded_host(settings.seed):  # the neck's initial weights depend only on the seed
             network = ReIDModel(
                 copy.deepcopy(backbone), settings.neck, shared_head, settings.objective.head_std, settings.head
             )

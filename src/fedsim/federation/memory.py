@@ -204,9 +204,7 @@ class _Estimate:
         return kept
 
     def _copies_in_session(self, client: str) -> int:
-        method = self._settings.method
-        copies = method.session_copies if isinstance(method, KeepsModels) else 0
-        return copies * 4 * self._model(client).flat.num_model + self._loose
+        return self._settings.method.session_copies * 4 * self._model(client).flat.num_model + self._loose
 
     def _activations(self) -> tuple[int | None, int]:
         """Return the bytes that the largest batch or micro-batch keeps for the backward pass, and its images."""

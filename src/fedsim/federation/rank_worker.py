@@ -106,13 +106,13 @@ class RankWorker:
             poison = attack.poison(client) if attack is not None and attacks else None
             client.begin_round(start.called, work, self.precision, self._on_batch, rank_group, poison)
             try:
-                return self._do_round(client, start.vector, attacks, keep_snapshot)
+                session = self._do_round(client, start.vector, attacks, keep_snapshot)
             finally:
                 client.leave()
         except LeftOutError as error:
             if isinstance(error, BadUpdateError) and self.settings.on_bad_update == "stop":
                 raise
-            return SessionReport(sends=rank_group is None or rank_group.is_first, left_out=error)
+            session = SessionReport(sends=rank_group is None or rank_group.is_first, left_out=error)
         except SystemExit as error:  # of a library, or of the user's method: the run has not come to its end
             raise TrainingError(
                 f"client {client.client_name}, round {start.called + 1}: its code asked the process to exit (code "
@@ -122,6 +122,7 @@ class RankWorker:
             if (explained := client.out_of_memory(error)) is not None:
                 raise explained from error
             raise
+        return session._replace(work=client.work)
 
     def _do_round(self, client: Client, vector: Tensor | None, attacks: bool, keep_snapshot: bool) -> SessionReport:
         """Download, train, measure, upload.

@@ -65,7 +65,7 @@ class Round:
         started, settings, parts = time.perf_counter(), self.settings, self.parts
         method = settings.method
         # 1. The server selects clients; some of them do not answer, or are slow, or answer in a later round.
-        parts.server.round = round_
+        parts.server.round, parts.server.work = round_, (0, 0)
         for listener in self.listeners:
             listener.begin(round_)
         timetable = self.clock.plan(round_)
@@ -97,7 +97,9 @@ class Round:
         for listener in self.listeners:
             listener.observe(record)
         shares = {name: weights[parts.archs[name]].clients[name] for name in reports}
-        metrics = self._metrics(round_) | table.metrics(shares, reports, time.perf_counter() - started)
+        metrics = self._metrics(round_) | table.metrics(
+            shares, reports, time.perf_counter() - started, on_server=parts.server.work
+        )
         return RoundResult(reports, metrics, table.stop_signal)
 
     def _early_weights(self, timetable: Timetable) -> dict[str, Weights] | None:
@@ -154,7 +156,8 @@ def work_on_server(strategy: FederatedStrategy, server: Server, method: Method, 
             if recalibrate is not None:
                 server.recalibrate(recalibrate)
             if has_server_step(method, server.round):
-                method.server_step(server)
+                with server.counting():
+                    method.server_step(server)
     server.before = {}
     broadcast_server(strategy, server, method if has_server_step(method, server.round) else None)
 
@@ -170,7 +173,8 @@ def broadcast_server(strategy: FederatedStrategy, server: Server, method: Method
         return
     sent = {arch: tensors_on_ranks(method, server, arch) & tensors.keys() for arch, tensors in server.kept.items()}
     kept = {(arch, name): server.kept[arch][name] for arch, names in sent.items() for name in sorted(names)}
-    layout = strategy.broadcast({key: (tuple(tensor.shape), tensor.dtype) for key, tensor in kept.items()})
+    layout = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in kept.items()}
+    layout, server.work = strategy.broadcast((layout, server.work))
     if strategy.global_rank != 0:
         server.kept = {arch: {} for arch in server.kept}
     for (arch, name), (shape, dtype) in layout.items():

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fedsim.core.errors import BadUpdateError, LeftOutError, NoClustersError
 from fedsim.core.names import metric_name
+from fedsim.core.work import ROLES, Counts, Role, Work
 from fedsim.training.client import Outcome
 from fedsim.training.messages import Report
 
 log = logging.getLogger(__name__)
 
-_COMMON = ("loss", "correct", "images", "seconds", "skipped", "steps")
+_COMMON = ("loss", "correct", "images", "seconds", "skipped")
 _REASONS = (BadUpdateError, NoClustersError)  # column ``skipped``: position here, from 1; 0: the update counts
 
 
@@ -53,6 +54,8 @@ class SessionReport(NamedTuple):
     """column -> one number for each shared parameter tensor"""
     left_out: LeftOutError | None = None
     """the reason, if the update is left out"""
+    work: Mapping[Role, Counts] = MappingProxyType({})
+    """this rank's part of the images and steps, also if the update is left out"""
 
 
 class RoundTable:
@@ -82,6 +85,8 @@ class RoundTable:
         self._filled: dict[int, list[float]] = {}
         self._seconds = [0.0] * world_size  # a list until the exchange: writing single entries of a tensor is slow
         self._busy = torch.zeros(world_size, dtype=torch.float64)
+        self._work_here = {role: Work() for role in ROLES}
+        self._work = torch.zeros(len(ROLES), 2, dtype=torch.float64)
         self._peaks = torch.zeros(world_size, dtype=torch.float64)
         self._stop_signals = torch.zeros(world_size, dtype=torch.float64)
 
@@ -89,16 +94,19 @@ class RoundTable:
     def parts(self) -> list[Tensor]:
         """The tensors to be summed over ranks, float64 on the CPU."""
         self._busy = torch.tensor(self._seconds, dtype=torch.float64)
+        self._work = torch.tensor([(work.images, work.steps) for work in self._work_here.values()], dtype=torch.float64)
         if self._filled:  # all at once, for the same reason
             rows = torch.tensor(list(self._filled.values()), dtype=torch.float64)
             self._table[torch.tensor(list(self._filled))] = rows
             self._filled.clear()
-        return [self._table, self._busy, self._peaks, self._stop_signals, *self._tensors.values()]
+        return [self._table, self._busy, self._work, self._peaks, self._stop_signals, *self._tensors.values()]
 
     def enter(self, rank: int, client: str, session: SessionReport) -> None:
         """Enter a client session on ``rank``."""
         if session.outcome is not None:
             self.busy(rank, session.outcome.seconds)
+        for role, counts in session.work.items():
+            self._work_here[role].add(counts)
         if not session.sends:
             return
         if session.left_out is not None:
@@ -121,7 +129,7 @@ class RoundTable:
         for name, table in self._tensors.items():
             table[self._row_of[client], : self._num_tensors[client]] = torch.tensor(tensors[name], dtype=torch.float64)
         further = (numbers.get(name, math.nan) for name in self._columns.names)
-        self._filled[self._row_of[client]] = [*outcome[:4], 0.0, outcome.steps, *further]
+        self._filled[self._row_of[client]] = [*outcome[:4], 0.0, *further]
 
     def busy(self, rank: int, seconds: float) -> None:
         """Add the time that a rank has spent on a client."""
@@ -161,7 +169,7 @@ class RoundTable:
     def report(self, client: str, num_images: int, speed: float | None = None) -> Report:
         """Return the report of a client whose update counts; ``speed`` is that of its device, in images per second."""
         row = self._row_of[client]
-        loss, correct, images, seconds, _, _, *further = self._table[row].tolist()
+        loss, correct, images, seconds, _, *further = self._table[row].tolist()
         numbers = dict(zip(self._columns.names, further, strict=True))
         tensors = {name: table[row, : self._num_tensors[client]].tolist() for name, table in self._tensors.items()}
         return Report(
@@ -171,16 +179,18 @@ class RoundTable:
             traffic={name: numbers[name] for name in self._columns.traffic},
         )  # fmt: skip
 
-    def metrics(self, shares: Mapping[str, float], reports: Mapping[str, Report], wall: float) -> dict[str, float]:
+    def metrics(
+        self, shares: Mapping[str, float], reports: Mapping[str, Report], wall: float, *, on_server: Counts = (0, 0)
+    ) -> dict[str, float]:
         """Return the numbers about training for the log.
 
         ``shares``, the weights, and ``reports`` are those of the clients whose updates count; ``wall`` is the duration
-        of the round in seconds.
+        of the round in seconds; ``on_server`` are the images and steps of the server.
         """
-        loss, correct, images, *_, steps = self._table[:, : len(_COMMON)].sum(0).tolist()
+        loss, correct, images, *_ = self._table[:, : len(_COMMON)].sum(0).tolist()
         skipped = float(self._skipped.count_nonzero())
         metrics = {"train/clients": float(len(shares)), "train/skipped": skipped, "time/round_seconds": wall}
-        metrics |= {"train/images": images, "train/steps": steps}
+        metrics |= self._all_work(on_server)
         metrics |= {f"time/busy_share_rank{rank}": seconds / wall for rank, seconds in enumerate(self._busy.tolist())}
         if images:
             metrics["train/loss"] = loss / images
@@ -195,6 +205,16 @@ class RoundTable:
                 metrics |= {metric_name("train", name, key): value for key, value in numbers.items()}
             if self._columns.signals:  # other weights do not depend on the round
                 metrics |= {metric_name("train", name, "weight"): weight for name, weight in shares.items()}
+        return metrics
+
+    def _all_work(self, on_server: Counts) -> dict[str, float]:
+        """Return images and steps of all roles together, and of each role besides the clients' models that has some."""
+        work = dict(zip(ROLES, self._work.tolist(), strict=True)) | {"server": [*map(float, on_server)]}
+        images, steps = (sum(counts) for counts in zip(*work.values(), strict=True))
+        metrics = {"train/images": images, "train/steps": steps}
+        for role, counts in work.items():
+            if role != "client" and any(counts):
+                metrics |= {f"train/images_{role}": counts[0], f"train/steps_{role}": counts[1]}
         return metrics
 
     @property

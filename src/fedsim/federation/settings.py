@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
@@ -25,6 +25,7 @@ from fedsim.federation.components.timing import Synchronous, Timing
 from fedsim.methods.base import Method
 from fedsim.models.backbones import Backbone
 from fedsim.models.reid import IdentityHead, Neck
+from fedsim.settings.facts import NOTHING, ROUNDING, Facts
 from fedsim.training.objective import Objective
 from fedsim.training.own_module.blueprint import MakesModule
 from fedsim.training.own_module.module_client import CountsFrom
@@ -32,72 +33,87 @@ from fedsim.training.own_module.package import package_of
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
+_HEADS = "module is None and not client.cluster and not client.bottom_up"
+_LOSSES = "(module is None and not client.cluster and not client.bottom_up) or objective.metric or objective.causality"
+_SHARES = "method not in ('Local', 'FedReIDFineTune')"
+_SPEEDS = "timing != 'Synchronous' or method.weighting == 'performance' or '.' in method"
+_BY_NAME = "the fields of each client, such as {town0: {batch_size: 8}}"
+_METHOD = Facts(group="method")
+
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of a federation: the arguments of :class:`~fedsim.federation.federation.Federation`."""
 
-    method: Method
+    method: Annotated[Method, Facts(group="method", kind="methods", usage="FedPav")]
     """the federated method: FedAvg, FedPav, Local, or your own Method by its class_path"""
-    backbone: Backbone | nn.Module | None = None
+    backbone: Annotated[
+        Backbone | nn.Module | None, Facts(group="network", kind="backbones", usage="ResNet", needs="module is None")
+    ] = None
     """ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels"""
-    neck: Neck = Neck()
+    neck: Annotated[Neck, Facts(group="network", usage="{kind: bnneck}", needs="module is None")] = Neck()
     """layers between pooled features and the identity head"""
-    head: IdentityHead = IdentityHead()
+    head: Annotated[IdentityHead, Facts(group="network", needs=_HEADS)] = IdentityHead()
     """the identity head"""
-    module: MakesModule | None = None
+    module: Annotated[MakesModule | None, Facts(group="network", base="lightning.LightningModule")] = None
     """your own LightningModule in place of backbone, neck, objective and optimizer (docs/own_module.md); null: fedsim's
     model. In Python also instead of ``backbone``"""
-    private: tuple[str, ...] | None = None
+    private: Annotated[tuple[str, ...] | None, Facts(group="network", null=())] = None
     """patterns of the names of tensors of ``module`` that stay with the clients, such as ``classifier.*``, beside those
     whose size depends on ``num_classes``; null: no further ones"""
-    module_counts_from: CountsFrom = "run"
+    module_counts_from: Annotated[CountsFrom, Facts(group="network", needs="module is not None")] = "run"
     """where epochs, steps and schedules of ``module`` begin: ``run``: with the run, as though its client had trained in
     every round; ``round``: anew in each round"""
-    client: LocalTraining = LocalTraining()
+    client: Annotated[LocalTraining, Facts(usage="{local_epochs: 5}")] = LocalTraining()
     """local training of the clients in a round"""
-    clients: dict[str, ClientOverride] | None = None
+    clients: Annotated[dict[str, ClientOverride] | None, Facts(null={}, usage="{NAME: FIELDS}", expected=_BY_NAME)] = (
+        None
+    )
     """client -> its settings that differ from the common ones"""
-    objective: Objective = Objective()
+    objective: Annotated[Objective, Facts(group="loss", usage="{triplet: 1}", needs=_LOSSES)] = Objective()
     """the supervised loss"""
-    selection: Selection = AllClients()
+    selection: Annotated[Selection, Facts(group="method", kind="selections", usage="RandomFraction")] = AllClients()
     """choice of the clients that take part in a round"""
-    availability: Availability = Availability()
+    availability: Annotated[Availability, _METHOD] = Availability()
     """drop-outs and stragglers"""
-    timing: Timing | None = None
+    timing: Annotated[Timing | None, Facts(group="method", kind="timings", null="Synchronous")] = None
     """Synchronous, Deadline, or Buffered (FedBuff, FedAsync): how long the server waits for answers, in the simulated
     time of model.hardware; null: as Synchronous, until all have answered"""
-    adaptive_backbones: AdaptiveBackbones | None = None
+    adaptive_backbones: Annotated[AdaptiveBackbones | None, Facts(group="network")] = None
     """clients change their backbones by their rewards; null: they do not"""
-    privacy: Privacy | None = None
+    privacy: Annotated[Privacy | None, Facts(group="method", kind="privacy", null="Privacy")] = None
     """WhiteNoise, or DifferentialPrivacy; null: downloads and uploads are not changed"""
-    hardware: Hardware | None = None
+    hardware: Annotated[Hardware | None, Facts(group="method", needs=_SPEEDS)] = None
     """the clients' links and devices, for simulated seconds in the log; null: none are logged"""
-    accounting: Accounting = Accounting()
+    accounting: Annotated[Accounting, Facts(group="evaluation")] = Accounting()
     """rules for counting bytes, mainly of pruned models"""
-    attack: Attack | None = None
+    attack: Annotated[Attack | None, Facts(group="method", kind="attacks")] = None
     """SignFlip, GaussianNoise, ModelReplacement, LabelFlip or Backdoor of some clients; null: all clients are honest"""
-    aggregation: Aggregation | None = None
+    aggregation: Annotated[Aggregation | None, Facts(group="method", kind="aggregations", needs=_SHARES)] = None
     """Median, TrimmedMean, Krum, Bulyan, GeometricMedian or NormClipping instead of the weighted mean; null: the
     aggregation of the method"""
-    server_optimizer: OptimizerCallable | None = None
+    server_optimizer: Annotated[
+        OptimizerCallable | None, Facts(group="method", kind="server-optimizers", usage="FedAdam", needs=_SHARES)
+    ] = None
     """FedAvgM, FedAdam, FedYogi, FedAdagrad, or torch's; null: the global model becomes the weighted mean, exactly"""
-    bn_stats: StatisticsPolicy = "mean"
+    bn_stats: Annotated[
+        StatisticsPolicy, Facts(group="method", needs="method not in ('Local', 'FedReIDFineTune', 'FedBN')")
+    ] = "mean"
     """treatment of running statistics; see fedsim.training.statistics.BatchNormStatistics"""
-    reduction: Literal["exact", "fp32"] = "exact"
+    reduction: Annotated[Literal["exact", "fp32"], Facts(group="method", effect="rounding")] = "exact"
     """exact: the same bits on any number of ranks; fp32: plain float32 sums"""
-    on_bad_update: Literal["stop", "skip_client"] = "stop"
+    on_bad_update: Annotated[Literal["stop", "skip_client"], _METHOD] = "stop"
     """after a loss or weights that are not finite, stop the run, or leave the client out of the round"""
-    client_store: StorePlace = "device"
+    client_store: Annotated[StorePlace, NOTHING] = "device"
     """place of private states between rounds: device, host, or disk (for very many clients)"""
-    evaluation: Evaluation = Evaluation()
+    evaluation: Annotated[Evaluation, Facts(group="evaluation", usage="{flip: true}")] = Evaluation()
     """settings of evaluations"""
-    threads: int = 1
+    threads: Annotated[int, ROUNDING] = 1
     """CPU threads per rank. Results depend on it in the last bits, so the default does not depend on the machine"""
-    tf32: bool = True
+    tf32: Annotated[bool, Facts(effect="rounding", needs="trainer.accelerator != 'cpu'")] = True
     """let GPUs from NVIDIA's Ampere on compute convolutions in float32 with factors of 10 bits (TF32), torch's default;
     false: with all 23 bits, which is slower. bf16-mixed rounds more than either"""
-    seed: int = 0
+    seed: Annotated[int, Facts(is_repeated=True)] = 0
     """seed of all randomness of training; on the command line, set seed_everything"""
 
     def __post_init__(self) -> None:

@@ -16,7 +16,6 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.strategies import Strategy
 
-from fedsim.core.changes import Change
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.false_alarms import ignore_false_alarms
@@ -36,6 +35,10 @@ from fedsim.federation.callbacks import (
 )
 from fedsim.federation.checks.compatibility import check_trainer
 from fedsim.federation.federation import Federation
+from fedsim.settings.changes import Change
+from fedsim.settings.configuration import line_of_idle
+from fedsim.settings.identity import identity_of
+from fedsim.settings.options import trainer_defaults
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.strategy.launch import check_place
 from fedsim.strategy.run_checkpoints import Resumed, check_rounds, checkpoint_at, checkpoint_named, resumed_at
@@ -44,14 +47,6 @@ from fedsim.strategy.strategy import FederatedStrategy
 
 log = logging.getLogger(__name__)
 
-DEFAULTS = {
-    "use_distributed_sampler": False,
-    "num_sanity_val_steps": 0,
-    "log_every_n_steps": 1,
-    "max_epochs": 100,
-    "enable_model_summary": False,
-}
-"""Defaults of Lightning's settings for a federation; the command line has the same."""
 _WAYS = "give another one, resume=True to continue it, or overwrite=True to replace it"
 
 
@@ -67,7 +62,7 @@ class Trainer(lightning.Trainer):
             nothing in it before its first round has trained. None: nothing is written.
         resume: a fit continues the run in ``run_dir``; if there is none, or none with a checkpoint, it begins.
         overwrite: a fit replaces the run in ``run_dir``.
-        options: Lightning's arguments; they override :data:`DEFAULTS`.
+        options: Lightning's arguments; they override those of fedsim.
 
     Raises:
         ConfigError: if ``run_dir`` holds a run already, or the GPUs of this machine are asked for and cannot be used.
@@ -94,9 +89,10 @@ class Trainer(lightning.Trainer):
             self._start = FolderStart(folder, overwrite, restart=resume, ways=_WAYS)
             callbacks += _checkpoints(folder, options.get("enable_checkpointing"), callbacks)
             options = {"default_root_dir": str(folder)} | options | {"logger": _loggers(folder, options.get("logger"))}
-        self._options = DEFAULTS | {name: value for name, value in options.items() if name != "enable_progress_bar"}
+        options = trainer_defaults() | options
+        self._options = {name: value for name, value in options.items() if name != "enable_progress_bar"}
         check_place()
-        arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | DEFAULTS | options
+        arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | options
         if arguments["strategy"] == "auto":
             arguments["strategy"] = FederatedStrategy()
         if not isinstance(arguments["strategy"], Strategy):
@@ -181,7 +177,10 @@ class Trainer(lightning.Trainer):
         fingerprint = settings.fingerprint or hashlib.sha256(str(start.folder.resolve()).encode()).hexdigest()[:12]
         if settings.config is None:
             log.info("no config.yaml: %s", settings.unwritable)
-        summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed)
+        identity = {} if settings.config is None else identity_of(settings.config)
+        if settings.config is not None and (line := line_of_idle(settings.config)):
+            log.info(line)
+        summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed, identity)
         return [summary, ScriptConfig(settings.config)], changes
 
     def _settled(self, start: FolderStart, options: dict[str, Any]) -> FolderStart:

@@ -31,17 +31,24 @@ def memory_logits(memory: Tensor, features: Tensor, temperature: float) -> Tenso
     return normalize(features) @ memory.detach().T / temperature
 
 
-@torch.no_grad()
-def followed_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: float) -> Tensor:
-    """Return a memory [Z, D] that has followed the features [B, D] of a batch with labels [B], image after image.
+def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: float, most: int | None = None) -> Tensor:
+    """Move the vectors of a batch's identities towards its images (paper 004, Eq. 1), image after image.
 
-    For each image, M_y becomes ``m M_y + (1 - m) z``, scaled to length 1; z is its feature, scaled to length 1.
+    ``K[j] <- mu K[j] + (1 - mu) f_i``, then ``K[j] <- K[j] / |K[j]|``. A vector with several images in the batch moves
+    several times, in the batch's order. ``memory`` K [Z, D] and ``features`` f [B, D] have unit length; ``labels`` [B]
+    int64 are each image's vector j, and ``momentum`` is mu. ``most`` is the largest number of images of one vector, if
+    the caller has it: each pass takes one image of every vector, so that there are ``most`` passes, not B. Returns a
+    new memory [Z, D], without gradient.
 
-    >>> followed_memory(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([0]), 0.5)
+    >>> update_memory(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0]), momentum=0.5)
     tensor([[0.7071, 0.7071]])
     """
-    memory = memory.clone()
-    for z, y in zip(normalize(features).split(1), labels.split(1), strict=True):  # a label on the device stays there
-        moved = momentum * memory.index_select(0, y) + (1 - momentum) * z
-        memory.index_copy_(0, y, normalize(moved))
-    return memory
+    num, moves = len(memory), (1 - momentum) * features.detach().to(memory.dtype)
+    with torch.no_grad():
+        turns = (labels[:, None] == labels).tril(-1).sum(1)  # images of the same vector that come before
+        memory = torch.cat([memory, memory.new_zeros(1, memory.shape[1])])  # the last row is for those in other turns
+        for turn in range(len(labels) if most is None else min(most, len(labels))):
+            rows = torch.where(turns == turn, labels, num)
+            moved = momentum * memory.index_select(0, rows) + moves
+            memory.index_copy_(0, rows, normalize(moved))  # Eq. (1)
+    return memory[:num]

@@ -198,7 +198,5 @@ def device_of(name: str, row: int = 0) -> torch.device:
     """
     gpus = torch.cuda.device_count()
     if name in ("auto", "cuda") and gpus:
-        return torch.device("cuda", row % gpus)
-    if name in ("auto", "cpu"):
-        return torch.device("cpu")
-    return device_named(name)
+        return device_named(f"cuda:{row % gpus}")
+    return device_named("cpu" if name == "auto" else name)

@@ -104,7 +104,10 @@ class AppearanceEncoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Encode images [B, 3, H, W]."""
         maps = self.backbone(normalise_images((images + 1) * 127.5))
-        return F.adaptive_max_pool2d(maps, (self.parts, 1)).flatten(1)
+        rows = maps.shape[2]  # cut as by adaptive_max_pool2d, whose backward has no deterministic form on GPUs
+        bounds = [(rows * part // self.parts, -(-rows * (part + 1) // self.parts)) for part in range(self.parts)]
+        stripes = [maps[:, :, begin:end].flatten(2).max(dim=2).values for begin, end in bounds]
+        return torch.stack(stripes, dim=2).flatten(1)
 
     def logits(self, codes: Tensor) -> Tensor:
         """Classify the identity of codes, [B, Z]."""

@@ -19,6 +19,7 @@ from tabulate import tabulate
 from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
+from fedsim.core.seeding import seeded_host
 from fedsim.generation.losses import realness_loss
 from fedsim.generation.networks import LUMA, Discriminator
 
@@ -133,8 +134,7 @@ def discriminator_accuracy(real: Tensor, made: Tensor, seed: int, steps: int = 2
     ``real`` and ``made`` are uint8 [m, 3, H, W], m at least 4; row i of ``made`` is made from row i of ``real``.
     """
     half = len(real) // 2
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+    with seeded_host(seed), torch.enable_grad():
         scales = 2 if min(real.shape[2:]) >= _TWO_SCALES else 1
         judge = Discriminator(width=16, scales=scales).to(real.device)
         optimizer = torch.optim.Adam(judge.parameters(), lr=1e-3, betas=(0.5, 0.999))

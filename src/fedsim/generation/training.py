@@ -31,7 +31,7 @@ from torch.optim import Adam
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import TrainingError
-from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
+from fedsim.core.seeding import derive_seed, seed_global_stream, seeded_host, torch_generator
 from fedsim.data.images import Index
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.generation.losses import LossWeights, realness_loss
@@ -101,8 +101,7 @@ class GeneratorTraining(LightningModule):
         self.automatic_optimization = False
         self.client = client
         self.losses, self.training_settings, self.seed = losses, training, seed
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(seed, client, "generator"))
+        with seeded_host(derive_seed(seed, client, "generator")):
             self.generator = Generator(copy.deepcopy(backbone), networks, num_classes)
             self.teacher = AppearanceEncoder(copy.deepcopy(backbone), networks.parts, num_classes)
             self.discriminator = Discriminator(networks.width, networks.scales)

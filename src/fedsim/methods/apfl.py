@@ -22,7 +22,8 @@ Deviations and silences:
 - That code mixes the two models' outputs, not their parameters, and steps w_i before it computes the gradient of v_i.
   Its step of alpha_i has the gradients of both models, mixed: for a linear model that is alpha_i^2 + (1 - alpha_i)^2
   times the inner product, with the models after their steps. It adds 0.02 alpha_i.
-- The log counts w_i, whose training is FedAvg's. A client that has not taken part yet is scored with the global model.
+- Loss and accuracy in the log are those of w_i, whose training is FedAvg's. A client that has not taken part yet is
+  scored with the global model.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class APFL(BodySharing, WeightingChoice, HoldsModels, KeepsModels, Method):
     requires = frozenset({"identities", "plain_steps", "built_in_model"})
     replicas: ClassVar[Replicas] = {_PERSONAL: "trained"}
     keeps: ClassVar[KeptModels] = {_PERSONAL: "model"}
+    session_copies = 1  # v_i, while its model has vbar_i
 
     alpha: float = 0.5
     """$\\alpha_i$, share of the client's own model in the mixture, at first"""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -92,6 +92,9 @@ class Method(ABC):
     """
 
     # -- declared: the same on every rank ------------------------------------------------------------------------------
+
+    session_copies = 0  # without a type: the parser would not see the types of settings below a ClassVar of a base
+    """further tensors of the size of a model that a client has while it trains; ``fedsim describe`` counts them"""
 
     @property
     @abstractmethod
@@ -294,9 +297,6 @@ class KeepsModels(ABC):
 
     ``fedsim describe`` counts their memory.
     """
-
-    session_copies: ClassVar[int] = 0
-    """further tensors of the size of a model that a client has while it trains"""
 
     @property
     @abstractmethod

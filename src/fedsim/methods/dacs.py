@@ -54,13 +54,14 @@ Deviations and silences:
   drawn, which is one reading of the row RS of Table 2.
 - With SNR the code is another method (statistics of each place over the batch, no L_div, f_G moves in L_au); it is not
   built. SNR's losses are (``model.objective.causality``): of x and x', in f_G and in the expert.
-- A batch costs five passes instead of one, about four times FedPav's time. The log counts f_G on x.
+- A batch costs five passes instead of one, about four times FedPav's time. Loss and accuracy in
+  the log are those of f_G on x.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 from torch.nn.functional import linear
@@ -85,8 +86,11 @@ from fedsim.methods.restyling import (
     lend_heads,
     load_style,
 )
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
+
+_EXPERT = Facts(needs="lam_au")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +104,13 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
     """$\\lambda_{div}$, weight of the diversity loss; it hardly acts, whatever its weight"""
     lam_au: float = 5.0
     """$\\lambda_{au}$, weight of the authenticity loss; 0: there is no expert"""
-    diversity: Literal["deviation", "variance"] = "deviation"
+    diversity: Annotated[Literal["deviation", "variance"], Facts(needs="lam_div")] = "deviation"
     """whether Eq. (4) compares deviations, or variances (the authors' code)"""
     statistics: Literal["population", "unbiased"] = "population"
     """whether variances of images divide by H W, or by H W - 1 (the authors' code)"""
-    expert_head: Literal["own", "shared"] = "own"
+    expert_head: Annotated[Literal["own", "shared"], _EXPERT] = "own"
     """the expert's head: its own, or the client's, which the expert does not move (the authors' code)"""
-    authenticity_moves_head: bool = False
+    authenticity_moves_head: Annotated[bool, _EXPERT] = False
     """whether the authenticity loss moves the client's head, too (the authors' code)"""
     first_styled_round: int = 1
     """the first round, from 0, with restyled images"""

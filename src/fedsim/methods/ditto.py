@@ -14,7 +14,8 @@ Deviations and silences:
 - v_k is a whole model with its own running statistics and head. The pull towards w^t acts on shared parameters. v_k
   begins as the first model that the client receives, with its first head.
 - The personal model trains after the other, E local epochs on further random batches, with a fresh optimizer of the
-  client. So a round takes twice as long; the log counts only the first half.
+  client. So a round takes twice as long; loss and accuracy in the log are those of
+  the first half.
 - A client that has not taken part yet is scored with the global model.
 - The authors' code takes the plain mean of w_k^t: ``weighting: uniform``. The default is FedAvg's, by size.
 - lambda = 0 is local training, independent of FedAvg; the paper tunes lambda for each data set.
@@ -44,7 +45,7 @@ class _PersonalSteps:
     """adds lambda (v_k - w^t) to the gradient"""
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Return F_k(v_k), which the log does not count."""
+        """Return F_k(v_k), which the log leaves out."""
         return client.supervised_loss(client.forward(batch.images), batch, counts=False)
 
     def take_step(self, client: Client, loss: Tensor) -> None:
@@ -80,7 +81,8 @@ class Ditto(BodySharing, WeightingChoice, KeepsModels, Method):
         client.model.reset_counters()
         client.optimizer.reset(client.round)
         personal_steps = _PersonalSteps(partial(client.optimizer.pull, client.received.vector, self.lam))
-        client.fit(personal_steps)
+        with client.personal_training():
+            client.fit(personal_steps)
         client.keep("personal", client.model.whole)
         client.model.whole.copy_(trained)
 

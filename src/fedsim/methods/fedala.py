@@ -25,7 +25,8 @@ Deviations and silences:
 - In the code all clients learn W in all rounds. Here those do that train; all others keep theirs for ``personalise``,
   which does not learn.
 - ``eta: 0`` keeps W at 1, and is FedAvg.
-- With ``micro_batch`` batches of the sample are as small as micro-batches. The log does not count them.
+- With ``micro_batch`` batches of the sample are as small as micro-batches. Loss and accuracy in the log are
+  without them.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class FedALA(BodySharing, WeightingChoice, KeepsModels, Method):
     def train(self, client: Client) -> None:
         """Learn W, mix, and train."""
         if "local" in client.kept:
-            with _undisturbed(client):
+            with _undisturbed(client), client.personal_training():
                 self._learn(client)
             self._mix(client)
         super().train(client)

@@ -17,7 +17,7 @@ Deviations and silences:
   methods start with a deviation of 0.001: if they were fixed, they would hardly give the body a gradient.
 - The paper fine-tunes the global model before each evaluation. Here a client does it at the end of its local training,
   from the model that it received and its fixed head: the personal model is one average older than the global one. It
-  has a fresh optimizer; the log does not count it.
+  has a fresh optimizer; loss and accuracy in the log are without it.
 - ``fine_tune`` is the part that moves. The abstract fine-tunes the head, which retrieval does not see: then
   personalised features are the global ones. ``all`` moves the body, too.
 - A client that has not taken part yet is scored with the global body and its fixed head.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
 from fedsim.methods.base import Delivered, KeepsModels, KeptModels, Method, WeightingChoice
 from fedsim.models.groups import Group, body_groups
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.settings import LocalTraining
 
@@ -48,7 +49,7 @@ class _FineTuning:
     """Steps of the personal model."""
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Return the supervised loss, which the log does not count."""
+        """Return the supervised loss, which the log leaves out."""
         return client.supervised_loss(client.forward(batch.images), batch, counts=False)
 
     def take_step(self, client: Client, loss: Tensor) -> None:
@@ -64,7 +65,7 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
 
     fine_tune_epochs: int = 5
     """epochs of fine-tuning in each round; 0: none, and the personalised model has the global body"""
-    fine_tune: Literal["head", "all"] = "all"
+    fine_tune: Annotated[Literal["head", "all"], Facts(needs="fine_tune_epochs")] = "all"
     """the part that fine-tuning moves: what is private, or the whole model"""
     share_neck: bool = True
     """whether the embedding layers before the classifier belong to the body; private ones are fixed with it"""
@@ -113,17 +114,17 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
             super().train(client)
         if self.fine_tune_epochs == 0:
             return
-        trained, steps = client.model.whole.clone(), client.optimizer.num_steps
+        trained = client.model.whole.clone()
         client.model.whole.copy_(received)
         client.model.reset_counters()
         client.optimizer.reset(client.round)
-        with client.model.training_only("private") if self.fine_tune == "head" else nullcontext():
+        moved = client.model.training_only("private") if self.fine_tune == "head" else nullcontext()
+        with moved, client.personal_training():
             fine_tuning = _FineTuning()
             client.fit(fine_tuning, [0] * self.fine_tune_epochs)
         for name, part in self.keeps.items():
             client.keep(name, client.model.whole if part == "model" else client.model.private)
         client.model.whole.copy_(trained)
-        client.optimizer.num_steps = steps  # the log is that of the body
 
     def personalise(self, client: Client) -> None:
         """Load the fine-tuned part."""

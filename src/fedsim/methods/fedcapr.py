@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,8 +42,11 @@ from fedsim.functional.weighting import normalise
 from fedsim.methods.base import HoldsModels, Method, Replicas, Signal, Weights
 from fedsim.methods.reference import RECEIVED, first_features, received_features, remember_received
 from fedsim.models.groups import BODY
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Measured, Report, Upload
+
+_REGULAR = Facts(needs="regulariser")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +60,9 @@ class FedCAPR(HoldsModels, Method):
 
     regulariser: float = 0.13
     """weight of the cosine distance from the received model's features"""
-    reg_from: int = 2
+    reg_from: Annotated[int, _REGULAR] = 2
     """the first round with the regulariser, from 1"""
-    reg_last_camera_only: bool = False
+    reg_last_camera_only: Annotated[bool, _REGULAR] = False
     """count only images of the batch's last camera, as in the code"""
     quantise: bool = False
     """round m_k down to thousandths, as in the code"""

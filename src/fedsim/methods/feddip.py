@@ -45,7 +45,7 @@ Deviations and silences:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,12 +54,14 @@ from fedsim.core.checks import at_least, not_negative, within
 from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
 from fedsim.methods.base import BodySharing, HoldsModels, InitialState, Method, Payload, Replicas, WeightingChoice
 from fedsim.methods.pruned import full_mask, prunable_entries, prunable_layers
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Upload
 from fedsim.training.server import Server
 
 _DENSE = "dense"
+_PENALTY = Facts(needs="lam")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +81,9 @@ class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
     """$R$, rounds between two masks"""
     lam: float = 1e-3
     """$\\lambda_{max}$, largest weight of the penalty"""
-    lam_steps: int = 20
+    lam_steps: Annotated[int, _PENALTY] = 20
     """$Q$, number of steps in which the penalty's weight rises"""
-    lam_first: float | None = 5e-4
+    lam_first: Annotated[float | None, _PENALTY] = 5e-4
     """weight after the first step, as in the authors' code; null: ``lam / lam_steps``, as in the paper"""
     regrow: bool = False
     """whether pruned weights can come back with a new mask, as the paper's text has it; in the authors' code never"""

@@ -55,7 +55,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -79,6 +79,7 @@ from fedsim.methods.pruned import (
 )
 from fedsim.methods.reference import RECEIVED, first_features, received_features, remember_received
 from fedsim.models.groups import BODY
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Measured, Report, Upload
@@ -89,6 +90,10 @@ _CHANGES = {"klpwa": "kl", "klaw": "kl", "cdw": "cdw"}
 """weighting -> signal of the change of features; the other weightings need none"""
 _CRR = ("crr_accuracy", "crr_stage", "crr_trials")
 """signals about CRR, for logs only; the stage is 0 before ``prune_from``, then :attr:`Trials.stage`"""
+_REGULARISED = Facts(needs="regulariser != 'none' and lam")
+_DIVERGENCE = Facts(needs="(regulariser == 'kl' and lam) or weighting in ('klpwa', 'klaw')")
+_PRUNING = Facts(needs="prune")
+_TRIALS = Facts(needs="prune and crr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,48 +106,48 @@ class FedKLPR(HoldsModels, Method):
 
     regulariser: Literal["kl", "cosine", "none"] = "kl"
     """term that keeps features near the received model's: KLL, FedCAPR's cosine distance, or none"""
-    lam: float = 0.13
+    lam: Annotated[float, Facts(needs="regulariser != 'none'")] = 0.13
     """$lambda$, its weight"""
-    reg_from: int = 2
+    reg_from: Annotated[int, _REGULARISED] = 2
     """the first round with the regulariser, from 1"""
-    temperature: float = 1.0
+    temperature: Annotated[float, _DIVERGENCE] = 1.0
     """temperature of the feature distributions"""
-    unit_features: bool = False
+    unit_features: Annotated[bool, _DIVERGENCE] = False
     """scale features to unit length before the softmax"""
-    reverse: bool = False
+    reverse: Annotated[bool, Facts(needs="regulariser == 'kl' and lam")] = False
     """D_KL(p_local || p_global) in Eq. (9)"""
     weighting: Literal["klpwa", "klaw", "praw", "cdw", "size"] = "klpwa"
     """aggregation weights: both parts of Eq. (13), one of them, FedCAPR's cosine distance, or numbers of images"""
-    alpha: float = 0.5
+    alpha: Annotated[float, Facts(needs="weighting == 'klpwa'")] = 0.5
     """$alpha$, share of KLAW in Eq. (13); $beta$ is the rest"""
     prune: bool = True
     """whether clients prune"""
-    sas: bool = True
+    sas: Annotated[bool, _PRUNING] = True
     """leave pruned elements out of the mean; false: they enter it as zeros"""
-    crr: bool = True
+    crr: Annotated[bool, _PRUNING] = True
     """prune only if the accuracy allows it; false: in every round"""
-    target: float = 0.7
+    target: Annotated[float, _PRUNING] = 0.7
     """share of the prunable weights that is pruned in the end"""
-    cap: bool = True
+    cap: Annotated[bool, _PRUNING] = True
     """stop at the target exactly; false: a client below it prunes a whole step"""
-    step: float = 0.09
+    step: Annotated[float, _PRUNING] = 0.09
     """largest share that a round prunes"""
-    prune_from: int = 6
+    prune_from: Annotated[int, _PRUNING] = 6
     """the first round in which clients may prune, from 1"""
-    trials: int = 10
+    trials: Annotated[int, _TRIALS] = 10
     """parts of a round's step ("evaluation epochs"); a round prunes as many of them as CRR allows"""
-    floor: float = 0.05
+    floor: Annotated[float, _PRUNING] = 0.05
     """share of each layer that is never pruned"""
-    min_accuracy: float = 0.5
+    min_accuracy: Annotated[float, _TRIALS] = 0.5
     """$A_target$ of stage 1"""
-    plateau: float = 0.05
+    plateau: Annotated[float, _TRIALS] = 0.05
     """largest change of accuracy against the rounds before in stage 1"""
-    tolerance: float = 0.01
+    tolerance: Annotated[float, _TRIALS] = 0.01
     """smallest loss of accuracy for which stage 2 rejects a trial"""
-    accuracy: Measure = "rank1"
+    accuracy: Annotated[Measure, _TRIALS] = "rank1"
     """of both stages, on training images: retrieval among them (``rank1``, ``mAP``), nearest of fresh ``centroids``, or
     the ``classifier`` of the training, which is a head, or the proxies of clusters as the last batch has left them"""
-    accuracy_images: int | None = None
+    accuracy_images: Annotated[int | None, _TRIALS] = None
     """number of random images to measure a head's accuracy on; null: all"""
 
     def __post_init__(self) -> None:

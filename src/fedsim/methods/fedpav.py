@@ -50,7 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,7 @@ from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
 from fedsim.methods.base import HoldsModels, Method, Need, Payload, Replicas, Signal, Weights, has_server_step, weigh
 from fedsim.models.groups import BODY
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Measured, Report, Upload
@@ -114,7 +115,7 @@ class FedPav(HoldsModels, Method):
 
     weighting: Literal["size", "uniform", "cdw"] = "size"
     """$n_k / n$ in Algorithm 1, line 9; ``uniform`` is $1 / K$; ``cdw`` is $m_k / m$ in Algorithm 3"""
-    cdw_mode: Literal["train", "eval"] = "train"
+    cdw_mode: Annotated[Literal["train", "eval"], Facts(needs="weighting == 'cdw'")] = "train"
     """mode of the models whose logits ``cdw`` compares: as in the authors' code, or as in an evaluation"""
     distillation: Distillation | None = None
     """knowledge distillation on the images of ``data.public`` (Algorithm 2); null: none"""

@@ -44,7 +44,7 @@ Deviations and silences:
   frozen backbone, in evaluation mode, for ``mapping_epochs`` (the paper gives no number). Model and expert start from
   the two together; then the expert is frozen, in evaluation mode, and the loss is L^C + L^R.
   At small scale the expert costs (docs/results.md): plain :class:`Local` from the same weights is ahead.
-- The log counts the local client model.
+- Loss and accuracy in the log are those of the local client model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -74,11 +74,13 @@ from fedsim.methods.base import (
     weigh,
 )
 from fedsim.models.groups import Group, body_groups
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
 
 _EXPERT = "expert"
+_EXPERT_NEEDED = Facts(needs="expert")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +89,14 @@ class FedReID(PartSharing, HoldsModels, KeepsModels, Method):
 
     expert: bool = True
     """whether clients have an expert (Figure 4 d), which costs a second local training"""
-    temperature: float = 3.0
+    temperature: Annotated[float, _EXPERT_NEEDED] = 3.0
     """$T$ in Eqs. (12) and (13)"""
-    expert_from: Literal["previous", "global"] = "previous"
+    expert_from: Annotated[Literal["previous", "global"], _EXPERT_NEEDED] = "previous"
     """start of the expert: Eq. (10), or the received model (the authors' code)"""
     start_mix: float = 1.0
     """share of the received model in the start of the client model; the rest is its own last one. 1 in Eq. (7), 0.5 in
     the authors' code"""
-    views: Literal["separate", "same"] = "separate"
+    views: Annotated[Literal["separate", "same"], _EXPERT_NEEDED] = "separate"
     """``separate``: each model sees its own augmentation of a batch; ``same``: both see one (the authors' code)"""
     aggregated: float = 1.0
     """$S$ in Eq. (5): share of the selected clients whose models are averaged, though all train"""

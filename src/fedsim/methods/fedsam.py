@@ -73,6 +73,7 @@ class _SharpnessAwareSteps:
 class FedSAM(PartSharing, WeightingChoice, Method):
     """Averaging of clients that step by the gradient at the worst point nearby."""
 
+    session_copies = 1  # w, while gradients are those of w + delta
     requires = frozenset({"identities", "whole_batches"})  # proxies of clusters would move twice; norms are of a batch
 
     rho: float = 0.05

@@ -30,10 +30,12 @@ Deviations and silences:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedsim.core.checks import within
 from fedsim.methods.base import KeepsModels, KeptModels, Method
 from fedsim.models.groups import BODY
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Client
 from fedsim.training.messages import Upload
 
@@ -48,7 +50,7 @@ class FedUReID(KeepsModels, Method):
 
     dynamic: bool = True
     """whether local training may end early, after the first round; waits for the device once in an epoch"""
-    precision: float = 0.95
+    precision: Annotated[float, Facts(needs="dynamic")] = 0.95
     """share of an epoch's images that are nearest to their own clusters, above which local training ends"""
     update: float = 0.0
     """alpha, weight of the client's own last model"""

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.checks import at_least, positive
+from fedsim.core.transfer import send
 from fedsim.methods.base import InitialState, Method, PartSharing, Payload, Signal, Weighting, WeightingChoice
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
@@ -122,11 +123,12 @@ class IFCA(PartSharing, WeightingChoice, Method):
         for column, name in enumerate(uploads.clients):
             weights[int(reports[name].signals["cluster"]), column] = shares[name]
         thetas = [server.vector(arch), *(server.kept[arch][name] for name in self._names)]
-        thetas = [theta.cpu().clone() for theta in thetas]
+        thetas = [theta.clone() for theta in thetas]
+        joined = [(theta, row / row.sum()) for theta, row in zip(thetas, weights, strict=True) if row.any()]
+        rows = [(theta, send(row, theta.device)) for theta, row in joined]
         for span, chunk in uploads.chunks():
-            for theta, row in zip(thetas, weights, strict=True):
-                if row.sum() > 0:
-                    theta[span] = (row / row.sum()) @ chunk.double()
+            for theta, row in rows:
+                theta[span] = row @ chunk.double()
         for name, theta in zip(self._names, thetas[1:], strict=True):
             server.keep(arch, name, theta)
         return thetas[0]

@@ -26,7 +26,7 @@ Deviations and silences:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,8 +34,11 @@ from torch import Tensor
 from fedsim.core.checks import not_negative, positive
 from fedsim.functional.losses import model_contrastive
 from fedsim.methods.base import HoldsModels, KeepsModels, KeptModels, Method, PartSharing, Replicas, WeightingChoice
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Upload
+
+_CONTRAST = Facts(needs="mu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,9 @@ class MOON(PartSharing, WeightingChoice, HoldsModels, KeepsModels, Method):
 
     mu: float = 1.0
     """$\\mu$, weight of the contrastive term"""
-    tau: float = 0.5
+    tau: Annotated[float, _CONTRAST] = 0.5
     """$\\tau$, temperature"""
-    layer: Literal["pool", "neck"] = "pool"
+    layer: Annotated[Literal["pool", "neck"], _CONTRAST] = "pool"
     """features that are contrasted: the backbone's pooled ones, or the neck's output, which is the paper's place"""
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ Deviations and silences:
   begins as a copy of ls's (the authors' code).
 - The two train on the same batches, augmented once, and share nothing else. Each has its own dropout stream, and
   torch's global stream is restored after lg: ls has the same bits with and without lg; Table 4 prints equal numbers.
-  The log counts ls.
+  Loss and accuracy in the log are those of ls.
 - A normalisation layer is affine parameters and running statistics, found by the module's class, also in ResNet's
   shortcuts. The attention of attentive normalisation is part of the layer. SE's and CBAM's modules (Table 5) are
   averaged, as in the authors' code, which searches names for "bn"; ``attn_local: true`` treats them as normalisation
@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ from fedsim.methods.base import (
     weigh,
 )
 from fedsim.models.groups import BACKBONE, Group
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -91,7 +92,7 @@ class SKA(HoldsModels, KeepsModels, Method):
     unseen: Literal["dual", "avg", "concat", "imagenet"] = "dual"
     """normalisation layers on unseen domains (Table 6): the server's, which needs ``dual``; without it the mean of the
     clients', the initial ones, or all clients' models with their features side by side (``concat``)"""
-    avg_every: int = 1
+    avg_every: Annotated[int, Facts(needs="unseen == 'avg'")] = 1
     """rounds between two means of ``unseen: avg``; each costs an upload. The paper has one, at the end"""
 
     def __post_init__(self) -> None:

@@ -42,22 +42,22 @@ Deviations and silences:
   L_loc has it of x': ``model.objective.causality``, which is ``{form: entropy, weights: [0.01, 0.01, 0.01]}`` there.
   Client-L has no heads for it of its own: they are Client-G's, and Client-L does not move them. L_au then moves f_G:
   ``judge: itself``, in training mode, with the passes that the other losses have.
-- The log counts L_mem(x; f_G): its guess is the person of the most similar vector of M.
+- Loss and accuracy in the log are of L_mem(x; f_G): its guess is the person of the most similar vector of M.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, linear, normalize
 
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.functional.losses import authenticity, mean_entropy
-from fedsim.functional.memory import followed_memory, mean_memory, memory_logits
+from fedsim.functional.memory import mean_memory, memory_logits, update_memory
 from fedsim.functional.retrieval import leave_one_out
 from fedsim.functional.style import restyle, style_gap, style_of, style_of_places
 from fedsim.methods.base import (
@@ -77,12 +77,14 @@ from fedsim.methods.restyling import (
     lend_heads,
     load_style,
 )
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client, Output
 from fedsim.training.features import PLAIN, extract_features
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.objective import triplet_loss
 
 _MEMORY, _CANDIDATE, _RANK1 = "memory", "candidate", "rank1"
+_AUTHENTICITY = Facts(needs="lam_au")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +104,11 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     the client's held-out people, which needs ``data.val``"""
     statistics: Literal["place", "image"] = "place"
     """means and deviations in Eq. (1): of each place over the batch, or of each image and channel over its pixels"""
-    triplet_on_images: bool = False
+    triplet_on_images: Annotated[bool, Facts(needs="model.objective.triplet")] = False
     """whether the losses of x have the objective's triplet loss, too (FedBPrompt's code)"""
-    entropies: Literal["batch", "first_image"] = "batch"
+    entropies: Annotated[Literal["batch", "first_image"], _AUTHENTICITY] = "batch"
     """H in L_au: means over the batch, or that of its first image divided by Z (FedBPrompt's code)"""
-    judge: Literal["copy", "itself"] = "copy"
+    judge: Annotated[Literal["copy", "itself"], _AUTHENTICITY] = "copy"
     """f_G in L_au: a copy in evaluation mode, which L_au does not move; or f_G itself, which L_au trains (the authors'
     code with SNR)"""
     first_styled_round: int = 1
@@ -205,7 +207,8 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         styled = restyle(batch.images, of_images, style.style)  # DACS, Eqs. (1), (2)
         with torch.set_grad_enabled(self._is_styled(client)):
             output = client.forward(styled)
-        memory = followed_memory(memory, output.features.neck, batch.labels, self.momentum)  # (S3)
+        z = normalize(output.features.neck)
+        memory = update_memory(memory, z, batch.labels, self.momentum, batch.most_repeated)  # (S3)
         if not self._is_styled(client):
             return loss, memory
         loss = loss + client.supervised_loss(output, batch, counts=False)

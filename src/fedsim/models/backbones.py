@@ -11,7 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torchvision.models as tv
 from torch import Tensor, nn
@@ -28,12 +28,14 @@ from fedsim.models.ibn import insert_ibn
 from fedsim.models.mobilenet_names import to_torchvision
 from fedsim.models.style import StyleLayers, StylePlace, insert_style
 from fedsim.models.weights import is_file, load_around
+from fedsim.settings.facts import Facts
 
 _HALF = (0.5, 0.5, 0.5)
 _STAGE_MIXTURES = (10, 10, 20, 20)
 """K of attentive normalisation at strides 4, 8, 16 and 32: ResNet-50 in the authors' code. Paper 000 silent."""
 _MOBILE_STAGES = (3, 6, 13)
 """Last blocks of MobileNetV2 at strides 4, 8 and 16."""
+_FILE = Facts(is_file=True)
 
 
 class Backbone(KeepsArguments, nn.Sequential):
@@ -95,11 +97,11 @@ class ResNet(Backbone):
         self,
         depth: Literal[18, 34, 50] = 50,
         last_stride: Literal[1, 2] = 2,
-        weights: str | None = None,
+        weights: Annotated[str | None, _FILE] = None,
         *,
         norm: NormKind = "bn",
         ibn: bool = False,
-        norm_init: NormInit = "convert",
+        norm_init: Annotated[NormInit, Facts(needs="norm != 'bn' or fam != 'none'")] = "convert",
         relu_after_stem: bool = True,
         fam: FusionKind = "none",
         style: StyleLayers | None = None,
@@ -165,12 +167,12 @@ class MobileNetV2(Backbone):
     def __init__(
         self,
         width: float = 1.0,
-        weights: str | None = None,
+        weights: Annotated[str | None, _FILE] = None,
         norm_eps: float = 1e-5,
         *,
         pixels: Literal["imagenet", "symmetric"] = "imagenet",
         norm: NormKind = "bn",
-        norm_init: NormInit = "convert",
+        norm_init: Annotated[NormInit, Facts(needs="norm != 'bn'")] = "convert",
         style: StyleLayers | None = None,
     ) -> None:
         network = tv.mobilenet_v2(width_mult=width)
@@ -225,7 +227,7 @@ class ConvNeXt(Backbone):
     def __init__(
         self,
         size: Literal["tiny", "small", "base", "large", "micro"] = "tiny",
-        weights: str | None = None,
+        weights: Annotated[str | None, _FILE] = None,
         *,
         fam: Literal["none", "mscam"] = "none",
     ) -> None:
@@ -259,7 +261,7 @@ class SmallCNN(Backbone):
         width: int = 32,
         *,
         norm: NormKind = "bn",
-        norm_init: NormInit = "convert",
+        norm_init: Annotated[NormInit, Facts(needs="norm != 'bn' or fam != 'none'")] = "convert",
         fam: Literal["none", "mscam"] = "none",
         style: StyleLayers | None = None,
     ) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedsim.models.memory_order import in_order_of
+
 
 class IBN(nn.Module):
     """Instance normalisation of the first half of ``channels``, batch normalisation of the second (Fig. 3 (a)).
@@ -23,8 +25,8 @@ class IBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise maps [B, C, H, W]."""
-        first, second = x[:, : self.num_instance], x[:, self.num_instance :]
-        return torch.cat([self.IN(first.contiguous()), self.BN(second.contiguous())], dim=1)
+        first, second = (in_order_of(part, x) for part in (x[:, : self.num_instance], x[:, self.num_instance :]))
+        return torch.cat([in_order_of(self.IN(first), x), self.BN(second)], dim=1)
 
 
 def insert_ibn(resnet: nn.Module) -> None:

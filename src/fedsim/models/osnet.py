@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.models.backbones import Backbone
 from fedsim.models.style import StyleLayers, StylePlace, insert_style
 from fedsim.models.weights import is_file, load_around
+from fedsim.settings.facts import Facts
 
 _CHANNELS = {1.0: (64, 256, 384, 512), 0.75: (48, 192, 288, 384), 0.5: (32, 128, 192, 256), 0.25: (16, 64, 96, 128)}
 """of the stem and the three stages (Table 1), by width"""
@@ -38,7 +40,13 @@ class OSNet(Backbone):
             ``conv3`` with their transitions.
     """
 
-    def __init__(self, width: float = 1.0, weights: str | None = None, *, style: StyleLayers | None = None) -> None:
+    def __init__(
+        self,
+        width: float = 1.0,
+        weights: Annotated[str | None, Facts(is_file=True)] = None,
+        *,
+        style: StyleLayers | None = None,
+    ) -> None:
         if width not in _CHANNELS:
             raise ConfigError(f"backbone.width: {width} is not one of {', '.join(map(str, _CHANNELS))}")
         stem, *stages = _CHANNELS[width]

@@ -9,7 +9,7 @@ Shapes: B images, N tokens of a block, C channels, T prompts; a grid of h x w pa
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
 from fedsim.models.backbones import Backbone, PartlyFixed
+from fedsim.settings.facts import Facts
 
 PromptsByPart = tuple[int, int, int]
 """prompts that see the upper, the middle and the lower rows"""
@@ -54,12 +55,12 @@ class VisualPrompts(PartlyFixed):
         self,
         backbone: Backbone | nn.Module,
         tokens: int = 50,
-        parts: PromptsByPart = (5, 5, 5),
+        parts: Annotated[PromptsByPart, Facts(needs="tokens")] = (5, 5, 5),
         *,
-        deep: bool = True,
-        patches_see_parts: bool = False,
+        deep: Annotated[bool, Facts(needs="tokens")] = True,
+        patches_see_parts: Annotated[bool, Facts(needs="tokens and parts != [0, 0, 0]")] = False,
         train: Literal["prompts", "all"] = "prompts",
-        dropout: float = 0.0,
+        dropout: Annotated[float, Facts(needs="tokens")] = 0.0,
     ) -> None:
         at_least("model.backbone", 0, tokens=tokens, parts=min(parts))
         within("model.backbone", "[0, 1)", dropout=dropout)

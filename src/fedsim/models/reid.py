@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,13 @@ from torch.nn.utils import skip_init
 
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
+from fedsim.core.work import Work
 from fedsim.models.style import SNR, Separated
+from fedsim.settings.facts import Facts
 
 HEAD_STD = 0.001
 """of the weights of a head for cross-entropy: all identities are as likely at first"""
+_LINEAR = Facts(needs="kind == 'linear'")
 
 
 class Features(NamedTuple):
@@ -86,15 +89,15 @@ class Neck:
     kind: Literal["linear", "bnneck", "none"] = "linear"
     """``linear``: Linear + BatchNorm1d (FedReIDBench, FedReID, SKA); ``bnneck``: BatchNorm1d alone (Luo et al.);
     ``none``: the pooled feature itself."""
-    dim: int = 512
+    dim: Annotated[int, _LINEAR] = 512
     """width of the ``linear`` neck"""
     dropout: float = 0.5
     """dropout before the head"""
-    activation: Literal["none", "relu", "leaky_relu"] = "none"
+    activation: Annotated[Literal["none", "relu", "leaky_relu"], _LINEAR] = "none"
     """after the ``linear`` neck's BatchNorm: none in FedReIDBench's code, leaky_relu(0.1) in FedReID's"""
-    bias: bool = True
+    bias: Annotated[bool, Facts(needs="kind != 'none' and affine")] = True
     """whether the BatchNorm adds a bias; Luo et al. and FedCAPR train a ``bnneck`` without one"""
-    affine: bool = True
+    affine: Annotated[bool, Facts(needs="kind != 'none'")] = True
     """whether the BatchNorm has weights at all; DACS's features are only standardised"""
 
     def build(self, in_channels: int) -> nn.Sequential:
@@ -174,6 +177,7 @@ class ReIDModel(nn.Module):
         self.head = (
             None if num_classes is None else make_head(self.num_features, num_classes, None, head_std, head_kind)
         )
+        self.work = Work()
         self._compiled: Collection[int] | None = None
         self._dropouts = [module for module in self.modules() if isinstance(module, KeyedDropout)]
         self.separating: list[SNR] = []
@@ -183,6 +187,7 @@ class ReIDModel(nn.Module):
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features; a backbone that returns vectors has pooled already."""
+        self.count(images)
         if self._compiled is None or (self.training and len(images) in self._compiled):
             maps = self.backbone(images)
         else:
@@ -190,6 +195,11 @@ class ReIDModel(nn.Module):
                 maps = self.backbone(images)
         pool = self._pool(maps) if maps.dim() == 4 else maps
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
+
+    def count(self, images: Tensor) -> None:
+        """Count a pass over ``images`` [B, ...] as work, if it is one of training: in that mode, with gradients."""
+        if self.training and torch.is_grad_enabled():
+            self.work.add_images(images.shape[0])
 
     def begin_training(self) -> None:
         """Set training mode. Most sessions find it set, and torch reads modes faster than it sets them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from torch.distributions import Gamma
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.style import mix_styles, swap_styles
+from fedsim.models.memory_order import in_order_of
+from fedsim.settings.facts import Facts
 
 _PREFIX = "style_"
 """of the names of the layers in a backbone"""
@@ -37,19 +39,19 @@ class StyleLayers:
 
     kind: Literal["none", "mix", "cross", "snr"] = "none"
     """``mix``: :class:`MixStyle`; ``cross``: :class:`CrossStyle`; ``snr``: :class:`SNR`"""
-    after: tuple[str, ...] = ("layer1", "layer2")
+    after: Annotated[tuple[str, ...], Facts(needs="kind != 'none'")] = ("layer1", "layer2")
     """places of the layers: ``input``, the images; ``layer1``, ``layer2``, ``layer3``, the maps at the ends of a
     network's first three stages; ``patches``, the patches of a vision transformer with their positions"""
-    p: float = 0.5
+    p: Annotated[float, Facts(needs="kind in ('mix', 'cross')")] = 0.5
     """of ``mix`` and ``cross``: probability that a batch is changed, at each place anew"""
-    alpha: float = 0.1
+    alpha: Annotated[float, Facts(needs="kind == 'mix'")] = 0.1
     """of ``mix``: an image's share of its own style is Beta(alpha, alpha); small values are near 0 or 1"""
-    crop: Literal["none", "style", "content", "both"] = "none"
+    crop: Annotated[Literal["none", "style", "content", "both"], Facts(needs="kind == 'cross'")] = "none"
     """of ``cross``: ``style``: the partner's style is that of a random box; ``content``: only a random box of the image
     is changed; ``both``; or neither. Boxes are the same for all images of a batch"""
-    beta: float = 0.5
+    beta: Annotated[float, Facts(needs="kind == 'cross' and crop != 'none'")] = 0.5
     """of ``cross``: a box has the share Beta(beta, beta) of the map's pixels, before it is cut at the edges"""
-    reduction: int = 16
+    reduction: Annotated[int, Facts(needs="kind == 'snr'")] = 16
     """of ``snr``: the gates have C / reduction hidden units"""
 
     def __post_init__(self) -> None:
@@ -196,7 +198,7 @@ class SNR(nn.Module):
         These are F~, F+ and F-; F+ + F- = F~ + F.
         """
         _check_pixels(x, self.place)
-        normalised = self.norm(x)  # F~
+        normalised = in_order_of(self.norm(x), x)  # F~
         residual = x - normalised  # R
         gate = self.gate(residual)
         return normalised, normalised + gate * residual, normalised + (1 - gate) * residual

@@ -10,7 +10,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD, Colour, ren
 from fedsim.models.backbones import Backbone
 from fedsim.models.style import StyleLayers, check_places
 from fedsim.models.weights import is_file, load_state, may_download, read_file
+from fedsim.settings.facts import Facts
 
 
 class TimmBackbone(Backbone):
@@ -51,12 +52,12 @@ class TimmBackbone(Backbone):
     def __init__(
         self,
         name: str,
-        weights: str | None = None,
+        weights: Annotated[str | None, Facts(is_file=True)] = None,
         image_size: tuple[int, int] | None = None,
         *,
         mean: Colour | None = None,
         std: Colour | None = None,
-        options: dict[str, Any] | None = None,
+        options: Annotated[dict[str, Any] | None, Facts(null={})] = None,
         style: StyleLayers | None = None,
         patch_stride: int | None = None,
     ) -> None:

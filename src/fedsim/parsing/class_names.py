@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from abc import ABC
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
 
-# setting whose value is a class -> module and name of the base class
-_BASES = {
-    "model.method": ("fedsim.methods.base", "Method"),
-    "model.backbone": ("fedsim.models.backbones", "Backbone"),
-    "model.module": ("lightning.pytorch", "LightningModule"),
-    "model.selection": ("fedsim.federation.components.selection", "Selection"),
-    "model.timing": ("fedsim.federation.components.timing", "Timing"),
-    "model.privacy": ("fedsim.federation.components.privacy", "Privacy"),
-    "model.attack": ("fedsim.federation.components.attacks", "Attack"),
-    "model.aggregation": ("fedsim.federation.components.robust", "Aggregation"),
-    "model.client.optimizer": ("torch.optim", "Optimizer"),
-    "model.clients.optimizer": ("torch.optim", "Optimizer"),
-    "model.server_optimizer": ("torch.optim", "Optimizer"),
-    "data.source": ("fedsim.data.images", "ReIDSource"),
-    "trainer.callbacks": ("lightning.pytorch.callbacks", "Callback"),
-    "trainer.logger": ("lightning.pytorch.loggers", "Logger"),
-}
+from fedsim.core.names import did_you_mean
+from fedsim.settings.table import paths_below, setting_at
+
 _PROBLEM = r"(?:Problem with given class_path '([^']*)':\s*|callable class: )"
 # Python's messages; modules with their own __getattr__ may begin them with a capital letter
 _IMPORT = r"((?i:no module named '[^']*'|module '[^']*' has no attribute '[^']*'|cannot import name '[^']*'))"
@@ -137,50 +122,9 @@ def unknown_argument(message: str) -> str | None:
     return f"{problem}; {guess}" if (guess := did_you_mean(unknown[1], [*names, "class_path"])) else problem
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Suggest the most similar of ``names``; empty if none is similar.
-
-    >>> did_you_mean("max_epocs", ["max_steps", "max_epochs"])
-    'did you mean max_epochs?'
-    """
-    close = get_close_matches(name, list(names), n=1)
-    return f"did you mean {close[0]}?" if close else ""
-
-
-def argument_of_a_class(name: str) -> str:
-    """Suggest the option that an unknown one such as ``model.client.lr`` means; empty if it is no class's argument.
-
-    >>> argument_of_a_class("model.client.lr"), argument_of_a_class("model.client.lrs")
-    ('did you mean model.client.optimizer.lr?', '')
-    """
-    section, _, argument = name.rpartition(".")
-    for field in (field for field in _BASES if field.rpartition(".")[0] == section):
-        if any(argument in inspect.signature(kind).parameters for kind in _classes(field)):
-            return f"did you mean {field}.{argument}?"
-    return ""
-
-
 def _names(key: str, only_fedsim: bool = False) -> list[str]:
     """Names of the classes that a setting can have; ``only_fedsim``: only the classes that fedsim provides."""
-    place = next((base for field, base in _BASES.items() if key.startswith(field)), None)
-    if place is None:
+    base = setting_at(key).base
+    if not base or (only_fedsim and not base.startswith("fedsim.")):
         return []
-    module, name = place
-    packages = ("fedsim.",) if only_fedsim else ("fedsim.", "torch.", "lightning.")
-    if only_fedsim and not module.startswith("fedsim."):
-        return []
-    below = _classes_below(module, name)
-    public = [cls for cls in below if not cls.__name__.startswith("_") and ABC not in cls.__bases__]
-    return sorted({cls.__name__ for cls in public if cls.__module__.startswith(packages)} - {name})
-
-
-def _classes(field: str) -> list[type]:
-    return _classes_below(*_BASES[field])
-
-
-def _classes_below(module: str, name: str) -> list[type]:
-    """Return a class and all classes that are derived from it and imported."""
-    classes: list[type] = [getattr(import_module(module), name)]
-    for cls in classes:
-        classes += cls.__subclasses__()
-    return classes
+    return [path.rpartition(".")[2] for path in paths_below(base) if path != base]

@@ -3,64 +3,26 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import os
 import re
 from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.names import check_text, one_line
-from fedsim.parsing.documents import DEEPEST, as_yaml, check_yaml, parse_json, parse_yaml
+from fedsim.core.errors import DataError
+from fedsim.core.names import one_line
+from fedsim.parsing.documents import as_yaml, parse_json, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
+from fedsim.settings.options import WITH_TRAINER
+from fedsim.settings.table import has_fields, sections, walk
 
-_COMMANDS = ("fit", "validate", "test", "predict", "describe")
-"""names under which LightningCLI of other projects nests the sections of a config"""
 _CONFIGS = Path(__file__).parents[1] / "configs"
-
-
-def check_config_files(args: list[str], sections: Iterable[str] = ()) -> None:
-    """Read a command line's config files by :func:`read_config`: the parser's errors do not name the broken file."""
-    for word, next_word in itertools.zip_longest(args, args[1:], fillvalue=""):
-        if path := config_at(word, next_word):
-            read_config(path, sections)
-
-
-def check_words(words: Iterable[str], is_kept: bool = False) -> None:
-    """Refuse a value of a command line that the parser would expand without end.
-
-    ``is_kept``: the values go into the run's config.yaml, so that they must be UTF-8.
-
-    Raises:
-        ConfigError: for the first such value; its message names the option.
-    """
-    for before, word in itertools.pairwise(["", *words]):
-        option, sign, value = word.partition("=")
-        if not (word.startswith("--") and sign):
-            option, value = before if before.startswith("-") else "the command line", word
-        if is_kept:
-            check_text(value, option)
-        if "&" not in value and len(value) <= DEEPEST:
-            continue
-        try:
-            check_yaml(value, option)
-        except DataError as error:
-            raise ConfigError(str(error)) from error
-        except (yaml.YAMLError, UnicodeError):  # a value that is no YAML is a plain text, or the parser refuses it
-            continue
-
-
-def config_at(word: str, next_word: str) -> str | None:
-    """Return the config file that a word of a command line names, alone or with the next word; None for other words."""
-    if word in ("--config", "-c"):
-        return next_word
-    return word.removeprefix("--config=") if word.startswith("--config=") else None
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -78,46 +40,28 @@ def with_shipped(args: Sequence[str]) -> list[str]:
     ['--config', 'none.yaml', '-c', 'fedavg.yaml']
     """
     words = list(args)
-    for position, (word, next_word) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
-        path = config_at(word, next_word)
-        if path is None or path.startswith("{") or Path(path).exists():
+    for place, word in enumerate(words):
+        option, is_joined, path = word.partition("=")
+        if option not in ("--config", "-c"):
             continue
-        shipped = shipped_configs().get(path.removeprefix("configs/").removesuffix(".yaml"))
-        if shipped is not None and word.startswith("--config="):
-            words[position] = f"--config={shipped}"
-        elif shipped is not None:
-            words[position + 1] = str(shipped)
+        if is_joined:
+            words[place] = f"{option}={_file_of(path)}"
+        elif place + 1 < len(words):
+            words[place + 1] = _file_of(words[place + 1])
     return words
 
 
-def with_clients(args: list[str]) -> list[str]:
-    """Insert an empty ``--model.clients`` before options of single clients if no config names a client.
-
-    The parser adds fields only to a mapping that exists.
-
-    >>> with_clients(["--model.clients.viper.batch_size=8"])
-    ['--model.clients={}', '--model.clients.viper.batch_size=8']
-    """
-    named: Any = None
-    for position, (word, next_word) in enumerate(itertools.zip_longest(args, args[1:], fillvalue="")):
-        if word.startswith("--model.clients."):
-            return args if named else [*args[:position], "--model.clients={}", *args[position:]]
-        if path := config_at(word, next_word):
-            model = read_config(path).get("model")
-            named = model.get("clients", named) if isinstance(model, dict) else named
-        elif word.partition("=")[0] == "--model.clients":
-            named = (word.partition("=")[2] or next_word) not in ("null", "None")
-    return args
+def _file_of(config: str) -> str:
+    if config.startswith("{") or Path(config).exists():
+        return config
+    return str(shipped_configs().get(config.removeprefix("configs/").removesuffix(".yaml"), config))
 
 
-def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
+def read_config(path: str) -> dict[str, Any]:
     """Return the content of a config file, or of the JSON text that replaces ``--paper``.
 
-    ``sections`` are fields, such as ``model.client``, that must have fields below them if they are given. For some of
-    them the parser would accept any other value and use the defaults of all fields.
-
     Raises:
-        DataError: if the file cannot be read, or a section has no fields.
+        DataError: if the file cannot be read, or is not a config.
     """
     if path.startswith("{"):
         try:
@@ -139,12 +83,28 @@ def read_config(path: str, sections: Iterable[str] = ()) -> dict[str, Any]:
     _check_keys(path, node)
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a config; expected sections such as trainer, model, data")
-    if nested := [key for key in _COMMANDS if isinstance(content.get(key), dict)]:
+    if nested := [key for key in WITH_TRAINER if isinstance(content.get(key), dict)]:
         raise DataError(f"{path}: {nested[0]}: is a command, not a section; write its sections at the top of the file")
-    for section in sections:
-        _check_section(path, content, section)
     _check_classes(path, content)
     return content
+
+
+def read_sections(path: str) -> dict[str, Any]:
+    """Return the content of a config of a run, as :func:`read_config`.
+
+    Raises:
+        DataError: also if a section has no fields: the parser would use the defaults of all of them for some values.
+    """
+    content = read_config(path)
+    for section in _sections() if not path.startswith("{") else ():
+        _check_section(path, content, section)
+    return content
+
+
+@cache
+def _sections() -> list[str]:
+    """Return the settings that always have fields below them."""
+    return [*sections(), *(option for option, setting in walk() if has_fields(setting))]
 
 
 def _check_keys(path: str, node: yaml.Node | None, section: str = "") -> None:

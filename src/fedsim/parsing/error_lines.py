@@ -17,22 +17,12 @@ from typing import NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, FedSimError, NoResultError, NotReadyError, RunsFailedError, RunStoppedError
-from fedsim.core.names import one_line
-from fedsim.parsing.class_names import argument_of_a_class, did_you_mean, missing_class, unknown_argument
+from fedsim.core.names import did_you_mean, one_line
+from fedsim.parsing.class_names import missing_class, unknown_argument
 from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
+from fedsim.settings.table import setting_at
 
-# fields whose types do not describe the expected value well; those without a section are options of fedsim augment
-_EXPECTED = {
-    "seed_everything": f"a number from 0 to {2**32 - 1}",
-    "trainer.precision": "32-true or bf16-mixed",
-    "model.clients": "the fields of each client, such as {town0: {batch_size: 8}}",
-    "model.hardware.clients": "the fields of each client, such as {town0: {up_mbit: 8}}",
-    "data.generated": "settings of its own, such as --data.generated.root FOLDER",
-    "data.size": "a height and a width, such as [64, 32]",
-    "size": "a height and a width, such as [64, 32]",
-    "clients": "a list of names, such as '[town0]'",
-}
 # package that a logger of Lightning requires -> fedsim's extra; TensorBoardLogger accepts either of two packages
 _EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "tensorboardX": "tensorboard", "wandb": "wandb"}
 _BELOW_COMMAND = re.compile(r"\b(fit|validate|test|predict|describe)\.(?=model|data|trainer)")
@@ -234,8 +224,8 @@ def explain(message: str, option_names: Iterable[str] = ()) -> str:
         text = re.sub(r"^unrecognized arguments: (--[\w.-]+)([= ].*)?$", r"\1: there is no such option", text)
         if named := re.match(r"(-*)([\w.-]+): there is no such option$", text):
             name = _BELOW_COMMAND.sub("", named[2])
-            guess = argument_of_a_class(name) or did_you_mean(name, option_names)
-            text += f"; {guess.replace('mean ', f'mean {named[1]}')}" if guess else ""
+            guess = did_you_mean(name, option_names, prefix=named[1])
+            text += f"; {guess}" if guess else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):
             text = f"{text}; give a config with these fields, such as --config quickstart"
         return one_line(_BELOW_COMMAND.sub("", text), _LONGEST)
@@ -281,10 +271,10 @@ def _field_problem(key: str, message: str) -> str:
         return f"{lacking[1].rpartition('.')[2]} needs {lacking[2].strip()}; give it as --{key}.{first}"
     if "Unable to load config" in message:
         return "is a section; give its fields, or a file that contains them"
-    if key in _EXPECTED:
+    if expected := setting_at(key).facts.expected:
         if "Namespace(" in value and (inner := re.search(r"Got value: (.*?) Subclass types", message)):
             value = inner[1]  # only the wrong entry, without the valid ones next to it
-        return f"expected {_EXPECTED[key]}, got {value}"
+        return f"expected {expected}, got {value}"
     # at the end, the parser repeats the section around the value
     message = re.sub(r"\.? Got value: Namespace\(.*$", "", message)
     types = re.search(r"Subtypes: \[(.*)\] Errors: - (.*?)(?: Given value type|$)", message)

@@ -1,64 +1,41 @@
-"""Check the names of options. They are read from the source, so that a typo is reported without importing torch."""
+"""The options of the commands that train or score, checked by the table of settings: typos need no torch."""
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Sequence
-from difflib import get_close_matches
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-from fedsim.core.arguments import texts_of_fields
 from fedsim.core.errors import ConfigError
-
-_SECTIONS = {  # package, file and class whose arguments are the options of a section
-    "trainer": ("lightning", "pytorch/trainer/trainer.py", "Trainer"),
-    "model": ("fedsim", "federation/settings.py", "Settings"),
-    "data": ("fedsim", "data/datamodule.py", "FederatedDataModule"),
-}
-
-
-_OF_ALL = (
-    "help",
-    "config",
-    "print_config",
-    "seed_everything",
-    "run_dir",
-    "overwrite",
-    "save_ranking",
-    "save_maps",
-    "paper",
+from fedsim.core.names import did_you_mean
+from fedsim.parsing.command_line import Given
+from fedsim.settings.table import (
+    MISSING,
+    KnownClass,
+    Setting,
+    class_at,
+    classes_below,
+    paths_below,
+    section,
+    sections,
+    setting_at,
 )
-"""options of every command that trains or scores, in addition to those of Lightning's method and the sections"""
+
+_OPTION = re.compile(r"--(?:no_)?(\w+(?:\.[\w.]+)?)(?=$|[=+])")
 
 
-_OF_SEVERAL_RUNS = ("seeds", "parallel", "left_out")
-"""options of ``fit`` that start several runs"""
+def own_options(command: str) -> dict[str, Setting]:
+    """Return the options of a command outside of all sections."""
+    return {
+        name: setting
+        for name, setting in section("").arguments.items()
+        if command in (setting.facts.commands or (command,)) or setting.default is not MISSING
+    }
 
 
-WITH_TRAINER = ("fit", "validate", "test", "predict", "describe")
-"""Commands that have these options."""
-
-
-def all_options(command: str) -> list[str]:
-    """Names of a command's options; of sections only the first level."""
-    sections = [f"{section}.{name}" for section in _SECTIONS for name in arguments_of_section(section)]
-    several = _OF_SEVERAL_RUNS if command == "fit" else ()
-    return [*_OF_ALL, *several, *_arguments_of(command), *sections]
-
-
-def asks_for_several(words: Sequence[str], command: str) -> bool:
-    """Return whether a command line starts several runs."""
-    return command == "fit" and any(
-        word.partition("=")[0][2:] in _OF_SEVERAL_RUNS for word in words if word[:2] == "--"
-    )
-
-
-def asks_for_rotation(words: Sequence[str]) -> bool:
-    """Return whether the words of a fit name data sets that are left out, one in each run."""
-    return any(word.partition("=")[0] == "--left_out" for word in words)
+def all_options(command: str) -> dict[str, Setting]:
+    """Return a command's options; of sections only the first level."""
+    inner = {f"{name}.{field}": setting for name in sections() for field, setting in section(name).arguments.items()}
+    return own_options(command) | inner
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
@@ -70,83 +47,74 @@ def asks_for_help(words: Sequence[str]) -> bool:
     return any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
 
 
-def asks_for_images(words: Sequence[str]) -> bool:
-    """Return whether the words of ``fedsim predict`` name a folder of images in place of the run's data sets."""
-    return any(word.partition("=")[0] == "--images" for word in words)
-
-
 def check_options(words: Sequence[str], command: str) -> None:
-    """Check the first two parts of each option such as ``--trainer.max_epochs``; the parser checks the whole name.
+    """Check the first two parts of each option such as ``--trainer.max_epochs``.
 
     Args:
         words: of the command line, without the command.
-        command: its name, a command of Lightning or ``describe``.
+        command: its name, of those with a trainer.
 
     Raises:
         ConfigError: if there is no such option.
     """
-    for word in words:
-        match = re.match(r"--(no_)?(\w+)(?:\.(\w+))?(?=$|[.=+])", word)
-        if match is None:
-            continue
-        _, first, second = match.groups()
-        names: Sequence[str] = [*_OF_ALL, *_SECTIONS, *_arguments_of(command)]
-        if first in _SECTIONS and second is not None:
-            names, prefix, name = _names(first), f"{first}.", second
-        else:
-            prefix, name = "", first
-        if name not in names:
-            close = get_close_matches(name, names, n=1)
-            guess = f"did you mean --{prefix}{close[0]}? " if close else ""
-            raise ConfigError(
-                f"--{prefix}{name}: there is no such option; {guess}fedsim {command} --help lists all options"
-            )
+    for name in (match[1] for word in words if (match := _OPTION.match(word))):
+        first, *parts = name.split(".")
+        if first in sections():
+            _check([first, *parts[:1]], {}, command)
+        elif first not in (options := own_options(command)):
+            raise _no_option("", first, [*options, *sections()], command)
 
 
-def _names(section: str) -> list[str]:
-    """Names of a section's options: the arguments of its class, whose module is not imported."""
-    package, file, cls = _SECTIONS[section]
-    return [*_read_arguments(package, file, cls, "__init__"), "help"]
+def check_arguments(settings: Iterable[Given], command: str) -> None:
+    """Check the whole name of each option, from class to class; that of a class that is not fedsim's is not checked.
+
+    The order matters, as for the parser: an option belongs to the class that was named last before it.
+
+    Raises:
+        ConfigError: if a class has no such argument.
+    """
+    classes: dict[str, str] = {}
+    """setting -> the class that it names, or another text; empty for other values"""
+    for option, value, is_option in settings:
+        if is_option and option.partition(".")[0] in sections():
+            _check(option.split("."), classes, command)
+        if not isinstance(value, dict):
+            classes[option] = value if isinstance(value, str) else ""
 
 
-def _arguments_of(command: str) -> list[str]:
-    """Names of the options that a command takes from Lightning's method of the same name; ``describe`` has none."""
-    if command == "describe":
-        return []
-    names = _read_arguments(*_SECTIONS["trainer"], command)
-    return [name for name in names if name not in ("model", "datamodule") and not name.endswith("dataloaders")]
+def _check(parts: Sequence[str], classes: dict[str, str], command: str) -> None:
+    cls: KnownClass | None = section(parts[0])
+    place = parts[0]
+    for part in parts[1:]:
+        if cls is None or part in ("class_path", "help") or (cls.takes_others and part not in cls.arguments):
+            return
+        if part not in cls.arguments:
+            raise _lacking(place, part, cls, command, is_chosen=bool(classes.get(place)))
+        setting, place = cls.arguments[part], f"{place}.{part}"
+        if setting.form == "names":  # below it are names of clients
+            return
+        cls = class_at(classes.get(place) or _only_class(setting.base))
 
 
-def arguments_of_section(section: str) -> list[str]:
-    """Names of a section's options."""
-    return _names(section)[:-1]
+def _only_class(base: str) -> str:
+    """Return ``base`` if no other class is derived from it; otherwise an empty text."""
+    return base if paths_below(base) == (base,) else ""
 
 
-def texts_of_section(section: str) -> dict[str, str]:
-    """Return option of a section -> its description in the docstring of the section's class."""
-    node = _class_of(*_SECTIONS[section])
-    text = ast.get_docstring(node) or ""
-    texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2], re.MULTILINE))
-    return {name: " ".join(text.split()) for name, text in (texts | texts_of_fields(node)).items()}
+def _lacking(place: str, part: str, cls: KnownClass, command: str, is_chosen: bool) -> ConfigError:
+    """Error for an option that the class at a place lacks; ``is_chosen``: another class could stand there."""
+    if is_chosen:
+        remedy = did_you_mean(part, cls.arguments) or f"choose from {', '.join(cls.arguments) or 'none'}"
+        return ConfigError(f"{place}: {cls.name} has no option {part}; {remedy}")
+    return _no_option(f"{place}.", part, cls.arguments, command)
 
 
-def _read_arguments(package: str, file: str, cls: str, method: str) -> list[str]:
-    """Names of a method's arguments, read from its source; of a dataclass, those of its fields."""
-    body = _class_of(package, file, cls).body
-    if fields := [
-        node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]:
-        return fields
-    [function] = [node.args for node in body if isinstance(node, ast.FunctionDef) and node.name == method]
-    return [argument.arg for argument in (*function.args, *function.kwonlyargs) if argument.arg != "self"]
-
-
-@cache
-def _class_of(package: str, file: str, cls: str) -> ast.ClassDef:
-    """Parse the source of a class."""
-    spec = find_spec(package)
-    assert spec is not None, f"{package} is installed"
-    [folder] = spec.submodule_search_locations or []
-    tree = ast.parse((Path(folder) / file).read_text(encoding="utf-8"))
-    [definition] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls]
-    return definition
+def _no_option(prefix: str, name: str, names: Iterable[str], command: str) -> ConfigError:
+    """Error for a name that is not one of those after ``prefix``, but maybe an argument of a class that one takes."""
+    remedy = f"fedsim {command} --help lists all options"
+    guess = did_you_mean(name, names, prefix=f"--{prefix}")
+    if prefix and not guess:
+        bases = ((field, setting_at(f"{prefix}{field}").base) for field in names)
+        within = (field for field, base in bases if base and any(name in cls.arguments for cls in classes_below(base)))
+        guess = next((f"did you mean --{prefix}{field}.{name}?" for field in within), "")
+    return ConfigError(f"--{prefix}{name}: there is no such option; {guess} {remedy}".replace("  ", " "))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedsim.core import spares
-from fedsim.core.errors import FedSimError
 from fedsim.core.nvidia import GPUS, visible_gpus
-from fedsim.parsing.config_files import config_at, normalise, read_config, with_shipped
 
 _FEW = 8
 """this many ranks are started early on any machine; more than two per core may be a typo and could fill the memory"""
@@ -29,41 +27,29 @@ sys.exit(main())
 """
 
 
-def start_ranks(words: Sequence[str]) -> None:
+def start_ranks(settings: Mapping[str, Any]) -> None:
     """Start the other ranks of this machine, which import modules while this rank does, and print their number."""
     if not spares.may_start():
         return
-    ranks = ranks_asked_for(words)
+    ranks = ranks_asked_for(settings)
     if 1 < ranks <= max(2 * (os.cpu_count() or 1), _FEW):
         spares.start(ranks - 1, _PROGRAM)
         sys.stderr.write(f"starting {ranks} ranks\n")
         sys.stderr.flush()
 
 
-def ranks_asked_for(words: Sequence[str], environ: Mapping[str, str] = os.environ, gpus: Path = GPUS) -> int:
-    """Return the number of ranks that ``trainer.devices`` requests in a command line and its config files.
+def ranks_asked_for(settings: Mapping[str, Any], environ: Mapping[str, str] = os.environ, gpus: Path = GPUS) -> int:
+    """Return the number of ranks that ``trainer.devices`` requests.
 
     Return 1 if the number cannot be determined yet, and for mistakes, which the parser reports. Too small a number does
     no harm: the missing ranks are started later.
 
     Args:
-        words: of the command line, without the command.
+        settings: those of the command line and its config files.
         environ: environment variables; CUDA_VISIBLE_DEVICES limits the GPUs.
         gpus: the folder with one folder per GPU.
     """
-    trainer: dict[str, object] = {"devices": "auto", "accelerator": "auto"}
-    try:
-        arguments = with_shipped(normalise(list(words)))
-        for word, next_word in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-            if path := config_at(word, next_word):
-                section = read_config(path).get("trainer")
-                trainer |= section if isinstance(section, dict) else {}
-            elif word.startswith("--trainer."):
-                name, _, value = word.removeprefix("--trainer.").partition("=")
-                trainer[name] = value or next_word
-    except FedSimError:
-        return 1
-    devices = str(trainer["devices"]).strip()
-    if devices in ("auto", "-1") and trainer["accelerator"] in ("auto", "gpu", "cuda"):
+    devices = str(settings.get("trainer.devices", "auto"))
+    if devices in ("auto", "-1") and settings.get("trainer.accelerator", "auto") in ("auto", "gpu", "cuda"):
         return max(visible_gpus(environ, gpus), 1)
     return int(devices) if devices.isdigit() else 1

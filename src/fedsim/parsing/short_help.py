@@ -4,47 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from argparse import SUPPRESS, Action, ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from fedsim.parsing.options import arguments_of_section, texts_of_section
+from fedsim.parsing.options import own_options
+from fedsim.settings.table import Setting, section
 
-_USUAL = {
-    "--config FILE": "settings; may be given several times, later ones win",
-    "--paper 003/table5": "a row of a paper's table; fedsim papers lists all rows",
-    "--run_dir FOLDER": "output folder of the run; default: runs/METHOD-seedN",
-    "--ckpt_path RUN_DIR": "the run to continue or to score",
-    "--seed_everything N": "seed of all randomness",
-    "--trainer.max_epochs N": "communication rounds",
-    "--trainer.devices N": "ranks: processes with one device each",
-    "--trainer.accelerator cpu": "or cuda, auto",
-    "--trainer.check_val_every_n_epoch N": "rounds between two evaluations",
-    "--trainer.precision bf16-mixed": "or 32-true",
-    "--print_config": "print all settings and exit",
-}
-_OF_COMMAND = {
-    "fit": {
-        "--overwrite true": "replace an existing run",
-        "--left_out a b c": "one run without each of these data sets, then one table (docs/unseen.md)",
-        "--seeds 0 1 2": "one run per seed, then means and spread; --parallel 2: two at once",
-    },
-    "predict": {
-        "--images FOLDER": "features of the images in a folder, in place of the run's test sets (docs/inference.md)",
-        "--save_maps true": "also draw maps of strong features, into RUN_DIR/maps",
-    },
-    "test": {"--save_ranking true": "also write and draw ranked lists, into RUN_DIR/rankings"},
-}
-_OF_MODEL = (
-    "method",
-    "backbone",
-    "neck",
-    "client",
-    "clients",
-    "objective",
-    "selection",
-    "server_optimizer",
-    "evaluation",
-)
-_OF_DATA = ("source", "partition", "unseen", "val", "size", "augmentation", "cache_dir", "dry_run")
 SCREEN = 62
 """Number of lines that fit on one screen."""
 _WIDTH = 118
@@ -53,14 +17,19 @@ _COLUMN = 38
 
 def short_help(command: str, summary: str) -> str:
     """Return the help of a command on one screen; ``summary`` describes the command in one line."""
-    lines = [f"usage: fedsim {command} --config FILE [options]: {summary}", ""]
-    lines += [_line(option, text) for option, text in (_USUAL | _OF_COMMAND.get(command, {})).items()]
-    for section, chosen in (("model", _OF_MODEL), ("data", _OF_DATA)):
-        texts = texts_of_section(section)
-        lines += ["", *(_line(f"--{section}.{name}", texts[name]) for name in chosen)]
-        lines += _others(section, chosen)
-    lines += ["", *_others("trainer", [option.split(".")[1].split()[0] for option in _USUAL if "trainer." in option])]
+    usual = {
+        name: setting
+        for name, setting in own_options(command).items()
+        if command in (setting.facts.commands or (command,))
+    }
+    usual |= {f"trainer.{name}": setting for name, setting in section("trainer").arguments.items()}
+    lines = [f"usage: fedsim {command} --config FILE [options]: {summary}", "", *_lines(usual)]
+    for name in ("model", "data"):
+        options = {f"{name}.{field}": setting for field, setting in section(name).arguments.items()}
+        lines += ["", *_lines(options), *_others(name)]
     lines += [
+        "",
+        *_others("trainer"),
         "",
         f"fedsim {command} --help all           all options with their fields",
         f"fedsim {command} --model.method.help FedPav   options of a class; fedsim list: all classes",
@@ -68,13 +37,16 @@ def short_help(command: str, summary: str) -> str:
     return "\n".join(lines)
 
 
-def _line(option: str, text: str) -> str:
-    return f"  {option:<{_COLUMN}}{textwrap.shorten(text, _WIDTH - _COLUMN - 2, placeholder=' ...')}"
+def _lines(settings: Mapping[str, Setting]) -> Iterator[str]:
+    for option, setting in settings.items():
+        if setting.facts.usage is not None:
+            text = textwrap.shorten(setting.text, _WIDTH - _COLUMN - 2, placeholder=" ...")
+            yield f"  {f'--{option} {setting.facts.usage}':<{_COLUMN}}{text}"
 
 
-def _others(section: str, chosen: tuple[str, ...] | list[str]) -> list[str]:
-    names = [name for name in arguments_of_section(section) if name not in chosen]
-    return textwrap.wrap(f"  --{section}. also has {', '.join(names)}", _WIDTH, subsequent_indent=" " * 4)
+def _others(name: str) -> list[str]:
+    names = [field for field, setting in section(name).arguments.items() if setting.facts.usage is None]
+    return textwrap.wrap(f"  --{name}. also has {', '.join(names)}", _WIDTH, subsequent_indent=" " * 4)
 
 
 def needs_short_help(parser: ArgumentParser, args: Sequence[str]) -> bool:

@@ -1,40 +1,30 @@
 """Names that YAML takes for other values: 007 is an octal number, no is false, 2021-01-01 a date, null is nothing.
 
-In the fields below a name is a name, as the folder has it, also without quotes.
+In a setting that takes a text, names or a mapping of names, a name is a name, also without quotes.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeGuard
 
 import yaml
 
 from fedsim.parsing.documents import SafeLoader
+from fedsim.settings.table import Setting, argument_of, class_at, setting_at
 
-_LISTS = r"data\.(unseen|source\.([\w.]+\.)?(names|alphabets))|clients|sets"
-"""fields with a list of names: null in it is a name, too"""
-_LOGGER = r"trainer\.logger\.(name|project|group|run_name|experiment_name)"
-_SINGLE = rf"data\.(public|manifest|cache_dir|(source\.([\w.]+\.)?|generated\.)root)|run_dir|ckpt_path|{_LOGGER}"
-"""fields with one name, or the path of a folder or file: null is none"""
-_OF_CLIENTS = r"model\.(hardware\.)?clients"
-"""fields whose keys are names"""
-_WITHIN = ("init_args", "dict_kwargs")
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 _NUMBER = re.compile(r"[-+.]?[0-9]")  # also those that other readers of YAML take for numbers, such as 1e3
-_OPENING = ("[", "{")
-_OPTION = re.compile(r"--([\w.]+)\+?$")
 
 
-def with_quotes(text: str, field: str = "") -> str:
+def with_quotes(text: str, option: str = "") -> str:
     """Return YAML in which each name is a text.
 
     Args:
         text: YAML, also JSON; other texts are returned unchanged.
-        field: the option whose value it is; empty: it is a config, or a sweep.
+        option: the option whose value it is; empty: it is a config, or a sweep.
 
     >>> with_quotes("model: {clients: {007: {batch_size: 8}}}")
     'model: {clients: {"007": {batch_size: 8}}}'
@@ -47,59 +37,62 @@ def with_quotes(text: str, field: str = "") -> str:
         root = yaml.compose(text, SafeLoader)
     except (yaml.YAMLError, ValueError):  # its reader has the message
         return text
-    for node in sorted(_names(root, field, set()), key=lambda node: -node.start_mark.index):
+    above: set[int] = set()
+    nodes = [(setting_at(option), root)] if option and root else _settings_of(root)
+    names = [name for setting, node in nodes for name in _names(node, setting, above)]
+    for node in sorted(names, key=lambda node: -node.start_mark.index):
         begin, end = node.start_mark.index, node.end_mark.index
         if text[begin:end] == node.value:  # not one with an anchor or a tag
             text = f"{text[:begin]}{json.dumps(node.value)}{text[end:]}"
     return text
 
 
-def words_with_quotes(words: Sequence[str]) -> list[str]:
-    """Return a command line in which the names in lists and sections are texts; single values are texts already.
+def _settings_of(root: yaml.Node | None) -> Iterator[tuple[Setting, yaml.Node]]:
+    """Yield the settings and sections of a config with their values; of a sweep, its parameters with each value."""
+    for name, node in _entries(root):
+        if name != "parameters":
+            yield setting_at(name), node
+        for option, range_ in _entries(node) if name == "parameters" else ():
+            for key, values in _entries(range_):
+                inner = values.value if key == "values" and isinstance(values, yaml.SequenceNode) else [values]
+                yield from ((setting_at(option), value) for value in inner if key in ("value", "values"))
 
-    >>> words_with_quotes(["--data.unseen", "[2021]", "--data.public=no", "--model.clients={no: {batch_size: 8}}"])
-    ['--data.unseen', '["2021"]', '--data.public=no', '--model.clients={"no": {batch_size: 8}}']
-    """
-    quoted = []
-    for before, word in itertools.pairwise(["", *words]):
-        name, _, value = word.partition("=")
-        if joined := _OPTION.match(name):
-            is_list = joined[1] != "config" and value.lstrip()[:1] in _OPENING
-            quoted.append(f"{name}={with_quotes(value, joined[1])}" if value and is_list else word)
+
+def _entries(node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
+    """Yield the keys and values of a mapping; of other nodes nothing."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode):
+            yield key.value, value
+
+
+def _names(node: yaml.Node, setting: Setting, above: set[int]) -> Iterator[yaml.ScalarNode]:
+    """Yield the names in a setting that YAML takes for another value; ``above`` are nodes that an alias may repeat."""
+    if isinstance(node, yaml.ScalarNode):
+        if setting.form == "text" and _is_typed(node) and node.tag != _NULL:
+            yield node
+    elif id(node) not in above:
+        above.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            yield from _names_of_list(node, setting, above)
+        elif setting.form == "names":
+            yield from (key for key, _ in node.value if _is_typed(key))
+            for _, value in _entries(node):
+                yield from _names(value, Setting(base=setting.base), above)
         else:
-            option = _OPTION.match(before)
-            is_list = option is not None and option[1] != "config" and word.lstrip()[:1] in _OPENING
-            quoted.append(with_quotes(word, option[1]) if option and is_list else word)
-    return quoted
+            entries = dict(_entries(node))
+            path = str(entries["class_path"].value) if "class_path" in entries else ""
+            base = path if class_at(path) is not None else setting.base
+            for name, value in entries.items():
+                is_within = name in ("init_args", "dict_kwargs")
+                yield from _names(value, Setting(base=base) if is_within else argument_of(base, name), above)
 
 
-def _names(node: yaml.Node | None, field: str, above: set[int]) -> Iterator[yaml.ScalarNode]:
-    """Yield the names below a field that YAML takes for another value; ``above`` are nodes that an alias may repeat."""
-    if node is None or id(node) in above:
-        return
-    above.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if re.fullmatch(_OF_CLIENTS, field) and _is_typed(key):
-                yield key
-            yield from _names(value, _below(field, key), above)
-    elif isinstance(node, yaml.SequenceNode):
-        is_list = re.fullmatch(_LISTS, field) is not None
-        for value in node.value:
-            if is_list and _is_typed(value):
-                yield value
-            yield from _names(value, field.removesuffix(".values"), above)
-    elif re.fullmatch(_SINGLE, field) and _is_typed(node) and node.tag != _NULL:
-        yield node
-
-
-def _below(field: str, key: yaml.Node) -> str:
-    """Return the field below another one; in a sweep, that of the option whose ``value`` or ``values`` it is."""
-    name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
-    if field.startswith("parameters.") and name in ("value", "values"):
-        option = field.removeprefix("parameters.")
-        return option if name == "value" else f"{option}.values"
-    return field if name in _WITHIN else f"{field}.{name}".lstrip(".")
+def _names_of_list(node: yaml.SequenceNode, setting: Setting, above: set[int]) -> Iterator[yaml.ScalarNode]:
+    for value in node.value:
+        if setting.form == "texts" and _is_typed(value) and (value.tag != _NULL or setting.facts.is_list_of_names):
+            yield value
+        elif not isinstance(value, yaml.ScalarNode):
+            yield from _names(value, setting, above)
 
 
 def _is_typed(node: yaml.Node) -> TypeGuard[yaml.ScalarNode]:

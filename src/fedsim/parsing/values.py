@@ -12,9 +12,8 @@ from importlib import import_module
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fedsim.core.errors import ConfigError
+from fedsim.settings.table import section, setting_at
 
-_MAY_BE_INFINITE = ("model.hardware.",)
-"""Sections in which an infinite number is valid."""
 _CHECKED_PACKAGES = ("fedsim", "lightning", "torch")
 """Packages whose classes take no infinite numbers and no empty texts; the user's classes may."""
 
@@ -29,11 +28,11 @@ def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> Non
     Raises:
         ConfigError: for the first value that no field can use; its message names the field.
     """
-    for name in ("overwrite", "save_ranking", "save_maps"):
-        if config.get(name, False) is None:
+    for name, setting in section("").arguments.items():
+        if config.get(name, False) is None and isinstance(setting.default, bool):
             raise ConfigError(f"{name}: null is not allowed; give true or false")
-    for section, cls in sections.items():
-        _check_arguments(config.get(section) or {}, cls, section)
+    for place, cls in sections.items():
+        _check_arguments(config.get(place) or {}, cls, place)
 
 
 def _check_arguments(arguments: Mapping[str, Any], cls: type, field: str) -> None:
@@ -70,7 +69,7 @@ def _problem(value: Any, hint: Any, field: str, is_checked: bool) -> str | None:
         problem = f"null is not allowed; leave it out for the default, or give {_named(hint)}"
         return None if _takes_null(hint) else problem
     if isinstance(value, float) and not math.isfinite(value):
-        is_valid = math.isinf(value) and (field.startswith(_MAY_BE_INFINITE) or not is_checked)
+        is_valid = math.isinf(value) and (setting_at(field).facts.may_be_infinite or not is_checked)
         return None if is_valid else f"{value} is not a finite number; give a finite one"
     if value == "" and is_checked:
         return "is an empty text; leave it out for the default, or give a value"

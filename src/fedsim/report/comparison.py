@@ -12,9 +12,8 @@ from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Table, TableRow, TestSet
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.bounds import one_match_bounds
-from fedsim.report.closest import Match, closest_row, closest_table
-from fedsim.report.differences import source_classes
-from fedsim.report.groups import RunGroup, work
+from fedsim.report.closest import Match, as_tested, closest_row, closest_table
+from fedsim.report.groups import RunGroup, splits, work
 from fedsim.report.layout import Block, table_in_parts, table_of_lines
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison, left_out_text
 from fedsim.report.rules import CHOSEN_BY, Rule
@@ -51,7 +50,7 @@ def compare_with(
         DataError: if a table and the runs have no test set in common.
     """
     paper, named_table = find_table(reference)
-    names = {named_table.name} if named_table else {closest_table(paper, group.runs[0]).name for group in groups}
+    names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
     chosen = [table for table in paper.tables if table.name in names]
     if left_out and (plain := [table.name for table in chosen if not table.left_out]):
         raise ConfigError(f"--left_out: {paper.key}/{plain[0]} is no table of left-out data sets; leave it out")
@@ -79,7 +78,7 @@ def tables_with_runs(
     run_sets = {name for group in groups for name in group.runs[0].test_sets} - {"seen", "unseen"}
     blocks = []
     for paper, named_table in [find_table(reference)] if reference else [find_table(key) for key in list_papers()]:
-        names = {named_table.name} if named_table else {closest_table(paper, group.runs[0]).name for group in groups}
+        names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
         rules = {group: _rules(paper, group, rule, is_given=False) for group in groups}
         for table in (table for table in paper.tables if table.name in names):
             if reference is None and not run_sets & set(table.test_sets):
@@ -139,7 +138,7 @@ def not_comparable(run: Run) -> Iterator[str]:
         yield f"was continued with other settings ({'; '.join(map(str, run.changes))})"
     if run.setting("data.dry_run"):
         yield "is a DRY RUN on small drawn stand-ins of the data sets (data.dry_run)"
-    if _DRAWN in source_classes(run.config):
+    if _DRAWN in (run.setting("data.source") or ()):
         yield f"has SYNTHETIC DATA, drawn people ({_DRAWN})"
     if not run.summary["finished"]:
         yield f"is NOT FINISHED: it ends with round {run.summary['rounds']}"
@@ -151,7 +150,7 @@ def _warnings(groups: Sequence[RunGroup]) -> Iterator[str]:
     """Yield a line per reason, with the runs concerned."""
     members: dict[str, list[RunGroup]] = {}
     for group in groups:
-        for reason in not_comparable(group.runs[0]):
+        for reason in dict.fromkeys(reason for run in group.runs for reason in not_comparable(run)):
             members.setdefault(reason, []).append(group)
     for reason, concerned in members.items():
         each = f"each of {', '.join(group.label for group in concerned)}"
@@ -208,7 +207,7 @@ class _Comparison:
     """the row that each group is closest to"""
 
     def __post_init__(self) -> None:
-        self.matches = {group: closest_row(self.paper, self.table, group.runs[0]) for group in self.groups}
+        self.matches = {group: closest_row(self.paper, self.table, group.runs) for group in self.groups}
 
     def text(self) -> str:
         """Return the table and its notes."""
@@ -321,7 +320,7 @@ class _Comparison:
         return _Line(label, row.model, "published", cells)
 
     def _of_run(self, group: RunGroup) -> Iterator[_Line]:
-        is_loud = any(not_comparable(group.runs[0]))
+        is_loud = any(reason for run in group.runs for reason in not_comparable(run))
         paper, names = self.paper.content, self.table.test_sets
         metrics = {n: [paper["mAP"] if metric == "mAP" else metric for metric in self._metrics(n)] for n in names}
         for kind, client in self._models(group):
@@ -373,7 +372,7 @@ class _Comparison:
             elif self.paper.content["rule"] == "best3":
                 yield f"- {group.label}: the paper's rule best3 is not shown; it needs three evaluations"
             yield from self._differences(group)
-        yield from (f"- {line}" for line in work(self.groups))
+        yield from (f"- {line}" for line in (*splits(self.groups), *work(self.groups)))
         yield from self._figures_only()
 
     def _differences(self, group: RunGroup) -> Iterator[str]:
@@ -383,6 +382,7 @@ class _Comparison:
         elif match is None:
             yield f"- {group.label}: no row of this table is of this method"
         else:
-            yield from match.lines(group.label)
-        if _FOLDERS in source_classes(run.config):
+            is_tested = any(rule.name == "tested" for rule in self.rules[group])
+            yield from (as_tested(match, group.runs) if is_tested else match).lines(group.label, group.runs)
+        if _FOLDERS in (run.setting("data.source") or ()):
             yield "    its data sets are folders whose names are not checked"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedsim.core.changes import read_changes
 from fedsim.core.errors import DataError
+from fedsim.settings.changes import read_changes
 
 KINDS = ("global", "local", "personalised", "ensemble")
 
@@ -71,6 +71,28 @@ def _are_versions(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_text, value.values()))
 
 
+def _are_data(value: Any) -> bool:
+    sets = value.get("sets", {}) if isinstance(value, Mapping) else None
+    return value is None or (
+        isinstance(sets, Mapping) and _is_text(value.get("digest")) and all(map(_is_data_set, sets.values()))
+    )
+
+
+def _is_identity(value: Any) -> bool:
+    parts = (value.get("files", {}), value.get("code", {})) if isinstance(value, Mapping) else (None,)
+    return all(isinstance(part, Mapping) for part in parts)
+
+
+def _is_data_set(value: Any) -> bool:
+    parts = [value.get(part) for part in ("train", "query", "gallery", "pool")] if isinstance(value, Mapping) else [0]
+    return all(part is None or (isinstance(part, Mapping) and _has_counts(part)) for part in parts)
+
+
+def _has_counts(part: Mapping[str, Any]) -> bool:
+    people = part.get("people", "")
+    return _is_whole(part.get("images")) and (people is None or _is_whole(people))
+
+
 Test = Callable[[Any], bool]
 
 _FIELDS: dict[str, tuple[Test, str]] = {
@@ -88,6 +110,8 @@ _FIELDS: dict[str, tuple[Test, str]] = {
 """fields of every summary.json -> the test of their values, and its name"""
 _MAY_LACK: dict[str, tuple[Test, str]] = {
     "changes": (_are_changes, "a list of changed settings"),
+    "data": (_are_data, "the counts of data sets"),
+    "identity": (_is_identity, "hashes of the settings, of files and of code"),
     "answers": (_are_answers, "the numbers of the clients' answers"),
     "versions": (_are_versions, "names with versions"),
     "seconds": (_is_number, "a number"),
@@ -116,5 +140,6 @@ def check_summary(summary: Mapping[str, Any], name: str) -> None:
 
 def check_evaluation(evaluation: Mapping[str, Any], name: str) -> None:
     """Check the content of a file of ``fedsim test``; raise DataError if it is not one."""
-    if not _is_evaluation({"round": 0, **evaluation}):
+    settings, data = evaluation.get("settings", {}), evaluation.get("data")
+    if not (_is_evaluation({"round": 0, **evaluation}) and isinstance(settings, Mapping) and _are_data(data)):
         raise DataError(f"{name}: is not a round with its metrics; remove it, or test again")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,19 +11,24 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name, printable
+from fedsim.report.experiment import Experiment
 from fedsim.report.layout import mean_and_spread
 from fedsim.report.names import name_variants
 from fedsim.report.rules import Rule
 from fedsim.report.runs import KINDS, Run, read_run
+from fedsim.settings.configuration import compare, is_of_experiment, text_of
 
 _WAYS = ("down", "up", "extra")
 EQUAL_WORK = 0.05
-"""Largest relative difference of images trained on for which no line is printed."""
+"""Largest relative difference of images trained on, or of steps, for which no line is printed."""
+_ROLES = {"second": "second model", "personal": "personal", "server": "server"}
+_NAMED = 3
+"""Largest number of differences in a line."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
-    """Runs of one configuration, one per seed."""
+    """Runs of one experiment, one per seed."""
 
     label: str
     runs: tuple[Run, ...]
@@ -51,12 +56,15 @@ class RunGroup:
             return "-"
         return " / ".join(mean_and_spread(np.array(values), digits) for values, digits in ((pruned, 2), (sent, 2)))
 
-    def totals(self, metric: str) -> list[float]:
-        """Return each run's sum of a metric over its rounds; none if a round of a run has not logged it."""
+    def totals(self, metric: str, missing: float | None = None) -> list[float]:
+        """Return each run's sum of a metric over its rounds, where ``missing`` stands for a value that is not logged.
+
+        None: there are no sums if a round of a run has not logged it.
+        """
         logs = [[row for row in run.log.values() if "train/clients" in row] for run in self.runs if run.has_log]
-        if len(logs) < len(self.runs) or not all(rows and all(metric in row for row in rows) for rows in logs):
-            return []
-        return [sum(row[metric] for row in rows) for rows in logs]
+        values = [[row.get(metric, missing) for row in rows] for rows in logs]
+        sums = [sum(value for value in of_run if value is not None) for of_run in values]
+        return sums if len(logs) == len(self.runs) and all(of_run and None not in of_run for of_run in values) else []
 
     def kinds(self, rule: Rule) -> list[str]:
         """Return the kinds of models; local is left out if another kind has the same scores (Local, Centralised)."""
@@ -92,18 +100,44 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
     Raises:
         ConfigError: if the user gives a name to runs with different settings.
     """
-    by_config: dict[tuple[str, str], list[Run]] = {}
+    by_experiment: dict[tuple[str, Experiment], list[Run]] = {}
     for run in opened:
-        by_config.setdefault((run.name, run.summary["fingerprint"]), []).append(run)
-    names = [name for name, _ in by_config if name]
+        by_experiment.setdefault((run.name, run.experiment), []).append(run)
+    names = [name for name, _ in by_experiment if name]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"runs: {repeated} names runs with different settings; give each its own name")
-    labels = name_variants([runs[0] for runs in by_config.values()])
+        first, second = [runs[0] for (name, _), runs in by_experiment.items() if name == repeated][:2]
+        reason = "; ".join(_differences(first, second)[:3])
+        raise ConfigError(f"runs: {repeated} names runs with different settings ({reason}); give each its own name")
+    labels = name_variants([runs[0] for runs in by_experiment.values()])
     groups = []
-    for (name, _), label, runs in zip(by_config, labels, by_config.values(), strict=True):
-        mark = ", changed" if runs[0].changes else ""
-        groups.append(RunGroup(printable(f"{name or label}{mark}"), tuple(runs)))
+    for (name, experiment), label, runs in zip(by_experiment, labels, by_experiment.values(), strict=True):
+        marks = [", changed"] * bool(experiment.changes) + [f", ended {experiment.end}"] * bool(experiment.end)
+        groups.append(RunGroup(printable("".join([name or label, *marks])), tuple(runs)))
     return groups
+
+
+def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
+    """Yield a line about each group that could be further seeds of an earlier one, and about unknown settings."""
+    for group in groups:
+        if len(group.runs) > 1 and not group.runs[0].config:
+            yield f"{group.label}: no run has a config.yaml, so the settings are equal by their fingerprint alone"
+    for number, group in enumerate(groups):
+        seeds = {run.summary["seed"] for run in group.runs}
+        for earlier in groups[:number]:
+            run, earlier_run = group.runs[0], earlier.runs[0]
+            if run.method == earlier_run.method and seeds.isdisjoint(r.summary["seed"] for r in earlier.runs):
+                texts = _differences(earlier_run, run)
+                more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+                yield f"NOT ONE GROUP: {earlier.label} and {group.label} differ in {'; '.join(texts[:_NAMED])}{more}"
+                break
+
+
+def _differences(first: Run, second: Run) -> list[str]:
+    """Return the differences between two runs that make them two experiments."""
+    unknown = [f"settings, as {run.folder} has no config.yaml" for run in (first, second) if not run.config]
+    settings = () if unknown else (d for d in compare(first.settings, second.settings) if is_of_experiment(d))
+    texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in settings]
+    return [*unknown, *texts, *first.experiment.differs_in(second.experiment)]
 
 
 def traffic(groups: Sequence[RunGroup]) -> str:
@@ -119,22 +153,36 @@ def traffic(groups: Sequence[RunGroup]) -> str:
 
 
 def work(groups: Sequence[RunGroup]) -> Iterator[str]:
-    """Yield a line with the images and steps of the runs' training, and one if they have not trained on as many images.
+    """Yield a line with the images and steps of the runs' training, and one for each of both that is not equal.
 
     A run whose log lacks them, of an earlier version, is left out; of several seeds the mean is compared.
     """
-    images = {group: counts for group in groups if (counts := group.totals("train/images"))}
+    images, steps = (
+        {group: counts for group in groups if (counts := group.totals(f"train/{unit}"))} for unit in ("images", "steps")
+    )
     texts = []
     for group, counts in images.items():
-        steps = group.totals("train/steps")
-        texts.append(f"{group.label} {_counts(counts)} images" + (f" in {_counts(steps)} steps" if steps else ""))
+        of_roles = {role: [group.totals(f"train/{u}_{role}", 0.0) for u in ("images", "steps")] for role in _ROLES}
+        roles = [
+            f"{_ROLES[role]} {_counts(first)} in {_counts(second)}"
+            for role, (first, second) in of_roles.items()
+            if any(first + second)
+        ]
+        in_steps = f" in {_counts(steps[group])} steps" if group in steps else ""
+        texts.append(f"{group.label} {_counts(counts)} images{in_steps}" + (f" ({'; '.join(roles)})" if roles else ""))
     if texts:
         yield f"trained on: {', '.join(texts)}"
-    means = {group.label: float(np.mean(counts)) for group, counts in images.items()}
+    yield from _unequal(images, "trained on", "images")
+    yield from _unequal(steps, "took", "steps")
+
+
+def _unequal(totals: Mapping[RunGroup, Sequence[float]], verb: str, unit: str) -> Iterator[str]:
+    """Yield a line if the means of two groups differ by more than :data:`EQUAL_WORK`."""
+    means = {group.label: float(np.mean(counts)) for group, counts in totals.items()}
     if means and (most := max(means.values())) > (1 + EQUAL_WORK) * (least := min(means.values())):
         names = {value: label for label, value in means.items()}
         more = f"{most / least - 1:.0%} more" if least else "more"
-        yield f"NOT EQUAL WORK: {names[most]} trained on {more} images than {names[least]}; this may change scores"
+        yield f"NOT EQUAL WORK: {names[most]} {verb} {more} {unit} than {names[least]}; this may change scores"
 
 
 def _counts(values: Sequence[float]) -> str:

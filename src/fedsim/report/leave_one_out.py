@@ -8,10 +8,11 @@ from fedsim.core.names import metric_name
 from fedsim.report.choice import COLUMNS, UNSEEN, Choice, choice_of, mean_of, refuse_oracle, rotations_of
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
-from fedsim.report.names import name_variants, settings_of
+from fedsim.report.names import name_variants
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import KINDS
 from fedsim.report.scores import MEANING, describe, shown_metrics
+from fedsim.settings.configuration import digest, values_of_experiment
 
 Rotations = dict[str, RunGroup]
 """Left-out data set -> the runs without it."""
@@ -67,8 +68,9 @@ def by_method(groups: Sequence[RunGroup], option: str) -> list[Rotations]:
     """
     methods: dict[str, Rotations] = {}
     for name, group in rotations_of(groups, option):
-        shared = {setting: value for setting, value in settings_of(group.runs[0]).items() if setting != UNSEEN}
-        methods.setdefault(repr(sorted(shared.items())), {})[name] = group
+        run = group.runs[0]
+        entries = {option: v for option, v in values_of_experiment(run.settings).items() if option != UNSEEN}
+        methods.setdefault(digest(entries) if entries else str(run.folder), {})[name] = group
     return list(methods.values())
 
 

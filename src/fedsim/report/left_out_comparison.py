@@ -9,18 +9,18 @@ from typing import NamedTuple
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import metric_name
 from fedsim.papers.contradictions import lines_of, wrong_mean
-from fedsim.papers.files import Config, Paper
+from fedsim.papers.files import Paper
 from fedsim.papers.published import Table, TableRow, TestSet
-from fedsim.papers.resolved_rows import find_run, resolved_row
+from fedsim.papers.resolved_rows import find_run
 from fedsim.report.choice import COLUMNS, Choice, choice_of, honest_rule, mean_of, refuse_oracle, rotations_of
-from fedsim.report.closest import Match, closest_row
+from fedsim.report.closest import Match, as_tested, closest_row, settings_of_row, wrong_sets
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.leave_one_out import Rotations, by_method
 from fedsim.report.names import name_variants
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import Run
-from fedsim.report.same_sets import wrong_sets
+from fedsim.settings.configuration import Flat
 
 _LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
@@ -130,7 +130,7 @@ class LeftOutComparison:
         below: dict[str, list[_Line]] = {}
         last: list[_Line] = []
         for label, rotations in zip(self.labels, self.methods, strict=True):
-            matches = {name: closest_row(self.paper, self.table, group.runs[0]) for name, group in rotations.items()}
+            matches = {name: closest_row(self.paper, self.table, group.runs) for name, group in rotations.items()}
             for row in self.table.rows:
                 of_row = {name: rotations[name] for name, match in matches.items() if _is_of(row, match)}
                 below.setdefault(row.name, []).extend(self._lines_of_run(label, row, of_row))
@@ -173,7 +173,9 @@ class LeftOutComparison:
         for name, group in rotations.items():
             single = [row.single[name]] if row is not None and row.single else []
             choices[name] = choice_of(group, metric_name("test", kind, name, *single), self.shown, self.rule)
-        loud = ", NOT COMPARABLE" if any(self._reasons(group.runs[0]) for group in rotations.values()) else ""
+        loud = (
+            ", NOT COMPARABLE" if any(self._reasons(run) for group in rotations.values() for run in group.runs) else ""
+        )
         sources = {"chosen": self.rule.name, "oracle": "oracle", "gap": "gap"}
         for column in COLUMNS:
             cells = [choices[name].cell(column) if name in choices else "-" for name in self.names]
@@ -188,17 +190,18 @@ class LeftOutComparison:
 
     def _reasons(self, run: Run) -> list[str]:
         """Return why a run's data sets are not those of the row that it is compared with."""
-        reference = self._reference(run) if run.config else None
+        reference = self._row_of(run) if run.config else None
         return [] if reference is None else list(wrong_sets(reference, run))
 
-    def _reference(self, run: Run) -> Config | None:
-        """Return the row that a run is closest to; else one of the paper that leaves the same data set out."""
-        match = closest_row(self.paper, self.table, run)
+    def _row_of(self, run: Run) -> Flat | None:
+        """Return the settings of the row that a run is closest to; else of one that leaves the same data set out."""
+        match = closest_row(self.paper, self.table, [run])
         if match is not None:
-            return resolved_row(*find_run(self.paper, match.name))
+            paper, name = find_run(self.paper, match.name)
+            return settings_of_row(paper.key, name)
         left_out = run.setting("data.unseen")
-        rows = (resolved_row(self.paper, name) for name in self.paper.rows)
-        return next((row for row in rows if row["data"]["unseen"] == left_out), None)
+        rows = (settings_of_row(self.paper.key, name) for name in self.paper.rows)
+        return next((row for row in rows if row["data.unseen"].value == left_out), None)
 
     def _mark(self, entry: TableRow | TestSet) -> str:
         """Return the mark of the footnote with an entry's remark; empty without one."""
@@ -217,17 +220,19 @@ class LeftOutComparison:
                 yield f"- {row.name}: {row.status}, no numbers are printed; {row.note}"
         for label, rotations in zip(self.labels, self.methods, strict=True):
             for left_out, group in rotations.items():
-                yield from self._differences(f"{label}, {left_out} left out", group.runs[0])
+                yield from self._differences(f"{label}, {left_out} left out", group)
 
-    def _differences(self, name: str, run: Run) -> Iterator[str]:
-        match = closest_row(self.paper, self.table, run)
+    def _differences(self, name: str, group: RunGroup) -> Iterator[str]:
+        match, run = closest_row(self.paper, self.table, group.runs), group.runs[0]
         if not run.config:
             yield f"- {name}: no row can be closest to it, because its settings are not known"
         elif match is None:
             yield f"- {name}: no row of this table is of this method"
         else:
-            yield from match.lines(f"{name},")
-        yield from (f"    NOT COMPARABLE: {run.folder} {reason}" for reason in self._reasons(run))
+            judged = as_tested(match, group.runs) if self.rule.name == "tested" else match
+            yield from judged.lines(f"{name},", group.runs)
+        for each in group.runs:
+            yield from (f"    NOT COMPARABLE: {each.folder} {reason}" for reason in self._reasons(each))
 
 
 def _is_of(row: TableRow, match: Match | None) -> bool:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, get_args
 
-from fedsim.parsing.class_arguments import defaults_of_class
 from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.runs import Run
+from fedsim.settings.configuration import Flat, SettingValue, flat_part, is_of_experiment, text_of
+from fedsim.settings.facts import Group
+from fedsim.settings.table import section, sections
 
 _MOST = 3
 """Largest number of settings in a name."""
 _CANDIDATES = 40
 """Largest number of differing settings among which those of a name are chosen."""
-_ORDER = (
-    "model.method", "model.timing", "model.aggregation", "model.server_optimizer", "model.selection", "model.attack",
-    "model.privacy", "model.bn_stats", "model.objective", "model.backbone", "model.neck", "model.client",
-    "model.clients", "data", "model", "trainer",
-)  # fmt: skip
-"""Sections in the order in which names rather have their settings; ``model`` are the others of the model. What a reader
-expects comes first, and the number of rounds last: it differs where runs have the same length in simulated time."""
+_GROUPS = ("method", "loss", "network", "training", "data", "images", "evaluation")
+"""Groups in the order in which names rather have their settings: that in which a reader expects them."""
 Columns = Mapping[str, Sequence[str]]
-"""dotted name of a setting -> its value in each run"""
+"""option -> its value in each run"""
 _MISSING = "-"
 _CENTRALISED = "Centralised"
 """The name of runs with one client; their method hardly matters, so it is not part of the name."""
-_COMPARED = {"model": None, "data": None, "trainer": ("max_epochs", "precision", "limit_train_batches")}
+assert {*_GROUPS} == {*get_args(Group)}
 
 
 def name_variants(runs: Sequence[Run]) -> list[str]:
@@ -37,7 +34,7 @@ def name_variants(runs: Sequence[Run]) -> list[str]:
     """
     members: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
-        method = _CENTRALISED if run.summary["clients"] == ["union"] else str(run.summary["method"])
+        method = _CENTRALISED if run.summary["clients"] == ["union"] else run.method
         members.setdefault(method, []).append(position)
     names = [""] * len(runs)
     for method, positions in members.items():
@@ -47,45 +44,43 @@ def name_variants(runs: Sequence[Run]) -> list[str]:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return the settings in which runs differ: dotted name -> value of each run, ``-`` if it has none.
+    """Return the settings in which runs are different experiments: option -> value of each run, ``-`` if it has none.
 
     If a part has different classes, the result contains the class, and the settings that differ within one class.
-    Seeds, folders and machines do not count as settings.
     """
-    plain = [settings_of(run) for run in runs]
-    parts = {name.removesuffix(".class_path") for of_run in plain for name in of_run if name.endswith(".class_path")}
-    settings = [_with_classes(of_run, parts) for of_run in plain]
-    names = dict.fromkeys(name for of_run in settings for name in of_run)
-    texts = {
-        name: [text_of_value(of_run[name]) if name in of_run else _MISSING for of_run in settings] for name in names
+    settings = [run.settings for run in runs]
+    places = {
+        name: _place(name, entry) for values in settings for name, entry in values.items() if is_of_experiment(entry)
     }
+    texts = {name: [_text(values.get(name)) for values in settings] for name in places}
     differing = {name: values for name, values in texts.items() if len(set(values)) > 1}
-    paths = {name.removesuffix("class_path"): v for name, v in differing.items() if name.endswith(".class_path")}
 
-    def differs_within_class(name: str, values: Sequence[str]) -> bool:
+    def differs_within_class(name: str) -> bool:
         """Whether a setting differs between runs with the same class of its part."""
-        same_for_all = [""] * len(runs)
-        classes = next((v for part, v in paths.items() if name.startswith(f"{part}init_args.")), same_for_all)
-        return len(set(zip(classes, values, strict=True))) > len(set(classes))
+        part = next((above for above in _parts_around(name) if above in differing), None)
+        classes = differing[part] if part else [""] * len(runs)
+        return len(set(zip(classes, differing[name], strict=True))) > len(set(classes))
 
-    return {name: values for name, values in differing.items() if differs_within_class(name, values)}
-
-
-def _with_classes(settings: Mapping[str, Any], parts: Set[str]) -> dict[str, Any]:
-    """Return settings in which a part that is a class in other runs, and a plain value here, has it as its class."""
-    return {f"{name}.class_path" if name in parts else name: value for name, value in settings.items()}
+    return {name: differing[name] for name in sorted(differing, key=places.__getitem__) if differs_within_class(name)}
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """Return the settings that a run's numbers depend on: dotted name -> value."""
-    settings: dict[str, Any] = {}
-    for section, names in _COMPARED.items():
-        content = run.config.get(section)
-        if isinstance(content, Mapping):
-            kept = {name: value for name, value in content.items() if names is None or name in names}
-            settings |= _flat(kept, section)
-    settings.pop("model.seed", None)
-    return settings
+def _text(entry: SettingValue | None) -> str:
+    if entry is None:
+        return _MISSING
+    return text_of(None if entry.is_null else entry.value)
+
+
+def _place(name: str, entry: SettingValue) -> tuple[bool, int, bool, int]:
+    """Return the place of a setting in names: the length of a run comes last, and the trainer after the federation."""
+    part, *fields = name.split(".")
+    declared = [*section(part).arguments] if part in sections() else []
+    position = declared.index(fields[0]) if fields and fields[0] in declared else len(declared)
+    return entry.setting.facts.is_length, _GROUPS.index(entry.group), part == "trainer", position
+
+
+def _parts_around(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 def _names(method: str, runs: Sequence[Run]) -> list[str]:
@@ -103,20 +98,19 @@ def _names(method: str, runs: Sequence[Run]) -> list[str]:
 def choose_settings(differing: Columns) -> Columns:
     """Return the fewest of some differing settings that distinguish all runs; nothing if it would take more than three.
 
-    Of equally many, the first in the order of ``_ORDER`` are chosen. With an argument of a class comes the class, if
-    runs differ in it.
+    Of equally many, the first are chosen. With an argument of a class comes the class, if runs differ in it.
 
     Args:
-        differing: dotted name -> value of each run.
+        differing: option -> value of each run, in the order of preference.
     """
-    ordered = sorted(differing, key=_place)  # settings of one section stay in the order of the config
-    columns = {name: {part: differing[part] for part in _with_its_class(name, differing)} for name in ordered}
+    order = {name: place for place, name in enumerate(differing)}
+    columns = {name: {part: differing[part] for part in _with_its_class(name, differing)} for name in differing}
     first = {_partition(list(settings.values())): name for name, settings in reversed(columns.items())}
-    candidates = [name for name in ordered if name in first.values()][:_CANDIDATES]
+    candidates = [name for name in differing if name in first.values()][:_CANDIDATES]
     for count in range(1, _MOST + 1):
         sets = [names for names in combinations(candidates, count) if _distinguish(_joined(columns, names))]
         if sets:
-            return _joined(columns, min(sets, key=lambda names: [_place(name) for name in names]))
+            return _joined(columns, min(sets, key=lambda names: [order[name] for name in names]))
     return {}
 
 
@@ -124,17 +118,9 @@ def _joined(columns: Mapping[str, Columns], names: Sequence[str]) -> Columns:
     return {part: values for name in names for part, values in columns[name].items()}
 
 
-def _place(name: str) -> int:
-    """Return the place of a setting in ``_ORDER``: that of the longest name that it begins with."""
-    begins = [section for section in _ORDER if f"{name}.".startswith(f"{section}.")]
-    return _ORDER.index(max(begins, key=len)) if begins else len(_ORDER)
-
-
 def _with_its_class(name: str, differing: Columns) -> list[str]:
     """Return the classes that a setting is an argument of, if they differ between runs, and the setting."""
-    places = [place for place in range(len(name)) if name.startswith(".init_args.", place)]
-    classes = [f"{name[:place]}.class_path" for place in places]
-    return [*(path for path in classes if path in differing), name]
+    return [*(part for part in [*_parts_around(name)][::-1] if part in differing), name]
 
 
 def _distinguish(settings: Columns) -> bool:
@@ -154,47 +140,45 @@ def _unusual(runs: Sequence[Run]) -> list[str]:
 
     Numbers are left out, since they are tuned. If many settings remain, the result has the first ones. For a setting
     with fields, the result has its name only. A shared server optimizer comes last, since papers name methods after it,
-    too (FedAdam).
+    such as FedAdam.
     """
-    models = [run.config.get("model") or {} for run in runs]
-    chosen = [_arguments(model.get("method")) for model in models]
-    optimizers = {_arguments(model.get("server_optimizer"))[0] for model in models}
-    (path, first), usual = chosen[0], _usual(chosen[0][0])
+    of_first, *of_others = [_of_method(run.settings) for run in runs]
+    usual = _usual(runs[0].settings)
     texts = [
-        name if isinstance(value, Mapping) else f"{name} {text_of_value(value)}"
-        for name, value in first.items()
-        if name in usual and value not in usual[name] and not _is_number(value)
-        if all(class_path == path and arguments.get(name) == value for class_path, arguments in chosen)
+        name if entry.setting.base else f"{name} {text_of(entry.value)}"
+        for name, entry in of_first.items()
+        if "." not in name and not _is_number(entry.value) and entry.value not in usual.get(name, [entry.value])
+        if all(name in values and values[name].value == entry.value for values in of_others)
     ]
     texts = texts if len(texts) <= _MOST else [*texts[:_MOST], "..."]
-    return texts + [f"server_optimizer {text_of_value(path)}" for path in optimizers if path and len(optimizers) == 1]
+    optimizers = {text_of(run.settings[_SERVER].value) for run in runs if _SERVER in run.settings}
+    return texts + [f"server_optimizer {name}" for name in optimizers - {"none"} if len(optimizers) == 1]
 
 
-def _usual(path: str) -> dict[str, list[Any]]:
+_METHOD, _SERVER = "model.method", "model.server_optimizer"
+
+
+def _of_method(settings: Flat) -> Flat:
+    begin = f"{_METHOD}."
+    return {name.removeprefix(begin): entry for name, entry in settings.items() if name.startswith(begin)}
+
+
+def _usual(settings: Flat) -> dict[str, list[Any]]:
     """Return the usual values of a method's settings: setting -> its default, and the value in configs/methods."""
-    name = path.rpartition(".")[2].lower()
-    usual = {setting: [_as_listed(value)] for setting, value in defaults_of_class(path).items()}
+    if _METHOD not in settings:
+        return {}
+    method = settings[_METHOD].value
+    usual = {name: [e.value] for name, e in _of_method(flat_part(_METHOD, method)).items()}
     for config, file in shipped_configs().items():
-        if config.replace("_", "") == f"methods/{name}" and usual:
-            _, shipped = _arguments(read_config(str(file))["model"]["method"])
-            for setting in shipped.keys() & usual.keys():
-                usual[setting].append(shipped[setting])
+        if config.replace("_", "") == f"methods/{str(method).lower()}":
+            of_file = read_config(str(file)).get("model", {}).get("method")
+            for name, entry in _of_method(flat_part(_METHOD, of_file)).items():
+                usual.setdefault(name, []).append(entry.value)
     return usual
-
-
-def _arguments(part: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return class_path and arguments of a setting that is a class; an empty path if it names no class."""
-    part = {"class_path": part} if isinstance(part, str) else part if isinstance(part, Mapping) else {}
-    return str(part.get("class_path") or ""), part.get("init_args") or {}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _as_listed(value: Any) -> Any:
-    """Return a default as a config contains it: lists instead of tuples."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _name(method: str, settings: Sequence[str]) -> str:
@@ -210,34 +194,13 @@ def _with(method: str, shared: Sequence[str], settings: Columns) -> list[str]:
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Return the last part of each name, or as many parts as make them differ; ``class_path`` does not count."""
-    parts = [[part for part in name.split(".") if part not in ("class_path", "init_args")] for name in names]
+    """Return the last part of each name, or as many parts as make them differ."""
+    dotted = [f".{name}" for name in names]
 
-    def end(words: list[str]) -> str:
+    def end(name: str) -> str:
         """Return the shortest end of a name that no other name has."""
+        words = name.split(".")
         ends = (".".join(words[-count:]) for count in range(1, len(words)))
-        dotted = [f".{'.'.join(of_name)}" for of_name in parts]
-        counts = {ending: sum(name.endswith(f".{ending}") for name in dotted) for ending in ends}
-        return next((ending for ending, number in counts.items() if number == 1), ".".join(words))
+        return next((e for e in ends if sum(text.endswith(f".{e}") for text in dotted) == 1), name)
 
-    return [end(words) for words in parts]
-
-
-def _flat(content: Any, prefix: str) -> dict[str, Any]:
-    """Return nested settings as dotted name -> value."""
-    if not isinstance(content, Mapping):
-        return {prefix: content}
-    return {k: v for name, value in content.items() for k, v in _flat(value, f"{prefix}.{name}").items()}
-
-
-def text_of_value(value: Any) -> str:
-    """Return a value as text for readers; a class by its last name."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(map(text_of_value, value))}]"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {text_of_value(inner)}" for name, inner in value.items()) or "{}"
-    return value.rpartition(".")[2] if isinstance(value, str) and value.replace(".", "").isidentifier() else str(value)
+    return [end(name) for name in names]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.report.experiment import Experiment
 from fedsim.report.runs import Run, metrics_files, read_run
 
 
@@ -97,10 +98,10 @@ def _not_finished(run: Run) -> str:
 
 
 def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:
-    """Return the first run of each configuration and seed, finished ones first; add a line about each repetition."""
-    kept: dict[tuple[str, int], Run] = {}
-    for run in sorted(runs, key=lambda run: not run.summary["finished"]):
-        first = kept.setdefault((run.summary["fingerprint"], run.summary["seed"]), run)
+    """Return one run of each configuration and seed, a finished and long one; add a line about each repetition."""
+    kept: dict[tuple[Experiment, int], Run] = {}
+    for run in sorted(runs, key=lambda run: (not run.summary["finished"], -run.summary["rounds"])):
+        first = kept.setdefault((run.experiment._replace(end=""), run.summary["seed"]), run)
         if first is not run:
             seed = run.summary["seed"]
             lines.append(

@@ -9,14 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsim.core.changes import Change, read_changes
 from fedsim.core.errors import DataError
 from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.names import metric_name, metric_parts
 from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import parse_json
 from fedsim.report.damage import KINDS, check_evaluation, check_summary
+from fedsim.report.experiment import Experiment, doubts_about, doubts_about_log, experiment_of
 from fedsim.report.queries import QUERIES_FILE, QueryFile, read_queries
+from fedsim.settings.changes import Change, read_changes
+from fedsim.settings.configuration import Flat, flat
 
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
 __all__ = ["KINDS", "METRICS", "Run", "metrics_files", "read_json", "read_run"]
@@ -77,6 +79,27 @@ class Run:
         check_evaluation(evaluation, str(paths[-1]))
         return {**evaluation, "metrics": self._spelled(evaluation["metrics"])}
 
+    @cached_property
+    def settings(self) -> Flat:
+        """All settings by option, with defaults; empty without a config."""
+        return flat(self.config) if self.config else {}
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """All in which the run equals its repetitions with other seeds."""
+        return experiment_of(self.summary, self.config, self.settings, self.changes)
+
+    @cached_property
+    def doubts(self) -> list[str]:
+        """The reasons for which nothing can be certified of the run."""
+        doubts = doubts_about(self.summary, self.config, self.settings, self.changes)
+        return [*doubts, *doubts_about_log(self.summary, self.log if self.has_log else {})]
+
+    @property
+    def method(self) -> str:
+        """The method; one that is not fedsim's by its whole path."""
+        return str(self.settings["model.method"].value if "model.method" in self.settings else self.summary["method"])
+
     @property
     def changes(self) -> list[Change]:
         """The settings on which its numbers depend, and that it was continued with: it is of no single setting."""
@@ -116,12 +139,9 @@ class Run:
         """Whether the run was scored by top-1 accuracy, not by retrieval."""
         return any(key.endswith("/top1") for key in (self.summary["final"] or {}).get("metrics", {}))
 
-    def setting(self, name: str) -> Any:
-        """Return a setting by its dotted name, classes by their last name; None if it is not set."""
-        value: Any = self.config
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value.rpartition(".")[2] if name.endswith("class_path") and isinstance(value, str) else value
+    def setting(self, option: str) -> Any:
+        """Return a setting, classes by their names; None if it is not set."""
+        return self.settings[option].value if option in self.settings else None
 
     def _spelled(self, scores: Mapping[str, float]) -> dict[str, float]:
         return spelled(scores, self.summary["clients"], self.summary["unseen"])

@@ -8,7 +8,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.names import metric_name
 from fedsim.report.answers import answers_line
 from fedsim.report.at_seconds import scores_line
-from fedsim.report.groups import RunGroup, traffic, work
+from fedsim.report.groups import RunGroup, splits, traffic, work
 from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
 
@@ -108,6 +108,7 @@ def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequenc
     yield traffic(groups)
     yield from scores_line(groups, all_sets(groups), metrics[0])
     yield from answers_line(groups)
+    yield from splits(groups)
     yield from work(groups)
     if rule.name == "best3":
         yield "best3 chooses rounds by scores on test data: optimistic, comparable only with the numbers of paper 003"

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 Effect = Literal["results", "rounding", "nothing"]
 """of a setting on the numbers of a run: rounding is a change of their last bits"""
-Group = Literal["data", "network", "loss", "training", "method", "evaluation"]
+Group = Literal["data", "images", "network", "loss", "training", "method", "evaluation"]
+"""the part of an experiment; images: their size and augmentation"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class Facts:
     """whether it names a file, whose content is the setting"""
     is_repeated: bool = False
     """whether runs with other values are repetitions of one experiment: seeds"""
+    is_protocol: bool = False
+    """whether an experiment consists of runs with several values, none of which is chosen: the left-out data set"""
     is_length: bool = False
     """whether a run that goes on with another value is still one run, which only ends elsewhere"""
     may_be_infinite: bool = False
@@ -45,15 +48,28 @@ class Facts:
     """whether null in a list is a name, too"""
     kind: str = ""
     """the word by which ``fedsim list`` names its classes"""
-    usage: str = ""
-    """a value, or the form of one, with which the first screen of the help shows the setting"""
+    usage: str | None = None
+    """a value, or the form of one, with which the first screen of the help shows the setting; empty: by its name alone;
+    None: not there"""
     commands: tuple[str, ...] = ()
-    """the commands that have the option; empty: all that train or score"""
+    """the commands that use the option; empty: all that train or score. A config has each one with a default, so all
+    of these commands take it"""
+    of_one_run: str = ""
+    """why a command that starts several runs refuses it"""
     expected: str = ""
     """the values it takes, for an error message, where its type does not say it"""
+    remedy: str = ""
+    """of a value that cannot be used, for an error message"""
+    refused_by: str = ""
+    """a pattern of a library's messages about it that do not name it"""
     base: str = ""
     """base class of the classes that it names, where its type does not say it"""
 
 
 NOTHING = Facts(effect="nothing")
 ROUNDING = Facts(effect="rounding")
+
+
+def facts_of(hint: Any) -> Facts:
+    """Return the facts in an annotation; those of a setting that states none, without them."""
+    return next((facts for facts in getattr(hint, "__metadata__", ()) if isinstance(facts, Facts)), Facts())

@@ -11,10 +11,17 @@ from typing import Annotated, Any
 from fedsim.settings.facts import NOTHING, ROUNDING, Facts
 
 SCORING = ("validate", "test", "predict")
+WITH_TRAINER = ("fit", *SCORING, "describe")
+"""commands with all options of a run"""
+_CONTINUES = "the same command continues unfinished runs"
 
 
-def _of_start(usage: str = "", *commands: str, **facts: Any) -> Facts:
+def _of_start(usage: str | None = None, *commands: str, **facts: Any) -> Facts:
     return Facts(effect="nothing", usage=usage, commands=commands, **facts)
+
+
+def _of_names(command: str, **facts: Any) -> Facts:
+    return _of_start(None, command, is_list_of_names=True, **facts)
 
 
 def _of_evaluation(**facts: Any) -> Facts:
@@ -22,7 +29,7 @@ def _of_evaluation(**facts: Any) -> Facts:
 
 
 class StartOptions:
-    """Options of the commands that train or score, outside of all sections."""
+    """Options outside of all sections: of the commands that train or score, and facts about those of other commands."""
 
     help: Annotated[bool, _of_start()]
     """print this text; all: all options with their fields"""
@@ -32,17 +39,17 @@ class StartOptions:
     """a row of a paper's table; fedsim papers lists all rows"""
     run_dir: Annotated[str | None, _of_start("FOLDER")] = None
     """output folder of the run; default: runs/METHOD-seedN"""
-    ckpt_path: Annotated[str | None, _of_start("RUN_DIR", "fit", *SCORING)]
+    ckpt_path: Annotated[str | None, _of_start("RUN_DIR", "fit", *SCORING, of_one_run=_CONTINUES)]
     """the run to continue or to score"""
     seed_everything: Annotated[int, Facts(is_repeated=True, usage="N", expected=f"a number from 0 to {2**32 - 1}")] = 0
     """seed of all randomness"""
-    overwrite: Annotated[bool, _of_start("true", "fit")] = False
+    overwrite: Annotated[bool, _of_start("true", "fit", of_one_run="remove the folder to start again")] = False
     """replace an existing run"""
     left_out: Annotated[list[str], _of_start("a b c", "fit")]
     """one run without each of these data sets, then one table (docs/unseen.md)"""
     seeds: Annotated[list[int], _of_start("0 1 2", "fit")]
     """one run per seed, then means and spread; --parallel 2: two at once"""
-    parallel: Annotated[int, _of_start("", "fit")]
+    parallel: Annotated[int, _of_start(None, "fit")]
     """runs at once, of --seeds and --left_out"""
     images: Annotated[str, _of_start("FOLDER", "predict")]
     """features of the images in a folder, in place of the run's test sets (docs/inference.md)"""
@@ -50,26 +57,57 @@ class StartOptions:
     """also draw maps of strong features, into RUN_DIR/maps"""
     save_ranking: Annotated[bool, _of_start("true", "test")] = False
     """also write and draw ranked lists, into RUN_DIR/rankings"""
-    weights_only: Annotated[bool | None, _of_start("", "fit", *SCORING)]
+    weights_only: Annotated[bool | None, _of_start(None, "fit", *SCORING)]
     """how a checkpoint is read"""
-    verbose: Annotated[bool, _of_start("", "validate", "test")]
+    verbose: Annotated[bool, _of_start(None, "validate", "test")]
     """print scores"""
-    return_predictions: Annotated[bool | None, _of_start("", "predict")]
+    return_predictions: Annotated[bool | None, _of_start(None, "predict")]
     """of Lightning; features are written into files"""
     print_config: Annotated[bool, _of_start("")]
     """print all settings and exit"""
+    clients: Annotated[list[str], _of_names("augment", expected="a list of names, such as '[town0]'")]
+    """the clients whose generators a command trains, draws or uses"""
+    size: Annotated[Any, Facts(commands=("augment",), expected="a height and a width, such as [64, 32]")]
+    """of the images of generators"""
+    sets: Annotated[list[str], _of_names("report")]
+    """the test sets of a table"""
 
 
 class TrainerOptions:
     """Options of Lightning's Trainer. How long a run has trained is known from its rounds, not from its limits."""
 
-    accelerator: Annotated[Any, _of_start("cpu", expected="cpu, cuda or auto")]
+    accelerator: Annotated[
+        Any,
+        _of_start(
+            "cpu",
+            expected="cpu, cuda or auto",
+            remedy="set trainer.accelerator to cpu or auto",
+            refused_by="gpu backend found|can not run on your system",
+        ),
+    ]
     """or cuda, auto"""
-    devices: Annotated[Any, _of_start("N")]
+    devices: Annotated[
+        Any,
+        _of_start(
+            "N",
+            remedy="give a number of ranks from 1, or auto; on GPUs also a list of GPUs",
+            refused_by=r"You requested gpu|GPUs requested|CUDA_VISIBLE_DEVICES|Device ID|invalid literal for int\(\)",
+        ),
+    ]
     """ranks: processes with one device each"""
-    num_nodes: Annotated[Any, NOTHING]
+    num_nodes: Annotated[
+        Any,
+        _of_start(remedy="leave it out, or give the number of machines, which Slurm or torchrun must start"),
+    ]
     """machines"""
-    strategy: Annotated[Any, Facts(base="fedsim.strategy.strategy.FederatedStrategy")]
+    strategy: Annotated[
+        Any,
+        Facts(
+            base="fedsim.strategy.strategy.FederatedStrategy",
+            spellings={"auto": "FederatedStrategy"},
+            remedy="leave it out or use fedsim.strategy.FederatedStrategy",
+        ),
+    ]
     """how ranks meet"""
     precision: Annotated[
         Any,
@@ -81,18 +119,24 @@ class TrainerOptions:
         ),
     ]
     """or 32-true"""
-    logger: Annotated[Any, Facts(effect="nothing", base="lightning.pytorch.loggers.Logger")]
+    logger: Annotated[list[Any], Facts(effect="nothing", base="lightning.pytorch.loggers.Logger")]
     """where numbers are written beside metrics.csv"""
-    callbacks: Annotated[Any, Facts(null=[], base="lightning.pytorch.callbacks.Callback")]
+    callbacks: Annotated[list[Any], Facts(null=[], base="lightning.pytorch.callbacks.Callback")]
     """your own hooks"""
-    plugins: Annotated[Any, Facts(null=[])]
+    plugins: Annotated[list[Any], Facts(null=[])]
     """of Lightning"""
     max_epochs: Annotated[int, Facts(is_length=True, usage="N")] = 100
     """communication rounds"""
     min_epochs: Annotated[Any, NOTHING]
     max_steps: Annotated[Any, NOTHING]
     min_steps: Annotated[Any, NOTHING]
-    max_time: Annotated[Any, NOTHING]
+    max_time: Annotated[
+        Any,
+        _of_start(
+            remedy="give days:hours:minutes:seconds, such as 00:12:00:00",
+            refused_by=r"Timer\(duration=",
+        ),
+    ]
     limit_train_batches: Annotated[Any, Facts(null=1.0)]
     limit_val_batches: Annotated[Any, _of_evaluation(null=1.0)]
     limit_test_batches: Annotated[Any, _of_evaluation(null=1.0)]
@@ -122,7 +166,6 @@ class OptimizerOptions:
     foreach: Annotated[Any, ROUNDING]
     fused: Annotated[Any, ROUNDING]
     capturable: Annotated[Any, ROUNDING]
-    differentiable: Annotated[Any, ROUNDING]
 
 
 OF_LIBRARIES: dict[str, type] = {

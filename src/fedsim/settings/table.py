@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from fedsim.settings.facts import Facts
 
 MISSING = object()
 """stands for a default that an argument lacks, and for a setting that a configuration lacks"""
-_LIBRARIES = ("torch", "lightning", "pytorch_lightning")
-_FACTS = [fact.name for fact in fields(Facts)]
+LIBRARIES = ("torch", "lightning", "pytorch_lightning")
+_FACTS = {fact.name for fact in fields(Facts)} - {"base"}
+_NONE = Facts()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,8 @@ class KnownClass:
     """the first sentence of its docstring"""
     abstract: bool = False
     """whether a config cannot name it"""
+    takes_others: bool = False
+    """whether it takes arguments beside these, which it passes on"""
     arguments: Mapping[str, Setting] = field(default_factory=dict)
 
     @property
@@ -56,9 +61,17 @@ UNKNOWN = Setting()
 """a setting that nothing is known about: it changes results"""
 
 
+_FILE = Path(__file__).with_name("table.json")
+
+
 @cache
 def _content() -> Mapping[str, Any]:
-    return dict(json.loads((resources.files("fedsim") / "settings" / "table.json").read_text(encoding="utf-8")))
+    return dict(json.loads(_FILE.read_bytes()))
+
+
+def digest_of_table() -> str:
+    """Return a hash of the table: of another one, a fingerprint may be of other settings."""
+    return hashlib.sha256(_FILE.read_bytes()).hexdigest()[:12]
 
 
 @cache
@@ -66,7 +79,7 @@ def _paths() -> dict[str, str]:
     """Return name -> path of fedsim's classes, and of the libraries' classes that the table has."""
     paths = {short_of(path): path for path in _content()["classes"]}
     assert len(paths) == len(_content()["classes"]), "no two classes share a name"
-    return paths
+    return {path.rpartition(".")[2]: path for path in paths.values()} | paths
 
 
 @cache
@@ -82,44 +95,60 @@ def short_of(path: str) -> str:
     package, *modules, name = path.split(".") if "." in path else ("", path)
     if package == "fedsim":
         return name
-    return ".".join([package, *modules[:1], name]) if package in _LIBRARIES else path
+    return ".".join([package, *modules[:1], name]) if package in LIBRARIES else path
+
+
+def is_foreign(path: str) -> bool:
+    """Return whether a class is neither fedsim's nor of a library that it uses: only its author knows what it does."""
+    return class_at(path) is None and path.partition(".")[0] not in (*sys.stdlib_module_names, "fedsim", *LIBRARIES)
 
 
 @cache
 def class_at(path: str) -> KnownClass | None:
     """Return a class by its name, its path, or another path of it; None for one that the table lacks."""
-    full = path if path in _content()["classes"] else _paths().get(short_of(path))
+    full = path if path in _content()["classes"] else _paths().get(short_of(path)) if path else None
     if full is None:
         return None
     entry = _content()["classes"][full]
     arguments = {name: _setting(content) for name, content in entry["arguments"].items()}
-    known = {"bases": tuple(entry["bases"]), "line": entry.get("line", ""), "abstract": entry.get("abstract", False)}
-    return KnownClass(path=full, arguments=arguments, **known)
+    return KnownClass(path=full, **entry | {"bases": tuple(entry["bases"]), "arguments": arguments})
 
 
 def _setting(content: Mapping[str, Any]) -> Setting:
-    facts = {name: content[name] for name in _FACTS if name in content and name != "base"}
-    return Setting(facts=Facts(**facts), **{name: v for name, v in content.items() if name not in facts})
+    facts = {name: value for name, value in content.items() if name in _FACTS}
+    fields = {name: value for name, value in content.items() if name not in _FACTS}
+    return Setting(facts=Facts(**facts) if facts else _NONE, **fields)
 
 
 def section(name: str) -> KnownClass:
     """Return the class whose arguments are the fields of a section: ``trainer``, ``model``, ``data``; ``""``: none."""
-    found = class_at(_content()["sections"][name])
-    assert found is not None, "the sections are in the table"
-    return found
+    cls = class_at(_content()["sections"][name])
+    assert cls is not None, "the sections are in the table"
+    return cls
 
 
-def sections() -> list[str]:
-    """Return the names of the sections."""
-    return [name for name in _content()["sections"] if name]
+def has_fields(setting: Setting) -> bool:
+    """Return whether a setting always has fields below it, and takes no choice of a class, nor null."""
+    return isinstance(setting.default, dict) and "class_path" not in setting.default
 
 
 @cache
-def classes_below(base: str) -> tuple[KnownClass, ...]:
+def sections() -> tuple[str, ...]:
+    """Return the names of the sections."""
+    return tuple(name for name in _content()["sections"] if name)
+
+
+@cache
+def paths_below(base: str) -> tuple[str, ...]:
     """Return the classes that a config can name where it takes those derived from ``base``, a path, sorted by name."""
-    below = (class_at(path) for path, entry in _content()["classes"].items() if base in (path, *entry["bases"]))
-    named = [cls for cls in below if cls is not None and not cls.abstract]
-    return tuple(sorted(named, key=lambda cls: cls.name.lower()))
+    below = [path for path, entry in _content()["classes"].items() if base in (path, *entry["bases"])]
+    named = [path for path in below if "abstract" not in _content()["classes"][path]]
+    return tuple(sorted(named, key=lambda path: path.rpartition(".")[2].lower()))
+
+
+def classes_below(base: str) -> list[KnownClass]:
+    """Return the classes of :func:`paths_below`."""
+    return [cls for path in paths_below(base) if (cls := class_at(path)) is not None]
 
 
 def only_watches(path: str) -> bool:
@@ -132,34 +161,45 @@ def _watchers() -> frozenset[str]:
     return frozenset(map(short_of, _content()["watchers"]))
 
 
-def walk(name: str = "", above: tuple[str, ...] = ()) -> Iterator[tuple[str, Setting]]:
+def walk() -> Iterator[tuple[str, Setting]]:
     """Yield each setting that does not depend on the choice of a class, by its option, section by section."""
-    for first in (name,) if name else ("", *sections()):
-        yield from _walk(first, section(first) if first in _content()["sections"] else None, above)
+    for name in ("", *sections()):
+        yield from _walk(name, section(name))
 
 
-def _walk(prefix: str, cls: KnownClass | None, above: tuple[str, ...]) -> Iterator[tuple[str, Setting]]:
-    for name, argument in cls.arguments.items() if cls is not None else ():
+def _walk(prefix: str, cls: KnownClass) -> Iterator[tuple[str, Setting]]:
+    for name, setting in cls.arguments.items():
         option = f"{prefix}.{name}".lstrip(".")
-        yield option, argument
-        inner = class_at(argument.base) if argument.base and argument.base not in above else None
-        if inner is not None and len(classes_below(inner.path)) <= 1:
-            yield from _walk(option, inner, (*above, inner.path))
+        yield option, setting
+        inner = class_at(setting.base) if setting.base else None
+        if inner is not None and len(paths_below(inner.path)) <= 1:
+            yield from _walk(option, inner)
 
 
 def setting_at(option: str, classes: Mapping[str, str] | None = None) -> Setting:
     """Return a setting by its option, such as ``model.client.optimizer.lr``.
 
-    ``classes``: option -> the class that it names, where there is a choice.
+    ``classes``: option -> the class that it names, where there is a choice; of another one, the first that has such an
+    argument counts.
     """
     chosen, first, *parts = classes or {}, *option.split(".")
+    is_section = first in _content()["sections"]
     if not parts:
-        return section("").arguments.get(first, UNKNOWN)
-    cls: KnownClass | None = section(first) if first in _content()["sections"] else None
-    found, place = UNKNOWN, first
+        return Setting(base=section(first).path) if is_section else section("").arguments.get(first, UNKNOWN)
+    cls = section(first) if is_section else None
+    setting, place = UNKNOWN, first
     for part in (part for part in parts if part != "init_args"):
-        if cls is None:
-            return UNKNOWN
-        found, place = cls.arguments.get(part, UNKNOWN), f"{place}.{part}"
-        cls = class_at(chosen.get(place) or found.base) if found.base or place in chosen else None
-    return found
+        place = f"{place}.{part}"
+        if setting.form == "names" and place not in chosen:  # the key of a mapping
+            setting = Setting(base=setting.base)
+            continue
+        base = cls.path if cls is not None else ""
+        setting = argument_of(base, part) if base else UNKNOWN
+        cls = class_at(chosen.get(place) or setting.base) if setting.base or place in chosen else None
+    return setting
+
+
+def argument_of(path: str, name: str) -> Setting:
+    """Return an argument of a class; of a base class that lacks it, that of the first class derived from it."""
+    settings = (cls.arguments.get(name) for cls in (class_at(path), *classes_below(path)) if cls is not None)
+    return next((setting for setting in settings if setting is not None), UNKNOWN)

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from fedsim.core.changes import Change, changes_between
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.versions import current_version
+from fedsim.settings.changes import Change, changes_between
 from fedsim.strategy.checkpoint_files import find_version
 
 CHECKPOINTS = "checkpoints"

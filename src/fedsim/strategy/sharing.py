@@ -18,6 +18,7 @@ from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.nvidia import failure_in
 from fedsim.strategy.compute_mode import (
     exclusive_gpus,
     has_mps,
@@ -147,11 +148,13 @@ def naming_the_mode(device: torch.device, ranks_per_device: int) -> Iterator[Non
     """Run the block in which this rank takes its GPU; where nvidia-smi is missing, CUDA is the first to refuse it.
 
     Raises:
-        ConfigError: if the GPU takes one process only, and has it.
+        ConfigError: if the GPU takes one process only, and has it, or if CUDA does not start.
     """
     try:
         yield
     except RuntimeError as error:
+        if (failure := failure_in(str(error))) is not None:
+            raise ConfigError(f"trainer.devices: {device} cannot be used: {failure.cause}; {failure.remedy}") from error
         if not is_refused_by_mode(str(error)):
             raise
         raise ConfigError(f"{FIELD}: {ranks_per_device}, but {device} {why_busy(ranks_per_device)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ import torch
 from lightning import Trainer
 
 from fedsim.strategy.strategy import FederatedStrategy
+
+log = logging.getLogger(__name__)
 
 
 def start_line(strategy: FederatedStrategy, trainer: Trainer) -> str:
@@ -31,4 +34,8 @@ def _gpus(devices: Sequence[torch.device], count: int) -> str:
     machines = max(count // names.total(), 1)
     if len(names) == 1:
         return f"{count} x {next(iter(names))}"
+    log.warning(
+        "GPUs of different models draw different numbers in random layers such as dropout, so weights depend on the "
+        "rank that trains a client; choose GPUs of one model with trainer.devices"
+    )
     return ", ".join(f"{machines * number} x {name}" for name, number in names.items())

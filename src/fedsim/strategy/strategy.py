@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from fedsim.core.owned_folders import remove_abandoned_folders
 from fedsim.core.quiet_gloo import without_gloo_lines
 from fedsim.core.shared import memory_folder, slow_folder
 from fedsim.core.versions import publish_version
+from fedsim.settings.facts import NOTHING
 from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel
 from fedsim.strategy.launch import awaiting_ranks, check_address
@@ -71,13 +72,13 @@ class FederatedStrategy(WatchedStrategy):
 
     def __init__(
         self,
-        timeout: timedelta = timedelta(minutes=10),
-        round_timeout: timedelta = timedelta(days=1),
-        silence_timeout: timedelta = timedelta(minutes=5),
-        connect_timeout: timedelta = timedelta(seconds=20),
-        process_group_backend: str | None = None,
-        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
-        ranks_per_device: int = 1,
+        timeout: Annotated[timedelta, NOTHING] = timedelta(minutes=10),
+        round_timeout: Annotated[timedelta, NOTHING] = timedelta(days=1),
+        silence_timeout: Annotated[timedelta, NOTHING] = timedelta(minutes=5),
+        connect_timeout: Annotated[timedelta, NOTHING] = timedelta(seconds=20),
+        process_group_backend: Annotated[str | None, NOTHING] = None,
+        start_method: Annotated[Literal["popen", "spawn", "fork", "forkserver"], NOTHING] = "popen",
+        ranks_per_device: Annotated[int, NOTHING] = 1,
     ) -> None:
         self.ranks_per_device, self._among_gpus = ranks_per_device, process_group_backend or "nccl"
         super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)

@@ -20,6 +20,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
 from fedsim.parsing.documents import as_yaml, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
+from fedsim.settings.table import setting_at
 
 Sample = dict[str, Any]
 """Settings of one run of a sweep: option name without hyphens -> value."""
@@ -33,8 +34,6 @@ _PARAMETER_KEYS = {"value", "values", "probabilities", "distribution", "min", "m
 _RANGES = dict.fromkeys(("uniform", "log_uniform_values", "q_uniform", "int_uniform"), ("min", "max"))
 _NEEDS = {"constant": ("value",), "categorical": ("values",), **_RANGES, "normal": ()}
 _MACROS = (*DEFAULT_COMMAND, "${args_no_hyphens}")
-_NO_CHOICES = ("data.unseen", "data.val", "seed_everything")
-"""parameters that make the runs of one experiment: none of them is chosen"""
 _MOST = 100_000
 """largest number of runs of a call, and of values of a parameter of a grid: more would fill the memory"""
 _OPTION = re.compile(r"[^\s=-]([^=\n]*[^\s=])?")
@@ -253,7 +252,8 @@ class _Reader:
         if "test" not in words[: 2 if words[0] == "spread" else 1]:
             return
         for name, parameter in parameters.items():
-            if name not in _NO_CHOICES and not _is_constant(parameter):
+            facts = setting_at(name).facts
+            if not (facts.is_protocol or facts.is_repeated or _is_constant(parameter)):
                 remedy = "set it to val/mAP, of people that the sources hold out (data.val: identities)"
                 self._refuse("metric.name", f"{metric} is a test score, and would choose {name}; {remedy}")
 

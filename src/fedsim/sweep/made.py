@@ -15,10 +15,7 @@ from fedsim.parsing.config_files import shipped_configs
 from fedsim.parsing.documents import parse_yaml
 
 _METHODS = Path("configs/methods")
-_ANY_METHOD = {
-    "model.client.optimizer.init_args.lr": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2},
-    "model.client.local_epochs": {"values": [1, 2, 5]},
-}
+_ANY_METHOD = Path(__file__).with_name("any_method.yaml")
 _NUM_RUNS = 24
 
 
@@ -50,7 +47,8 @@ def sweep_of_method(name: str, configs: Sequence[str], logs_to_wandb: bool = Tru
         raise ConfigError(f"--method: there is no {written}; {remedy} The path of a config is accepted, too")
     ranges = _ranges(path)
     method, metric = ranges.pop("method", "random"), ranges.pop("metric", "val/mAP")
-    parameters = {option: range_ for option, range_ in {**_ANY_METHOD, **ranges}.items() if range_ is not None}
+    of_any = parse_yaml(_ANY_METHOD.read_text(encoding="utf-8"), _ANY_METHOD.name)[0]
+    parameters = {option: range_ for option, range_ in {**of_any, **ranges}.items() if range_ is not None}
     loggers = ["configs/loggers/wandb.yaml"] if logs_to_wandb else []
     files = [*(configs or ["configs/quickstart.yaml"]), str(written), *loggers]
     sweep = _sweep(path.stem, method, metric, parameters, [f"--config={file}" for file in files])

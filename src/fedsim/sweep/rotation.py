@@ -16,19 +16,18 @@ from fedsim.papers.files import Paper, rotation_in
 from fedsim.report import report
 from fedsim.sweep.local import SweepRun
 from fedsim.sweep.seeds import (
-    REFUSED,
-    SEED,
+    GIVES_SEEDS,
     finish,
     mark_of,
     refuse_options,
     run_in,
     seeds_and_parallel,
     take_folder,
+    take_list,
     take_values,
 )
 
 _OPTION = "--left_out"
-_REFUSED = {"--data.unseen": f"{_OPTION} gives the data sets that are left out", **REFUSED}
 
 
 def run(words: Sequence[str]) -> str:
@@ -39,12 +38,15 @@ def run(words: Sequence[str]) -> str:
         RunsFailedError: if a run failed; all other runs are finished.
     """
     options, seeds, parallel = seeds_and_parallel(words)
-    options, data_sets = _take_sets(options)
+    options, data_sets = take_list(options, _OPTION)
+    if data_sets == []:
+        raise ConfigError(f"{_OPTION}: names no data set; give two or more, such as {_OPTION} a b c")
     rotation = rotation_in(options)
     if rotation is not None and data_sets:
         raise ConfigError(f"{_OPTION}: {rotation[0].key}/{rotation[1]} gives the left-out data sets; leave it out")
-    refuse_options(options, _REFUSED | (SEED if seeds else {}))
-    by_set = _options_of_paper(options, rotation) if rotation else _options_of_sets(options, data_sets)
+    reasons = {"data.unseen": f"{_OPTION} gives the data sets that are left out"}
+    refuse_options(options, reasons | ({"seed_everything": GIVES_SEEDS} if seeds else {}))
+    by_set = _options_of_paper(options, rotation) if rotation else _options_of_sets(options, data_sets or ())
     runs = runs_of_rotation(options, by_set, seeds)
     finish(runs, parallel)
     folders = [str(sweep_run.folder) for sweep_run in runs]
@@ -95,21 +97,3 @@ def table_of_rotation(paper: Paper, name: str) -> str:
     printed = [table for table in tables if any(runs & {*row.runs} for row in table.rows)]
     whole = [table for table in tables if set(paper.rotations[name]) <= {*table.test_sets}]
     return f"{paper.key}/{(printed or whole)[0].name}"
-
-
-def _take_sets(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words without the option and its data sets, and the data sets."""
-    places = [i for i, word in enumerate(words) if word.partition("=")[0] == _OPTION]
-    if len(places) > 1:
-        raise ConfigError(f"{_OPTION}: is given twice; give it once, with all data sets")
-    if not places:
-        return words, []
-    [start] = places
-    if words[start] != _OPTION:
-        return words[:start] + words[start + 1 :], words[start].partition("=")[2].split(",")
-    end = start + 1
-    while end < len(words) and not words[end].startswith("--"):
-        end += 1
-    if end == start + 1:
-        raise ConfigError(f"{_OPTION}: names no data set; give two or more, such as {_OPTION} a b c")
-    return words[:start] + words[end:], words[start + 1 : end]

@@ -18,6 +18,7 @@ from types import FrameType
 
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.parents import following
+from fedsim.sweep.finished import refuse_changed
 from fedsim.sweep.local import Result, SweepRun, outcome_of
 
 log = logging.getLogger(__name__)
@@ -51,14 +52,15 @@ class _Running:
 
 
 def execute_runs(runs: Sequence[SweepRun], metric: str, parallel: int = 1, line_interval: float = 60.0) -> list[Result]:
-    """Execute runs, ``parallel`` of them at once. Finished runs are skipped, interrupted ones continued.
+    """Execute runs, ``parallel`` of them at once. Finished runs of the same settings are skipped, others continued.
 
     The score ``metric`` is logged after each run, and the progress of running ones every ``line_interval`` seconds.
 
     Raises:
         RunStoppedError: after a signal; the running processes have ended in order, too.
-        ConfigError: if the program cannot be started.
+        ConfigError: if the program cannot be started, or a finished run has other settings.
     """
+    refuse_changed(runs)
     results: dict[int, Result] = {}
     waiting, free = deque(enumerate(runs)), deque(shares_of_machine(parallel))
     running: list[_Running] = []

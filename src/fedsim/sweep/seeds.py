@@ -9,20 +9,16 @@ from pathlib import Path
 
 from fedsim.core.errors import ConfigError, RunsFailedError
 from fedsim.core.files import expanded
+from fedsim.parsing.command_line import options_in
 from fedsim.parsing.options import check_options
 from fedsim.report import report
+from fedsim.settings.table import setting_at
 from fedsim.sweep.file import Sample
 from fedsim.sweep.local import SweepRun, outcome_of
 from fedsim.sweep.running import execute_runs
 
+GIVES_SEEDS = "--seeds gives the seeds"
 _METRIC = "val/mAP"
-REFUSED = {
-    "--ckpt_path": "the same command continues unfinished runs",
-    "--overwrite": "remove the folder to start again",
-}
-"""options that no command with several runs takes -> why"""
-SEED = {"--seed_everything": "--seeds gives the seeds"}
-"""the option that none with ``--seeds`` takes"""
 
 
 def run(words: Sequence[str]) -> str:
@@ -35,7 +31,7 @@ def run(words: Sequence[str]) -> str:
     options, seeds, parallel = seeds_and_parallel(words)
     if not seeds:
         raise ConfigError("--seeds: give the seeds, such as --seeds 0 1 2; --parallel needs them")
-    refuse_options(options, SEED | REFUSED)
+    refuse_options(options, {"seed_everything": GIVES_SEEDS})
     runs = runs_of_seeds(options, seeds)
     finish(runs, parallel)
     return report([str(sweep_run.folder) for sweep_run in runs])
@@ -50,12 +46,15 @@ def seeds_and_parallel(words: Sequence[str]) -> tuple[list[str], list[int], int]
     return options, list(dict.fromkeys(seeds)), parallel[0] if parallel else 1
 
 
-def refuse_options(options: Sequence[str], reasons: Mapping[str, str]) -> None:
-    """Raise ConfigError for an option that one of several runs cannot have (``reasons``), or that fit lacks."""
-    for word in options:
-        if (reason := reasons.get(word.partition("=")[0])) is not None:
-            raise ConfigError(f"{word.partition('=')[0]}: leave it out: {reason}")
-    check_options(options, "fit")
+def refuse_options(words: Sequence[str], reasons: Mapping[str, str]) -> None:
+    """Raise ConfigError for an option that one of several runs cannot have, or that fit lacks.
+
+    ``reasons``: option -> why these runs have none, beside those that no run of several has.
+    """
+    for option, _ in options_in(words):
+        if reason := reasons.get(option) or setting_at(option).facts.of_one_run:
+            raise ConfigError(f"--{option}: leave it out: {reason}")
+    check_options(words, "fit")
 
 
 def finish(runs: Sequence[SweepRun], parallel: int) -> None:
@@ -107,20 +106,25 @@ def mark_of(options: Sequence[str]) -> str:
 
 def take_numbers(words: list[str], option: str) -> tuple[list[str], list[int]]:
     """Return the words without an option and its numbers, and the numbers."""
-    places = [i for i, word in enumerate(words) if word.partition("=")[0] == option]
+    options, values = take_list(words, option)
+    numbers = [value for value in values or () if value]
+    if values is not None and not (numbers and all(value.isdecimal() for value in numbers)):
+        raise ConfigError(f"{option}: {' '.join(numbers) or 'nothing'} is not a list of integers >= 0")
+    return options, [int(value) for value in numbers]
+
+
+def take_list(words: Sequence[str], option: str) -> tuple[list[str], list[str] | None]:
+    """Return the words without an option and its values, ``a b`` or ``=a,b``, and these; None without the option."""
+    places = [place for place, word in enumerate(words) if word.partition("=")[0] == option]
     if len(places) > 1:
-        raise ConfigError(f"{option}: is given twice; give it once")
+        raise ConfigError(f"{option}: is given twice; give it once, with all values")
     if not places:
-        return words, []
+        return list(words), None
     [start] = places
-    values = [value for value in words[start].partition("=")[2].split(",") if value]
-    end = start + 1
-    while end < len(words) and not values and not words[end].startswith("--"):
-        end += 1
-    values = values or words[start + 1 : end]
-    if not values or not all(value.isdecimal() for value in values):
-        raise ConfigError(f"{option}: {' '.join(values) or 'nothing'} is not a list of integers >= 0")
-    return words[:start] + words[end:], [int(value) for value in values]
+    if words[start] != option:
+        return [*words[:start], *words[start + 1 :]], words[start].partition("=")[2].split(",")
+    end = next((end for end in range(start + 1, len(words)) if words[end].startswith("--")), len(words))
+    return [*words[:start], *words[end:]], list(words[start + 1 : end])
 
 
 def take_values(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:

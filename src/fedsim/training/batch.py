@@ -34,6 +34,13 @@ class Batch(NamedTuple):
     the client needs it"""
     round: int = 0
     """the current round, from 0, where :attr:`cameras` are there"""
+    on_host: Tensor | None = None
+    """[B] int64, :attr:`labels` in the host's memory; None: an attacker may have changed them"""
+
+    @property
+    def most_repeated(self) -> int | None:
+        """The largest number of images with one label, without a wait for the device; None: it is not known."""
+        return None if self.on_host is None else int(self.on_host.bincount().max())
 
 
 class ScoredBatch(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Protocol
@@ -17,6 +18,7 @@ from fedsim.core.allocator import is_out_of_memory
 from fedsim.core.errors import TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
 from fedsim.core.store import STORABLE, ClientStore
+from fedsim.core.work import Counts, Role
 from fedsim.strategy.rank_group import RankGroup
 from fedsim.training import failures
 from fedsim.training.batch import Batch, ClientImages, ScoredBatch
@@ -37,7 +39,7 @@ _MOMENTS = "optimizer"
 """prefix of the names of kept tensors that belong to an optimizer"""
 _KEPT = "kept."
 """prefix of the names of kept tensors in the store"""
-_OF_A_SESSION = frozenset({"kept", "optimizer", "progress", "received", "round", "session"})
+_OF_A_SESSION = frozenset({"kept", "optimizer", "progress", "received", "round", "session", "work"})
 """attributes that each session sets; none is a parameter, a buffer or a module"""
 
 
@@ -107,6 +109,8 @@ class Client(LightningModule):
         """the current one, from 0"""
         self.progress = (0, 0, 0)
         """of the last session; see :attr:`ClientSession.progress`"""
+        self.work: Mapping[Role, Counts] = {}
+        """this rank's part of the images and steps of the last session, whether or not its results count"""
 
     def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         """Set an attribute; torch, which is slow at it, need not look for parameters in those of a session."""
@@ -132,12 +136,13 @@ class Client(LightningModule):
         ``bf16-mixed``. ``listener`` is called after every batch. The ranks of ``rank_group`` train the client together.
         ``poison`` changes the batches of an attacker; None: it is honest.
         """
-        self.round = round_
+        self.round, self.work = round_, {}
         self.session = ClientSession(
             self.images, self.training_settings, labeller_of(self), self.generator, work=work, precision=precision,
             report=partial(self._report, listener), rank_group=rank_group, reseed=self._seed_micro_batch,
             poison=poison, shown_round=round_ if self.objective.sees_batches else None,
         )  # fmt: skip
+        self.model.begin_work(self.session.is_first)
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for random modules of users
         self.optimizer = self._make_ready(self.model)
@@ -161,7 +166,7 @@ class Client(LightningModule):
         if model.network.has_dropout:
             model.network.set_generator(self.generator(f"dropout{role}", device=self.device))
         model.network.begin_training()
-        return self._begin_steps(model.optimizer(self.training_settings), role)
+        return self._begin_steps(model.optimizer(self.training_settings), role, model)
 
     def loose_optimizer(self, role: str, module: nn.Module, lr: float | None = None) -> LocalOptimizer:
         """Return an optimizer of this session for the parameters of a module that is no part of a model.
@@ -171,10 +176,11 @@ class Client(LightningModule):
         parameters are float32, and ``role`` names its moments if they are kept. Keep the parameters, too
         (:meth:`keep`), and declare them (:class:`~fedsim.methods.base.TrainsTensors`).
         """
-        return self._begin_steps(loose_optimizer(self.training_settings, module, lr), f" {role}")
+        return self._begin_steps(loose_optimizer(self.training_settings, module, lr), f" {role}", self.model)
 
-    def _begin_steps(self, optimizer: LocalOptimizer, role: str) -> LocalOptimizer:
-        """Make an optimizer ready for the steps of this session."""
+    def _begin_steps(self, optimizer: LocalOptimizer, role: str, model: FlatModel) -> LocalOptimizer:
+        """Make an optimizer ready for the steps of this session, which count with those of the ``model``."""
+        optimizer.work = model.network.work
         self.session.optimizers[f"{_MOMENTS}{role}."] = optimizer
         optimizer.reset(self.round)
         if self._keeps_optimizers:
@@ -229,6 +235,16 @@ class Client(LightningModule):
             hooks.take_step(self, hooks.loss(self, batch))
         else:
             self.session.replay.take(batch, hooks, lambda batch: hooks.take_step(self, hooks.loss(self, batch)))
+
+    @contextmanager
+    def personal_training(self) -> Iterator[None]:
+        """Count the work of this block as that of a personal model, which trains in place of the client's."""
+        before = self.model.network.work
+        self.model.network.work = self.optimizer.work = self.model.work["personal"]
+        try:
+            yield
+        finally:
+            self.model.network.work = self.optimizer.work = before
 
     def forward(self, images: Tensor) -> Output:
         """Run the client's model on normalised images [B, 3, H, W]."""
@@ -368,8 +384,7 @@ class Client(LightningModule):
             **dict(zip(self.objective.parts, self.session.metrics.parts, strict=False)),
         }
         seconds = time.perf_counter() - self.session.started
-        steps = sum(optimizer.num_steps for optimizer in self.session.optimizers.values())
-        return Outcome(loss, correct, images, seconds, facts, numbers, steps)
+        return Outcome(loss, correct, images, seconds, facts, numbers)
 
     def _on_device(self, signals: Signals) -> list[Tensor]:
         """Return the scalars, float64, of all measured signals."""
@@ -382,7 +397,9 @@ class Client(LightningModule):
         self.unload()
         for optimizer in self.session.optimizers.values():
             optimizer.release()  # its moments would occupy the device until the client's next round
-        self.progress = self.session.progress
+        self.progress, is_first = self.session.progress, self.session.is_first
+        # all ranks of a rank group take all steps
+        self.work = {r: (images, steps if is_first else 0) for r, (images, steps) in self.model.take_work().items()}
         del self.session  # tensors of every batch, random generators
 
     def out_of_memory(self, error: RuntimeError | MemoryError) -> TrainingError | None:

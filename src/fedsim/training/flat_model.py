@@ -15,6 +15,7 @@ from torch.nn.utils import skip_init
 
 from fedsim.core.allocator import GraphMemory
 from fedsim.core.flat import FlatParameters, aligned
+from fedsim.core.work import ROLES, Counts, Role, Work
 from fedsim.functional.encodings import dense_bytes
 from fedsim.models.groups import BACKBONE, BODY, Group
 from fedsim.models.reid import Features, ReIDModel, draw_head
@@ -87,6 +88,9 @@ class FlatModel:
             _remove_idle_counters(network)
         counters = {name: tensor for name, tensor in network.named_buffers() if groups.get(name) is Group.COUNTER}
         self.arch, self.network = arch, network
+        self.work: Mapping[Role, Work] = {role: Work() for role in ROLES}
+        """the work of this model and its replicas"""
+        network.work = self.work["client"]
         self.groups = {name: group for name, group in groups.items() if group is not Group.COUNTER or name in counters}
         self.has_own_heads = network.head is None
         """whether heads belong to clients"""
@@ -214,7 +218,8 @@ class FlatModel:
             new = self._twin()
             for (_, initial), (_, initial_of_replica) in zip(self._counters, new._counters, strict=True):
                 initial_of_replica.copy_(initial)  # for reset_counters(): the copied network has this session's counts
-            new.channels_last = self.channels_last
+            new.channels_last, new.work = self.channels_last, self.work
+            new.network.work = self.work["second"]
             self._replicas[role] = new
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]
@@ -272,6 +277,21 @@ class FlatModel:
             # with the settings themselves: while they live, nothing else gets their id
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
+
+    def begin_work(self, counts_images: bool) -> None:
+        """Count from 0, and images only where this rank ``counts_images``."""
+        for work in self.work.values():
+            work.take()
+            work.counts_images = counts_images
+
+    def take_work(self) -> dict[Role, Counts]:
+        """Return images and steps of each role since the last call."""
+        return {role: work.take() for role, work in self.work.items()}
+
+    def add_work(self, counts: Mapping[Role, Counts]) -> None:
+        """Count images and steps of each role."""
+        for role, of_role in counts.items():
+            self.work[role].add(of_role)
 
     @property
     def head_layers(self) -> list[Head]:

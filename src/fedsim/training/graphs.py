@@ -13,13 +13,14 @@ its fused Adam rounds them to float32: the numbers would not be those of the pla
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedsim.core.work import Counts, Role
 from fedsim.training.batch import Batch
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.optimizer import LocalOptimizer
@@ -84,6 +85,8 @@ class _CapturedStep:
     """the losses to report"""
     steps: list[tuple[LocalOptimizer, int]]
     """number of steps of each optimizer"""
+    work: Mapping[Role, Counts]
+    """images and steps of each role"""
 
 
 class Replay:
@@ -131,6 +134,7 @@ class Replay:
         session, static = self._session, _copied(batch)
         before = {optimizer: optimizer.num_steps for optimizer in session.optimizers.values()}
         metrics, report, captured, losses = session.metrics, session.report, _CapturedMetrics(), list[Tensor]()
+        done = self._model.take_work()
         session.metrics, session.report = captured, losses.append
         try:
             graph = self._memory.capture(self._model.generators, lambda: step(static))
@@ -147,7 +151,9 @@ class Replay:
             steps = [(optimizer, optimizer.num_steps - count) for optimizer, count in before.items()]
             for optimizer, count in before.items():
                 optimizer.num_steps = count
-        return _CapturedStep(key, graph, static, captured, losses, steps)
+            work = self._model.take_work()
+            self._model.add_work(done)
+        return _CapturedStep(key, graph, static, captured, losses, steps, work)
 
     def _replay(self, captured: _CapturedStep) -> None:
         """Replay a captured step on the GPU, and update the host's counts."""
@@ -155,6 +161,7 @@ class Replay:
         captured.graph.replay()
         for optimizer, steps in captured.steps:
             optimizer.num_steps += steps
+        self._model.add_work(captured.work)
         for loss, guesses, labels, parts in captured.metrics.calls:  # copies: the next replay overwrites them
             self._session.metrics.add(loss.clone(), guesses.clone(), labels.clone(), [part.clone() for part in parts])
         for loss in captured.losses:

@@ -88,7 +88,8 @@ class Report:
     accuracy: float = math.nan
     """share of the training images that were classified correctly; NaN before the client has trained"""
     images: float = 0.0
-    """images trained on, over all local epochs"""
+    """images whose loss is in :attr:`loss`, over all local epochs; passes beside these, as those of a second model, are
+    only in the log's ``train/images``"""
     seconds: float = math.nan
     """measured duration of the session: it differs from machine to machine"""
     facts: Mapping[str, float] = field(default_factory=dict)

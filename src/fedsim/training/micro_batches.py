@@ -80,6 +80,8 @@ class MicroBatches:
         self.excess: Tensor | None = None
         """largest value in a micro-batch so far, as a share of the largest that is exact; a scalar on the device. It
         does not depend on the rank that trains a micro-batch"""
+        self.is_first = rank_group is None or rank_group.is_first
+        """whether this rank counts what all ranks of the rank group do"""
         self._gradients: dict[int, _GradientSum] = {}
         self._statistics: list[_StatisticsSum] | None = None  # of the batch, while a micro-batch of it is trained
 
@@ -87,7 +89,7 @@ class MicroBatches:
     def counts(self) -> bool:
         """Whether this rank counts the current micro-batch in the client's loss and accuracy."""
         micro_batch = self.current
-        return self.rank_group is None or self.rank_group.is_first if micro_batch.is_whole else micro_batch.weight > 0
+        return self.is_first if micro_batch.is_whole else micro_batch.weight > 0
 
     def of(self, batch: Batch) -> Iterator[Batch]:
         """Yield this rank's micro-batches: every rank gets at least one."""
@@ -110,6 +112,7 @@ class MicroBatches:
             self._reseed(first + index)
             for running in statistics:
                 running.restart()
+            self._count_images(self.counts)
             yield _part(batch, slices[index])
             self.settle()
 
@@ -118,6 +121,7 @@ class MicroBatches:
 
         It is also called after training, because a method may leave the loop over batches after a step.
         """
+        self._count_images(self.is_first)
         statistics = self._statistics
         if statistics is None:
             return
@@ -152,6 +156,12 @@ class MicroBatches:
             self.rank_group.sum_(gradient.num_gradients)
         gradient.finish()
         return True
+
+    def _count_images(self, counts: bool) -> None:
+        """Let passes count on this rank, or not."""
+        for model in self.models.values():
+            for work in model.work.values():
+                work.counts_images = counts
 
     def _watch(self, tensors: Sequence[Tensor], limit: float) -> None:
         """Keep the largest addend of a micro-batch, as a share of the ``limit``; the host does not wait."""

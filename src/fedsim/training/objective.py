@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,13 @@ from fedsim.functional.losses import (
 )
 from fedsim.models.reid import HEAD_STD, Features
 from fedsim.models.style import Separated
+from fedsim.settings.facts import Facts
 from fedsim.training.batch import Batch, ScoredBatch
 from fedsim.training.batch_loss import BatchLoss
 from fedsim.training.flat_model import Output
 from fedsim.training.metric_loss import MetricLoss, as_metric_loss
+
+_TRIPLET = Facts(needs="triplet")
 
 
 def supervised_loss(objective: Objective, output: Output, batch: Batch, centers: Tensor | None = None) -> ScoredBatch:
@@ -98,14 +101,14 @@ class Objective:
     """share of the target spread over all identities"""
     triplet: float = 0.0
     """weight of the batch-hard triplet loss; use it with ``sampler: identity``"""
-    margin: float = 0.3
+    margin: Annotated[float, _TRIPLET] = 0.3
     """of the triplet loss"""
-    squared: bool = False
+    squared: Annotated[bool, _TRIPLET] = False
     """whether the triplet loss has squared distances (paper 002, Eq. (8))"""
-    unit_length: bool = False
+    unit_length: Annotated[bool, _TRIPLET] = False
     """scale the features of the triplet loss to length 1 first (FaceNet, Schroff et al., CVPR 2015): with ``squared``,
     cross-entropy hardly counts otherwise"""
-    triplet_on: Literal["neck", "pool"] = "neck"
+    triplet_on: Annotated[Literal["neck", "pool"], _TRIPLET] = "neck"
     """the features it acts on; ``pool`` with a bnneck"""
     center: CenterLoss | None = None
     """center loss, which is added; null: none"""

@@ -14,6 +14,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
+from fedsim.core.work import Work
 from fedsim.functional.weighting import sgd_normaliser
 from fedsim.training.settings import ELEMENTWISE, LocalTraining
 
@@ -68,8 +69,10 @@ class LocalOptimizer:
         """of parameters with :attr:`_shapes`; :attr:`_views` are these, or None"""
         self._round = 0
         self._earlier_state: Mapping[str, Tensor] = {}
+        self.work = Work()
+        """counts its steps; that of its model"""
         self.num_steps = 0
-        """steps in this session"""
+        """steps since the last reset"""
         self.num_resets = 0
         """resets since the optimizer was made"""
 
@@ -193,6 +196,7 @@ class LocalOptimizer:
         if self._earlier_state:
             self._load_earlier_state()
         self.num_steps += 1
+        self.work.steps += 1
         if self._views is None:
             self._plain.step()
             self._plain.optimizer.zero_grad()

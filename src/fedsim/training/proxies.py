@@ -68,29 +68,6 @@ def make_proxies(features: Tensor, clusters: Tensor, cameras: Tensor) -> tuple[P
     return Proxies(memory, clusters, cameras), of_image
 
 
-def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: float, most: int | None = None) -> Tensor:
-    """Move the proxies of a batch's images towards them (paper 004, Eq. 1), image after image.
-
-    ``K[j] <- mu K[j] + (1 - mu) f_i``, then ``K[j] <- K[j] / |K[j]|``. A proxy with several images in the batch moves
-    several times, in the batch's order. ``memory`` K [A, D] and ``features`` f [B, D] have unit length; ``labels`` [B]
-    int64 are each image's proxy j, and ``momentum`` is mu. ``most`` is the largest number of images of one proxy, if
-    the caller has it: each pass takes one image of every proxy, so that there are ``most`` passes, not B. Returns a new
-    memory [A, D], without gradient.
-
-    >>> update_memory(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([0]), momentum=0.5)
-    tensor([[0.7071, 0.7071]])
-    """
-    num, features = len(memory), features.detach().float()
-    with torch.no_grad():
-        turns = (labels[:, None] == labels).tril(-1).sum(1)  # images of the same proxy that come before
-        memory = torch.cat([memory, memory.new_zeros(1, memory.shape[1])])  # the last row is for those in other turns
-        for turn in range(len(labels) if most is None else min(most, len(labels))):
-            rows = torch.where(turns == turn, labels, num)
-            moved = momentum * memory.index_select(0, rows) + (1 - momentum) * features
-            memory.index_copy_(0, rows, F.normalize(moved))  # Eq. (1)
-    return memory[:num]
-
-
 def proxy_batches(labels: Tensor, num_proxies: int, num_instances: int, generator: torch.Generator) -> list[Tensor]:
     """Batches of P proxies with K images each; as many as the clustered images fill, at least one.
 

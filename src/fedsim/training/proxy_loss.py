@@ -10,16 +10,19 @@ mean over the images of one camera, summed over the cameras in the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.functional.memory import update_memory
+from fedsim.settings.facts import Facts
 from fedsim.training.batch import ScoredBatch
-from fedsim.training.proxies import Proxies, update_memory
+from fedsim.training.proxies import Proxies
 
 CameraReduction = Literal["sum", "mean"]
+_CAMERA = Facts(needs="camera")
 
 
 def similarities(features: Tensor, proxies: Proxies, temperature: float) -> Tensor:
@@ -112,11 +115,11 @@ class ProxyLoss:
     """l3, weight of Eqs. (6), (7); FedCAPR's code 0.7, CAP 0"""
     temperature: float = 0.07
     """tau"""
-    inter_negatives: int = 50
+    inter_negatives: Annotated[int, Facts(needs="inter")] = 50
     """|Q| of Eq. (5)"""
-    camera_positives: int = 3
+    camera_positives: Annotated[int, _CAMERA] = 3
     """|P'| of Eq. (7)"""
-    camera_negatives: int = 30
+    camera_negatives: Annotated[int, _CAMERA] = 30
     """|Q'| of Eq. (7)"""
     camera_reduction: CameraReduction = "sum"
     """reduction over the cameras in a batch; with ``sum``, more cameras give a larger loss"""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.work import Counts, Work, counted_steps
 from fedsim.data.augmentation import Augmentation
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Answers, Download
@@ -43,6 +45,8 @@ class Server(nn.Module):
         """architecture -> tensors that the method keeps between rounds, by name; see :meth:`keep`"""
         self.before: Mapping[str, Tensor] = {}
         """during the method's server step: architecture -> global vector [num_shared] from the start of the round"""
+        self.work: Counts = (0, 0)
+        """images and steps of the method's server step in this round"""
         self.public: PublicImages | None = None
         """unlabelled images that the server may use, once they are decoded"""
         self.vectors = nn.ParameterDict({a: models[a].shared.cpu().clone() for a in sorted(models)})
@@ -76,6 +80,19 @@ class Server(nn.Module):
         for arch, tensors in kept.items():
             for name, tensor in tensors.items():
                 self.keep(arch, name, tensor)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the images on which this block trains the models, and the steps of its optimizers."""
+        work = Work()
+        for model in self.models.values():
+            model.begin_work(counts_images=True)
+        with counted_steps(work):
+            yield
+        for model in self.models.values():
+            for counts in model.take_work().values():
+                work.add(counts)
+        self.work = work.take()
 
     def recalibrate(self, batch_size: int) -> None:
         """Replace all running statistics by plain averages over batches of the public images."""

@@ -52,8 +52,6 @@ class Outcome(NamedTuple):
     """other numbers, by name"""
     signals: Mapping[str, float | Sequence[float]] = MappingProxyType({})
     """the numbers that the method measures, see :attr:`Upload.signals`"""
-    steps: int = 0
-    """of all optimizers"""
 
 
 class ClientSession:
@@ -123,11 +121,7 @@ class ClientSession:
     @property
     def is_first(self) -> bool:
         """Whether this rank sends and stores the results: in a rank group, only the first rank does."""
-        return (
-            self.micro_batches is None
-            or self.micro_batches.rank_group is None
-            or self.micro_batches.rank_group.is_first
-        )
+        return self.micro_batches is None or self.micro_batches.is_first
 
     @property
     def inexact(self) -> str | None:
@@ -186,13 +180,15 @@ class ClientSession:
             read = images.mixture.mix(real, [images.labels[row] for row in rows], self._generated_stream)
         for group, index, row, (pixels, targets) in zip(groups, indices, rows, read, strict=True):
             sizes = [len(batch) for batch in group]
-            batch_labels = send(labels.index_select(0, index), images.device).split_with_sizes(sizes)
+            on_host = labels.index_select(0, index)
+            batch_labels = send(on_host, images.device).split_with_sizes(sizes)
             soft = [None] * len(sizes) if targets is None else targets.split_with_sizes(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
             cameras = self._cameras_of(row, sizes)
-            for label, target, camera, image, *further in zip(batch_labels, soft, cameras, *augmented, strict=True):
-                batch = Batch(image, label, tuple(further), target, camera, self.shown_round or 0)
-                yield batch if self._poison is None else self._poison(batch)
+            values = zip(batch_labels, on_host.split(sizes), soft, cameras, *augmented, strict=True)
+            for label, host_label, target, camera, image, *further in values:
+                batch = Batch(image, label, tuple(further), target, camera, self.shown_round or 0, host_label)
+                yield batch if self._poison is None else self._poison(batch)._replace(on_host=None)
 
     def _cameras_of(self, rows: Tensor, sizes: list[int]) -> Sequence[Tensor | None]:
         """Return the cameras of each batch, if a loss sees them."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -18,6 +18,7 @@ from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
 from fedsim.models.backbones import Backbone
+from fedsim.settings.facts import NOTHING, ROUNDING, Facts
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
@@ -38,19 +39,19 @@ class RateSchedule:
     kind: Literal["constant", "step", "milestones", "cosine"] = "constant"
     """``constant``; ``step``: times gamma every ``step`` rounds; ``milestones``: times gamma at each of these rounds;
     ``cosine``: half a cosine over ``rounds``"""
-    step: int = 40
+    step: Annotated[int, Facts(needs="kind == 'step'")] = 40
     """rounds between two drops"""
-    milestones: tuple[int, ...] = (40, 70)
+    milestones: Annotated[tuple[int, ...], Facts(needs="kind == 'milestones'")] = (40, 70)
     """rounds of the drops, from 0: those of the bag of tricks (Luo et al., CVPRW 2019)"""
-    gamma: float = 0.1
+    gamma: Annotated[float, Facts(needs="kind in ('step', 'milestones')")] = 0.1
     """factor of each drop"""
-    drops: int | None = None
+    drops: Annotated[int | None, Facts(needs="kind == 'step'")] = None
     """largest number of drops; null: no limit"""
-    rounds: int = 100
+    rounds: Annotated[int, Facts(needs="kind == 'cosine'")] = 100
     """length of ``cosine``"""
     warmup: int = 0
     """rounds of linear warm-up; the schedule multiplies it"""
-    warmup_start: float = 0.01
+    warmup_start: Annotated[float, Facts(needs="warmup")] = 0.01
     """factor at round 0 of the warm-up"""
 
     def check(self, section: str) -> None:
@@ -93,57 +94,59 @@ class LongRound:
 class LocalTraining:
     """Local training of a client in a round."""
 
-    local_epochs: int = 1
+    local_epochs: Annotated[
+        int, Facts(needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing != 'Synchronous'")
+    ] = 1
     """E: passes over the client's images"""
     local_steps: int | None = None
     """largest number of optimizer steps in a round, if E epochs have more; null: no limit"""
     batch_size: int | None = 32
     """B: images per batch, or all images of a client that has fewer; null: all images in one batch"""
-    micro_batch: int | None = None
+    micro_batch: Annotated[int | None, Facts(null_is="batch_size")] = None
     """images per micro-batch of a batch: ranks of a machine can then share a client's batches, and less memory is
     needed. Normalisation layers and losses see one micro-batch at a time. null: a batch is one micro-batch"""
-    sampler: Literal["shuffle", "identity"] = "shuffle"
+    sampler: Annotated[Literal["shuffle", "identity"], Facts(needs="not cluster and not bottom_up")] = "shuffle"
     """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
-    num_instances: int = 4
+    num_instances: Annotated[int, Facts(needs="sampler == 'identity' or cluster or model.clients")] = 4
     """K: images per identity of ``sampler: identity``, or per proxy of ``cluster``"""
-    positives: Literal["any", "other_cameras"] = "any"
+    positives: Annotated[Literal["any", "other_cameras"], Facts(needs="not cluster and not bottom_up")] = "any"
     """of ``sampler: identity``: the K images of an identity. ``other_cameras``: one, and K - 1 of other cameras, as far
     as there are such"""
-    drop_partial: bool = False
+    drop_partial: Annotated[bool, Facts(needs="batch_size is not None or model.clients")] = False
     """drop a last batch with fewer than B images (FedReIDBench's code does)"""
-    accumulate: int = 1
+    accumulate: Annotated[int, Facts(needs="batch_size is not None or model.clients")] = 1
     """batches per optimizer step, which takes the mean gradient of their images"""
     grad_clip: float | None = None
     """largest gradient norm; null does not clip"""
-    optimizer: OptimizerCallable = field(default=_default_optimizer)
+    optimizer: Annotated[OptimizerCallable, Facts(needs="model.module is None")] = field(default=_default_optimizer)
     """the optimizer of a client; ``lr`` applies to the backbone"""
     optimizer_state: Literal["reset", "keep"] | None = None
     """``reset``: moments start from zero in each round; ``keep``: a client continues with its own, which checkpoints
     contain; null: keep where nothing is averaged (a single client, a method that shares nothing), with torch's own
     optimizers"""
-    flat_step: Literal["auto"] | bool = "auto"
+    flat_step: Annotated[Literal["auto"] | bool, NOTHING] = "auto"
     """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
     faster on CPUs for many small parameters, with the same bits. ``auto``: on CPUs, up to 16,384 elements a parameter
     on average; on GPUs torch's kernels on lists of tensors take fewer launches. Set it to false for a network that
     skips layers in some batches."""
-    channels_last: bool = False
+    channels_last: Annotated[bool, ROUNDING] = False
     """train on maps whose channels lie side by side in memory, the fastest order for convolutions on GPUs, above all in
     bf16. Weights and checkpoints stay as they are; results differ in the last bits"""
-    compile: bool = False
+    compile: Annotated[bool, ROUNDING] = False
     """compile the backbone for whole batches with torch.compile (docs/gpus.md): the first one takes about a minute,
     for each architecture. Results differ in the last bits. Not together with ``graph``"""
-    graph: bool = False
+    graph: Annotated[bool, NOTHING] = False
     """replay training steps as CUDA graphs (docs/gpus.md): each is one launch of the host, which large GPUs would wait
     for otherwise. It takes the memory of a second step's activations; on CPUs steps stay plain"""
-    prefetch: bool = False
+    prefetch: Annotated[bool, NOTHING] = False
     """copy the next images to a GPU while it trains on these; for images that are not there already (``data.cache``)"""
     head_lr: float | None = None
     """learning rate of neck and head; null: that of the backbone"""
     schedule: RateSchedule = field(default_factory=RateSchedule)
     """learning rate over rounds"""
-    cluster: Clustering | None = None
+    cluster: Annotated[Clustering | None, Facts(group="loss")] = None
     """train on clusters of the images and ignore identities; null: train on identities"""
-    bottom_up: BottomUp | None = None
+    bottom_up: Annotated[BottomUp | None, Facts(group="loss")] = None
     """train on clusters that grow from round to round; set instead of ``cluster``"""
     long_round: LongRound | None = None
     """one round that is longer than the others; null: none"""
@@ -280,22 +283,24 @@ class ClientOverride:
     Fields without a description have the meaning of those in :class:`LocalTraining`.
     """
 
-    backbone: Backbone | nn.Module | None = None
+    backbone: Annotated[Backbone | nn.Module | None, Facts(group="network")] = None
     """its own network; the server averages it only with clients of the same architecture"""
     local_epochs: int | None = None
     local_steps: int | None = None
     batch_size: int | None = None
     micro_batch: int | None = None
     sampler: Literal["shuffle", "identity"] | None = None
-    num_instances: int | None = None
+    num_instances: Annotated[
+        int | None, Facts(needs="(sampler or model.client.sampler) == 'identity' or cluster or model.client.cluster")
+    ] = None
     drop_partial: bool | None = None
     accumulate: int | None = None
     grad_clip: float | None = None
-    optimizer: OptimizerCallable | None = None
+    optimizer: Annotated[OptimizerCallable | None, Facts(needs="model.module is None")] = None
     head_lr: float | None = None
-    cluster: ClusterOverride | None = None
+    cluster: Annotated[ClusterOverride | None, Facts(group="loss")] = None
     """clustering for this client only, or the settings in which its clustering differs"""
-    bottom_up: BottomUp | None = None
+    bottom_up: Annotated[BottomUp | None, Facts(group="loss")] = None
 
     def apply(self, common: LocalTraining) -> LocalTraining:
         """Return the common settings, overridden by this client's own."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simulated import rules
+from simulated.draws import Draws
 
 _NONSENSE = 0xC7
 """a byte; four of them are a large negative float"""
@@ -27,6 +28,7 @@ class _Operation(NamedTuple):
     func: Any
     args: Any
     options: dict[str, Any]
+    device: torch.device
     results: list[tuple[int, Tensor]]
     """new tensors, by their places among all results"""
 
@@ -34,21 +36,22 @@ class _Operation(NamedTuple):
 class Recording:
     """The operations of one graph.
 
-    ``generators`` are those that the program registered, ``stream`` is the number of the stream that it records on.
+    ``generators`` are those that the program registered, ``stream`` is the number of the stream that it records on, and
+    torch registers the default generators of ``draws`` itself.
     """
 
-    def __init__(self, generators: list[torch.Generator], stream: int) -> None:
-        self.stream = stream
+    def __init__(self, generators: list[torch.Generator], stream: int, draws: Draws) -> None:
+        self.stream, self._draws = stream, draws
         self.has_failed = False
         """whether the host did something meanwhile that cannot be recorded: no graph comes of it any more"""
         self.generators = {generator._cdata for generator in generators}  # type: ignore[attr-defined] # not in the stubs
-        self._states = [(generator, generator.get_state()) for generator in (*generators, torch.default_generator)]
+        self._states = [(generator, generator.get_state()) for generator in (*generators, *draws.generators)]
         self._operations: list[_Operation] = []
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # memory from before: a tensor in it, its content
         self._made: dict[int, Tensor] = {}  # memory from meanwhile, of the host, too
         self._held: Counter[int] = Counter()  # tensors of ours in each
 
-    def run(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Any, options: dict[str, Any], device: torch.device) -> Any:
         """Run an operation on the GPU's tensors, and remember it."""
         given = {tensor.untyped_storage()._cdata: tensor for tensor in rules.tensors_in(args, options)}
         with _plainly():
@@ -56,14 +59,15 @@ class Recording:
                 if address not in self._made and address not in self._before:
                     self._before[address] = (self._alias(tensor), _bytes(tensor).clone())
             mine = self._aliases(args), self._aliases(options)
-        result = func(*args, **options)
+        with self._draws.by(func, options, device):
+            result = func(*args, **options)
         new = []
         with _plainly():
             for place, tensor in enumerate(rules.tensors_in(result)):
                 if tensor.untyped_storage()._cdata not in given:
                     self.remember(tensor)
                     new.append((place, self._alias(tensor)))
-        self._operations.append(_Operation(func, *mine, new))
+        self._operations.append(_Operation(func, *mine, device, new))
         return result
 
     def remember(self, tensor: Tensor) -> None:
@@ -89,10 +93,11 @@ class Recording:
     def replay(self) -> None:
         """Run the operations again."""
         with _plainly():
-            for func, args, options, results in self._operations:
+            for func, args, options, device, results in self._operations:
                 if not results and not func._schema.is_mutable and "batch_norm" not in func._schema.name:
                     continue  # a view
-                found = rules.tensors_in(func(*args, **options))
+                with self._draws.by(func, options, device):
+                    found = rules.tensors_in(func(*args, **options))
                 for place, tensor in results:
                     tensor.copy_(found[place])
 

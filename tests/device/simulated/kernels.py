@@ -14,12 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulated import rules
 from simulated.collectives import Collectives
+from simulated.draws import Draws
 from simulated.graphs import Pools, Recording
 from simulated.places import CPU, Places, site
 from simulated.record import Record
 from simulated.streams import Streams
 
 _BACKWARD = "backward"
+_FIRST = torch.device("cuda", 0)
 FAILED = "operation failed due to a previous error during capture"
 
 
@@ -96,6 +98,7 @@ class Kernels(TorchDispatchMode):
         self.called = Called(places)
         self.generators: dict[int, torch.device] = {}
         """address of a generator -> its device, for those that are not the CPU's"""
+        self.draws = Draws(places.num_gpus)
         self.streams, self.pools = Streams(refuse), Pools(refuse)
         self.recording: Recording | None = None
         """the CUDA graph that is being recorded"""
@@ -155,7 +158,7 @@ class Kernels(TorchDispatchMode):
         self._check_generator(name, options.get("generator"), device)
         if device.type == "cpu":
             return self._on_host(func, args, options)
-        result = self._run(func, args, options)
+        result = self._run(func, args, options, device)
         self.places.put(result, device)
         if name not in rules.ALLOCATIONS:
             self._launched(name)
@@ -183,8 +186,11 @@ class Kernels(TorchDispatchMode):
                     self.record.copy("to host", "blocking")
         else:
             self._check_host_memory(func, args)
-        result = (self._run if on_gpu or asked not in (None, CPU) else self._on_host)(func, args, options)
         device = asked or (on_gpu[0] if on_gpu else CPU)
+        if on_gpu or device.type == "cuda":
+            result = self._run(func, args, options, on_gpu[0] if on_gpu else device)
+        else:
+            result = self._on_host(func, args, options)
         if device.type == "cuda":
             for tensor in rules.tensors_in(result):
                 if not any(tensor is known for known in tensors):
@@ -195,10 +201,11 @@ class Kernels(TorchDispatchMode):
 
     # -- streams and graphs --------------------------------------------------------------------------------------------
 
-    def _run(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
-        """Run an operation on the GPU: on the current stream, or as a part of a graph."""
+    def _run(self, func: Any, args: Any, options: dict[str, Any], device: torch.device = _FIRST) -> Any:
+        """Run an operation on a GPU: on the current stream, or as a part of a graph."""
         if self.recording is None:
-            result = func(*args, **options)
+            with self.draws.by(func, options, device):
+                result = func(*args, **options)
             self._order(func, args, options, result)
             return result
         if self.recording.has_failed:
@@ -208,7 +215,7 @@ class Kernels(TorchDispatchMode):
         for tensor in rules.tensors_in(args, options):
             if self.places.of(tensor).type == "cpu" and self.recording.is_from_before(tensor):
                 refuse(f"{func} in a graph takes a number from the host, which replays would not read again")
-        return self.recording.run(func, args, options)
+        return self.recording.run(func, args, options, device)
 
     def _on_host(self, func: Any, args: Any, options: dict[str, Any]) -> Any:
         """Run an operation on the CPU, which a graph does not repeat."""

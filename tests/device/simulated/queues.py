@@ -101,7 +101,7 @@ def _graph_context(kernels: Kernels) -> Callable[..., AbstractContextManager[Non
         number = streams.open() if stream is None else stream.cuda_stream
         cuda_graph.number = kernels.pools.join(cuda_graph, pool)
         with streams.on(number):
-            kernels.recording = recording = Recording(cuda_graph.generators, number)
+            kernels.recording = recording = Recording(cuda_graph.generators, number, kernels.draws)
             try:
                 yield
             finally:

@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fedsim.core import devices
 from simulated.kernels import Called, Kernels, refuse
 from simulated.places import CPU, Places
 from simulated.queues import queues
 
 NAME = "Simulated H100"
-_SILENT = (
-    "_lazy_init", "init", "empty_cache", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
-)  # fmt: skip
+_SILENT = ("_lazy_init", "init", "empty_cache")
 """Functions of torch.cuda without an effect that could be seen here."""
 
 
@@ -36,6 +35,7 @@ def shown(kernels: Kernels) -> Iterator[None]:
         _autograd,
         _generators,
         _cuda,
+        _default_streams,
         queues,
         _autocast,
         _optimizers,
@@ -213,10 +213,6 @@ def _cuda(kernels: Kernels) -> Patches:
             pci_bus_id=bus, pci_device_id=0,
         )  # fmt: skip
 
-    def get_rng_state(device: Any = None) -> Tensor:
-        kernels.check_recording("the state of a generator")
-        return torch.zeros(16, dtype=torch.uint8)
-
     numbers = {
         "is_available": True, "is_initialized": True, "is_bf16_supported": True,
         "device_count": places.num_gpus, "get_device_name": NAME, "get_device_capability": (9, 0),
@@ -236,13 +232,36 @@ def _cuda(kernels: Kernels) -> Patches:
     yield cuda, "max_memory_allocated", peak
     yield cuda, "reset_peak_memory_stats", reset_peak
     yield cuda, "get_device_properties", properties
-    yield cuda, "get_rng_state", get_rng_state
-    yield cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8) for _ in range(places.num_gpus)]
     yield cuda, "current_device", lambda: places.current
     yield cuda, "set_device", set_device
     yield cuda, "device", _device_context(places)
     yield cuda, "synchronize", wait
     yield torch._C, "_cuda_clearCublasWorkspaces", lambda: None
+    yield devices, "why_cuda_fails", lambda cuda: None
+
+
+def _default_streams(kernels: Kernels) -> Patches:
+    """The default generators of the GPUs."""
+    generators = kernels.draws.generators
+
+    def of(device: Any = "cuda") -> torch.Generator:
+        kernels.check_recording("the state of a generator")
+        return generators[kernels.places.named(device).index or 0]
+
+    def seed_all(seed: int) -> None:
+        for number in range(len(generators)):
+            of(number).manual_seed(seed)
+
+    def set_all(states: Sequence[Tensor]) -> None:
+        for number, state in enumerate(states):
+            of(number).set_state(state)
+
+    yield torch.cuda, "manual_seed", lambda seed: of().manual_seed(seed)
+    yield torch.cuda, "manual_seed_all", seed_all
+    yield torch.cuda, "get_rng_state", lambda device="cuda": of(device).get_state()
+    yield torch.cuda, "set_rng_state", lambda state, device="cuda": of(device).set_state(state)
+    yield torch.cuda, "get_rng_state_all", lambda: [of(number).get_state() for number in range(len(generators))]
+    yield torch.cuda, "set_rng_state_all", set_all
 
 
 def _device_context(places: Places) -> type:
@@ -284,14 +303,20 @@ def _optimizers(kernels: Kernels) -> Patches:
         device = CPU if first is None else kernels.places.of(first)
         return {(device, dtype): found for (_, dtype), found in real(lists, with_indices).items()}
 
-    def check(self: torch.optim.Optimizer) -> None:
-        if kernels.recording is not None and not all(group["capturable"] for group in self.param_groups):
-            refuse("Attempting CUDA graph capture of step() for an instance of an optimizer that is not capturable")
+    def checking(real_check: Callable[..., None]) -> Callable[..., None]:
+        def check(self: torch.optim.Optimizer) -> None:
+            tensors = [tensor for group in self.param_groups for tensor in group["params"]]
+            if all(kernels.places.of(tensor).type == "cpu" for tensor in tensors):
+                real_check(self)
+            elif kernels.recording is not None and not all(group["capturable"] for group in self.param_groups):
+                refuse("Attempting CUDA graph capture of step() for an instance of an optimizer that is not capturable")
+
+        return check
 
     yield torch._C, "_group_tensors_by_device_and_dtype", group
     for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):  # before torch 2.12
         if hasattr(torch.optim.Optimizer, name):
-            yield torch.optim.Optimizer, name, check
+            yield torch.optim.Optimizer, name, checking(getattr(torch.optim.Optimizer, name))
 
 
 def _groups(kernels: Kernels) -> Patches:

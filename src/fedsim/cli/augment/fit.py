@@ -7,7 +7,7 @@ import shlex
 from argparse import SUPPRESS
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
@@ -17,7 +17,7 @@ from fedsim.cli.augment.processes import fit_in_processes
 from fedsim.cli.augment.settings import keep_settings
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
-from fedsim.core.seeding import derive_seed
+from fedsim.core.seeding import derive_seed, seeded_host
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import folders_of_clients
 from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
@@ -37,27 +37,28 @@ from fedsim.generation.swaps import measure_swaps, sample_pairs
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 from fedsim.models.backbones import Backbone
 from fedsim.parsing.documents import as_yaml
+from fedsim.settings.facts import NOTHING, ROUNDING, facts_of
 
 log = logging.getLogger(__name__)
 
 
 def fit(
-    config: str | list[str],
+    config: Annotated[str | list[str], NOTHING],
     appearance: Backbone,
-    output: str = "generators",
+    output: Annotated[str, NOTHING] = "generators",
     networks: Networks = Networks(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
     losses: LossWeights = LossWeights(),  # noqa: B008 - frozen
     training: GeneratorSteps = GeneratorSteps(),  # noqa: B008 - frozen
     size: tuple[int, int] | None = None,
     pretrain: str | None = None,
-    clients: list[str] | None = None,
-    processes: int = 1,
-    device: str = "auto",
-    threads: int = 1,
+    clients: Annotated[list[str] | None, NOTHING] = None,
+    processes: Annotated[int, NOTHING] = 1,
+    device: Annotated[str, NOTHING] = "auto",
+    threads: Annotated[int, ROUNDING] = 1,
     seed: int = 0,
     *,
-    row: int | None,
-    options: Mapping[str, Any],
+    row: Annotated[int | None, NOTHING],
+    options: Annotated[Mapping[str, Any], NOTHING],
 ) -> str:
     """Train a generator for each client, on its own images alone.
 
@@ -99,7 +100,7 @@ def fit(
     make_folder(root, "--output")
     if pretrain is not None and row is None:
         _warn_of_pretrain(pretrain)
-    settings = keep_settings(root, {**options, "size": list(pixels)})
+    settings = keep_settings(root, {name: options[name] for name in settings_of_generators()} | {"size": list(pixels)})
     if processes > 1:
         waiting = [client.name for client in chosen if not is_finished(folders[client.name])]
         fit_in_processes(waiting, processes, pretrain, {**options, "settings": settings})
@@ -119,6 +120,12 @@ def fit(
             fit_generator(module, client, folder, torch_device, encoder, number)
             _measure(module, client, folder, torch_device)
     return _quality_of(root, {client.name: folders[client.name] for client in chosen}, clients)
+
+
+def settings_of_generators() -> list[str]:
+    """Return the options of :func:`fit` on which the generators depend."""
+    hints = get_type_hints(fit, include_extras=True).items()
+    return [name for name, hint in hints if name != "return" and facts_of(hint).effect == "results"]
 
 
 def _warn_of_pretrain(client: str) -> None:
@@ -175,7 +182,6 @@ def fit_parser() -> ArgumentParser:
 
 def built(parser: ArgumentParser, arguments: Namespace) -> dict[str, Any]:
     """Return the options with objects built; a backbone's initial weights depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(arguments.seed, "appearance"))
+    with seeded_host(derive_seed(arguments.seed, "appearance")):
         values: dict[str, Any] = parser.instantiate(arguments).as_dict()
     return {name: value for name, value in values.items() if name != "settings"}

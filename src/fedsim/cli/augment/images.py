@@ -12,7 +12,7 @@ from torch import nn
 from tqdm import tqdm
 
 from fedsim.cli.augment.checks import choose_clients, open_data
-from fedsim.cli.augment.fit import built, fit_parser
+from fedsim.cli.augment.fit import built, fit_parser, settings_of_generators
 from fedsim.cli.augment.settings import read_settings
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
@@ -135,7 +135,7 @@ def write(
 
 def _networks_of(root: Path) -> tuple[nn.Module, Networks, Size]:
     """Return the backbone, the network sizes and the image size of a folder of generators."""
-    parser, settings = fit_parser(), read_settings(root)
+    parser, settings = fit_parser(), read_settings(root, settings_of_generators())
     backbone_options = settings["appearance"].get("init_args", {})
     if "weights" in backbone_options:  # only the initial ones: their source need not exist any more
         backbone_options["weights"] = None

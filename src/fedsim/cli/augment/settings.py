@@ -6,7 +6,7 @@ The latter holds the settings of the generators, so that a folder does not mix t
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from fedsim.generation.saved import is_begun
 from fedsim.parsing.config_files import read_config
 
 _FILE = "settings.yaml"
-_OPTIONS = ("appearance", "networks", "losses", "training", "size", "pretrain", "seed")
-"""options in that file; the other options of a call do not change the generators"""
 
 
 def check_settings_files(args: Sequence[str]) -> None:
@@ -41,22 +39,22 @@ def check_settings_files(args: Sequence[str]) -> None:
             )
 
 
-def keep_settings(root: Path, options: Mapping[str, Any]) -> Path:
+def keep_settings(root: Path, settings: Mapping[str, Any]) -> Path:
     """Write the settings of a folder's generators, or compare them with the file there; return the file.
 
-    Of several calls that start at the same time, one writes and the others compare. ``options`` are plain values.
+    Of several calls that start at the same time, one writes and the others compare. ``settings`` are plain values.
 
     Raises:
         ConfigError: if the folder was begun with other settings.
         DataError: if the file is missing, but there are generators.
     """
-    path, settings = root / _FILE, {name: options[name] for name in _OPTIONS}
+    path = root / _FILE
     if not path.is_file():
         if root.is_dir() and any(is_begun(folder) for folder in root.iterdir()):
             raise DataError(f"{path}: is missing, but there are generators in its folder; give another --output")
         if _write_new(path, settings):
             return path
-    written, requested = _flat(read_settings(root)), _flat(settings)
+    written, requested = _flat(read_settings(root, settings)), _flat(settings)
     if changed := [name for name in {**requested, **written} if written.get(name) != requested.get(name)]:
         raise ConfigError(
             f"--{changed[0]}: the generators of {path} have {written.get(changed[0])}; give another --output, or "
@@ -65,13 +63,13 @@ def keep_settings(root: Path, options: Mapping[str, Any]) -> Path:
     return path
 
 
-def read_settings(root: Path) -> dict[str, Any]:
-    """Read the settings of a folder's generators; raise DataError if the file is missing or not written by fedsim."""
+def read_settings(root: Path, names: Collection[str]) -> dict[str, Any]:
+    """Read the settings of a folder's generators; raise DataError if the file is missing, or has not these names."""
     path = root / _FILE
     if not path.is_file():
         raise DataError(f"{path}: is not there; give --generators the folder that fedsim augment fit has written")
     settings = read_config(str(path))
-    if set(settings) != set(_OPTIONS) or not isinstance(settings["appearance"], dict):
+    if set(settings) != set(names) or not isinstance(settings["appearance"], dict):
         raise DataError(f"{path}: is no settings file of fedsim augment fit; give another folder")
     return settings
 

@@ -14,7 +14,7 @@ from fedsim.data.market import MarketFolders
 from fedsim.data.prepare import prepare_data
 from fedsim.data.preview import write_contact_sheet
 from fedsim.data.synthetic import SyntheticReID
-from fedsim.parsing.config_files import read_config
+from fedsim.parsing.config_files import read_sections
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.values import check_values
 
@@ -87,7 +87,7 @@ def data_of(config: str | list[str], settings: Sequence[str] = ()) -> FederatedD
     paths = [config] if isinstance(config, str) else config
     parser.add_class_arguments(FederatedDataModule, "data")
     for path in paths:
-        if "data" in (content := read_config(path, parser.groups or ())):
+        if "data" in (content := read_sections(path)):
             arguments = parser.parse_object({"data": content["data"]}, arguments)
     if settings:
         arguments = parsed(parser, list(settings), arguments)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedsim.cli.doctor.facts import GIB, MachineFacts, Wish
-from fedsim.core.nvidia import why_unseen
+from fedsim.core.nvidia import failure_in, why_unseen
 from fedsim.core.placement import by_device
 from fedsim.core.room import Room
 
@@ -103,7 +103,8 @@ def _gpus(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
     chosen = {number: facts.torch.gpus[number] for number in numbers if number < len(facts.torch.gpus)}
     for number, gpu in chosen.items():
         if gpu.problem:
-            yield Problem(f"cuda:{number} ({gpu.name}) does not work: {gpu.problem}", "leave it out of trainer.devices")
+            remedy = failure.remedy if (failure := failure_in(gpu.problem)) else "leave it out of trainer.devices"
+            yield Problem(f"cuda:{number} ({gpu.name}) does not work: {gpu.problem}", remedy)
         elif gpu.free < _LITTLE_GPU * gpu.total:
             cause = f"cuda:{number}: {_gib(gpu.free)} of {_gib(gpu.total)} GiB are free, so another process uses it"
             yield Problem(cause, "choose other GPUs with trainer.devices, such as '[1]'", blocks=False)

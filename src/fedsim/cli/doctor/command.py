@@ -15,7 +15,7 @@ from fedsim.cli.doctor.facts import MachineFacts, Wish
 from fedsim.cli.doctor.trials import gather
 from fedsim.core.errors import NotReadyError
 from fedsim.papers.files import with_paper
-from fedsim.parsing.config_files import join_configs, read_config
+from fedsim.parsing.config_files import join_configs, read_config, read_sections
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.output import print_text
 
@@ -88,7 +88,7 @@ def _wish(options: dict[str, Any]) -> Wish:
 
 def _sections(path: str) -> dict[str, Any]:
     """Return a config's content; a section may be a file of its own."""
-    content = read_config(path, ("trainer", "model", "model.evaluation"))
+    content = read_sections(path)
     return {name: read_config(part) if name in _SECTIONS and isinstance(part, str) else part
             for name, part in content.items()}  # fmt: skip
 

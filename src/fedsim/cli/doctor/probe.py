@@ -74,6 +74,7 @@ def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
     try:
         from lightning import Trainer
 
+        from fedsim.core.devices import check_accelerator
         from fedsim.core.errors import FedSimError
         from fedsim.core.shared import memory_folder
         from fedsim.federation.checks.compatibility import naming_the_field
@@ -87,6 +88,7 @@ def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
         on_each, backend = wish["ranks_per_device"], wish["process_group_backend"]
         devices, num_nodes = follow_launcher(wish["devices"], wish["num_nodes"], ranks_per_device=on_each)
         gpus = gpus_for(devices, on_each)
+        check_accelerator(wish["accelerator"], warns=False)
         options = {"accelerator": wish["accelerator"], "devices": gpus, "num_nodes": num_nodes}
         with naming_the_field(options):
             trainer = Trainer(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import given_path
 from fedsim.data.images import Domain, ReIDSource
 from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
+from fedsim.settings.facts import NOTHING
 
 
 class Counts(NamedTuple):
@@ -45,7 +46,7 @@ class DataSet(ReIDSource):
     is_standin = False
     """whether its files are drawn"""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: Annotated[str, NOTHING]) -> None:
         self.root = given_path(root)
 
     def domains(self) -> list[Domain]:

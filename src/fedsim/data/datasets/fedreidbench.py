@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from fedsim.data.datasets.base import files_of
 from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
 from fedsim.data.leftovers import LeftOut, image_files, left_out_beside, sub_folders
 from fedsim.data.listing import label_images
+from fedsim.settings.facts import NOTHING, Facts
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,9 @@ class FedReIDBench(ReIDSource):
 
     folder_names = MappingProxyType(_NAMES)
 
-    def __init__(self, root: str, names: list[str] | None = None) -> None:
+    def __init__(
+        self, root: Annotated[str, NOTHING], names: Annotated[list[str] | None, Facts(is_list_of_names=True)] = None
+    ) -> None:
         self.root, self.names = given_path(root), names
 
     def domains(self) -> list[Domain]:

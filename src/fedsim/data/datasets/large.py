@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Split
 from fedsim.data.listing import label_images, number_of
 from fedsim.data.market import read_market_domain
+from fedsim.settings.facts import NOTHING
 
 
 class Market1501(DataSet):
@@ -49,7 +50,9 @@ class DukeMTMC(Market1501):
     official = Counts(702, 16_522, 2_228, 17_661)
     ask = "it was withdrawn in 2019; leave it out, as configs/data/fedreidbench_eight.yaml does"
 
-    def __init__(self, root: str, i_know_duke_is_withdrawn: bool = False) -> None:
+    def __init__(
+        self, root: Annotated[str, NOTHING], i_know_duke_is_withdrawn: Annotated[bool, NOTHING] = False
+    ) -> None:
         super().__init__(root)
         self.i_know_duke_is_withdrawn = i_know_duke_is_withdrawn
 
@@ -81,7 +84,7 @@ class CUHK03NP(DataSet):
     official: Counts | None = Counts(767, 7_365, 1_400, 5_332)
     ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
 
-    def __init__(self, root: str, variant: Literal["detected", "labeled"] = "detected") -> None:
+    def __init__(self, root: Annotated[str, NOTHING], variant: Literal["detected", "labeled"] = "detected") -> None:
         super().__init__(root)
         self.variant = variant
         self.holds = (variant,)
@@ -111,7 +114,7 @@ class MSMT17(DataSet):
     official: Counts | None = Counts(1_041, 30_248, 11_659, 82_161)
     ask = "ask its authors, Longhui Wei et al., for version 2"
 
-    def __init__(self, root: str, train: Literal["train", "train+val"] = "train") -> None:
+    def __init__(self, root: Annotated[str, NOTHING], train: Literal["train", "train+val"] = "train") -> None:
         super().__init__(root)
         self.train = train
         if train == "train+val":

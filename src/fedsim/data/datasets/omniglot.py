@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
 from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
 from fedsim.data.listing import number_of, read_folder
+from fedsim.settings.facts import NOTHING, Facts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,10 @@ class InkImages(Images):
     def take(self, index: Index) -> InkImages:
         """Return the images at the positions ``index``."""
         return InkImages(self.images.take(index))
+
+    def origins(self) -> list[Path | None]:
+        """Return the files; see :meth:`Images.origins`."""
+        return self.images.origins()
 
     def sizes(self) -> list[Size | None]:
         """Return the stored size of each image; see :meth:`Images.sizes`."""
@@ -71,7 +76,11 @@ class Omniglot(DataSet):
     ask = "it is free, from github.com/brendenlake/omniglot"
 
     def __init__(
-        self, root: str, alphabets: list[str] | None = None, train_share: float = 0.5, drawers_per_camera: int = 1
+        self,
+        root: Annotated[str, NOTHING],
+        alphabets: Annotated[list[str] | None, Facts(is_list_of_names=True)] = None,
+        train_share: float = 0.5,
+        drawers_per_camera: int = 1,
     ) -> None:
         super().__init__(root)
         within("data.source", "[0, 1)", train_share=train_share)
@@ -90,9 +99,8 @@ class Omniglot(DataSet):
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
         """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
-        images = {d.name: [part.images for part in d.parts if isinstance(part.images, InkImages)] for d in domains}
-        files = {name: [path for part in parts for path in part.images.locations()] for name, parts in images.items()}
-        return {name: left_out_beside([path for path in paths if path]) for name, paths in files.items()}
+        files = {d.name: [path for part in d.parts for path in part.images.origins() if path] for d in domains}
+        return {name: left_out_beside(paths) for name, paths in files.items()}
 
     def _read(self, folder: Path) -> Domain:
         """List one alphabet's files."""

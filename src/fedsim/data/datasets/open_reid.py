@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from fedsim.core.errors import DataError
 from fedsim.data.datasets.base import DataSet
 from fedsim.data.images import Domain, ImageFiles, Split
 from fedsim.data.leftovers import image_files
+from fedsim.settings.facts import NOTHING
 
 _EXAMPLE = "00000007_01_0003.jpg, which is person 7, camera 1, image 3"
 _PARTS = ("trainval", "query", "gallery")
@@ -52,7 +53,7 @@ class CUHK03(DataSet):
     holds = ("images", "meta.json", "splits.json")
     ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong, and open-reid's script makes the files"
 
-    def __init__(self, root: str, split: int = 0, query: Literal["last", "all"] = "last") -> None:
+    def __init__(self, root: Annotated[str, NOTHING], split: int = 0, query: Literal["last", "all"] = "last") -> None:
         super().__init__(root)
         self.split, self.query = split, query
 

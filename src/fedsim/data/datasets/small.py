@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from fedsim.data.images import Domain, GallerySplit, ImageFiles, ReIDSource, Spl
 from fedsim.data.listing import list_images, number_of, read_folder
 from fedsim.data.market import is_market_folder
 from fedsim.data.splits import official_grid_splits, sample_splits
+from fedsim.settings.facts import NOTHING
 
 Protocol = Literal["half", "splits"]
 
@@ -54,7 +55,7 @@ class SmallDataSet(DataSet):
     """whether ``splits`` pair any two images of a person, whatever their cameras; each image then has a camera of its
     own, so that evaluation by camera keeps the match"""
 
-    def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0) -> None:
+    def __init__(self, root: Annotated[str, NOTHING], protocol: Protocol = "half", seed: int = 0) -> None:
         super().__init__(root)
         self.protocol, self.seed = protocol, seed
 
@@ -128,7 +129,13 @@ class CUHK02(SmallDataSet):
     official: Counts | None = Counts(1_577, 6_308, 478, 478)
     ask = "ask the Multimedia Laboratory of the Chinese University of Hong Kong"
 
-    def __init__(self, root: str, protocol: Protocol = "half", seed: int = 0, exclude_p1: bool = False) -> None:
+    def __init__(
+        self,
+        root: Annotated[str, NOTHING],
+        protocol: Protocol = "half",
+        seed: Annotated[int, NOTHING] = 0,
+        exclude_p1: bool = False,
+    ) -> None:
         super().__init__(root, protocol, seed)
         self.pairs = range(2 if exclude_p1 else 1, 6)
         if exclude_p1:
@@ -175,7 +182,11 @@ class PRID2011(SmallDataSet):
     asking = (0,)  # as torchreid and the code of papers 000 and 001
 
     def __init__(
-        self, root: str, protocol: Protocol = "half", seed: int = 0, shots: Literal["single", "multi"] = "single"
+        self,
+        root: Annotated[str, NOTHING],
+        protocol: Protocol = "half",
+        seed: int = 0,
+        shots: Literal["single", "multi"] = "single",
     ) -> None:
         super().__init__(root, protocol, seed)
         self.shots = shots

@@ -23,9 +23,8 @@ def gather(
     """Return the uploads of all ranks' ``clients``, vectors of ``length``, for a rule.
 
     ``waiting`` are the uploads of this rank's clients, in host memory: 4 bytes per shared element. Ranks exchange them
-    in chunks. A chunk of all clients has at most 64 MiB; besides it, a rank holds only the uploads of its clients.
-    Every rank computes with the same numbers in the same order, that of ``clients``, so the result has the same bits on
-    any number of ranks.
+    in chunks on ``device``. A chunk of all clients has at most 64 MiB; besides it, a rank holds only the uploads of its
+    clients. Ranks share the work on chunks; the result has the same bits on any number of ranks.
     """
 
     def chunk(span: slice) -> Tensor:
@@ -34,9 +33,12 @@ def gather(
         for row, name in zip(rows, clients, strict=True):
             if name in waiting:
                 row.copy_(waiting[name].vector[span])
-        return strategy.sum_(rows).add_(0.0).cpu()  # -0 becomes 0 also on a single rank
+        return strategy.sum_(rows).add_(0.0)  # -0 becomes 0 also on a single rank
 
-    return Uploads(clients, length, chunk)
+    return Uploads(
+        clients, length, chunk,
+        sum_=strategy.sum_, rank=strategy.global_rank, num_ranks=strategy.world_size, device=device,
+    )  # fmt: skip
 
 
 def check_statistics_of_uploads(bn_stats: StatisticsPolicy, user: str) -> None:

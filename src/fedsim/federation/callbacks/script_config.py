@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import yaml
 from lightning import Callback, LightningModule, Trainer
 
-from fedsim.core.changes import fingerprint_of
 from fedsim.core.files import replacing
 from fedsim.core.written import UnwritableError, written, written_arguments, written_fields
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.federation import Federation
+from fedsim.settings.configuration import fingerprint_of
+from fedsim.settings.table import setting_at
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
+from fedsim.strategy.strategy import FederatedStrategy
 
 CONFIG_FILE = "config.yaml"
-_WATCHING = ("callbacks", "logger", "profiler", "plugins", "strategy", "accelerator")
-"""options of the trainer that may be objects, and decide no number"""
 _OF_A_FOLDER = "default_root_dir"
 
 
@@ -66,9 +66,7 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
         sections = {"model": model, "data": written_arguments(data, "data")}
         trainer = {}
         for name, value in options.items():
-            if name == _OF_A_FOLDER:
-                continue
-            if name not in _WATCHING or isinstance(value, str | bool):
+            if name != _OF_A_FOLDER and not isinstance(value, FederatedStrategy) and not _only_watches(name, value):
                 trainer[name] = written(value, None, f"trainer.{name}")
     except UnwritableError as error:
         return Described(None, str(error), seed)
@@ -76,6 +74,12 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
     start = None if seed is None or int(of_process) == seed else int(of_process)
     first = {"seed_everything": of_training if seed is None else seed}
     return Described({**first, "trainer": trainer, **sections}, "", seed, start)
+
+
+def _only_watches(name: str, value: Any) -> bool:
+    """Return whether an option of the trainer is an object on which no number depends, such as a logger; or several."""
+    is_plain = all(isinstance(inner, str | int | float) for inner in (value if isinstance(value, list) else [value]))
+    return value is not None and not is_plain and setting_at(f"trainer.{name}").facts.effect == "nothing"
 
 
 class ScriptConfig(Callback):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning import Callback, LightningModule, Trainer
@@ -19,16 +21,20 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from fedsim._version import __version__
-from fedsim.core.changes import Change, fingerprint_after, read_changes
 from fedsim.core.files import naming, replacing
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
 from fedsim.evaluation.query_file import write_queries
 from fedsim.evaluation.summary import MAX_LISTED
+from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import num_rounds, was_stopped
+from fedsim.settings.changes import Change, fingerprint_after, read_changes
+from fedsim.settings.identity import changed_content
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
+
+log = logging.getLogger(__name__)
 
 QUERIES_FILE = "queries.npz"
 """file in the run directory with scores of single queries in the last evaluation; see evaluation/query_file.py"""
@@ -106,14 +112,43 @@ class RunSummary(Callback):
         changes: the settings that a fit changes when it continues a run; earlier ones are in the checkpoint. They
             change the fingerprint.
         seed: by which repetitions differ; None: that of the federation.
+        identity: hashes of all settings, and of the files and the code that they name; empty: they are not known.
     """
 
-    def __init__(self, folder: str, fingerprint: str, changes: Sequence[Change] = (), seed: int | None = None) -> None:
-        self.path, self.fingerprint = Path(folder) / "summary.json", fingerprint
+    def __init__(
+        self,
+        folder: str,
+        fingerprint: str,
+        changes: Sequence[Change] = (),
+        seed: int | None = None,
+        identity: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.path, self.fingerprint, self.identity = Path(folder) / "summary.json", fingerprint, dict(identity)
         self._new_changes, self.changes, self._seed = list(changes), list(changes), seed
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
         self.totals = {"seconds": 0.0}
+        self.data: dict[str, Any] | None = None
+        """the identity of the data, on the first rank; None: a checkpoint of an earlier version has none"""
+        self._earlier_identity: Mapping[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Describe the data; other data than those of a resumed run are a changed setting."""
+        if not trainer.is_global_zero:
+            return
+        earlier, self.data = self.data, data_of(trainer).identity(MAX_LISTED)
+        if earlier is not None and earlier["digest"] != self.data["digest"]:
+            self._add_change(trainer, "data", earlier, self.data, _changed_sets(earlier, self.data))
+        for name, (old, new) in changed_content(self._earlier_identity, self.identity).items():
+            self._add_change(trainer, name, {"digest": old}, {"digest": new})
+
+    def _add_change(
+        self, trainer: Trainer, name: str, old: Mapping[str, Any], new: Mapping[str, Any], parts: Sequence[str] = ()
+    ) -> None:
+        """Note, and log, that a resumed run goes on with another content: of its data, a file, or the user's code."""
+        change = Change(trainer.current_epoch, name, old["digest"], new["digest"])
+        self.changes.append(change)
+        log.warning("%s", ": ".join([str(change), *parts]))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -149,12 +184,14 @@ class RunSummary(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the scores and sums from which a resumed run continues."""
         changes = [change.as_json() for change in self.changes]
-        return {"final": self.final, "best": self.best, "totals": self.totals, "changes": changes}
+        scores = {"final": self.final, "best": self.best}
+        return {**scores, "totals": self.totals, "changes": changes, "data": self.data, "identity": self.identity}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.final, self.best = state_dict["final"], state_dict["best"]
         self.changes = [*read_changes(state_dict.get("changes", [])), *self._new_changes]
+        self.data, self._earlier_identity = state_dict.get("data"), state_dict.get("identity", {})
         sums = state_dict["totals"]
         self.totals = {name: sums[name] for name in ("seconds", "simulated_seconds") if name in sums}
 
@@ -167,11 +204,13 @@ class RunSummary(Callback):
             "finished": finished,
             "method": type(settings.method).__name__,
             "fingerprint": fingerprint_after(self.fingerprint, self.changes),
+            "identity": self.identity,
             "seed": settings.seed if self._seed is None else self._seed,
             "rounds": rounds,
             "changes": [change.as_json() for change in self.changes],
             **_listed(parts.names),
             "unseen": list(parts.federated.unseen),
+            "data": self.data,
             "primary": federation.evaluator.primary,
             "final": self.final,
             "best": self.best,
@@ -186,6 +225,13 @@ class RunSummary(Callback):
         }
         with replacing(self.path) as partial:
             partial.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _changed_sets(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
+    """Return the names of the data sets that two runs have not alike, if there are any, in one text."""
+    old, new = earlier.get("sets", {}), later.get("sets", {})
+    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    return [", ".join(names)] if names else []
 
 
 def _listed(clients: list[str]) -> dict[str, Any]:

@@ -31,13 +31,13 @@ from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import RoundCallback, strategy_of, was_stopped
 from fedsim.federation.federation import Federation
+from fedsim.settings.table import setting_at
 
 log = logging.getLogger(__name__)
 
 RUN_ID_FILE = "wandb_id"
 """file in the run directory with the id of the W&B run that a resumed job continues"""
 
-_OF_ONE_START = ("config", "run_dir", "overwrite", "ckpt_path", "save_ranking")
 _CHARTED = ("mAP", "rank1")
 """metrics with a chart for each data set"""
 _OWN_DATA: list[str] = []
@@ -182,7 +182,7 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
     >>> public_config({"run_dir": "/home/a/runs/b", "data": {"root": "/home/a/reid", "size": [64, 32]}})
     {'data': {'root': 'reid', 'size': [64, 32]}}
     """
-    kept = {name: _shorten(value) for name, value in config.items() if name not in _OF_ONE_START}
+    kept = {name: _shorten(value) for name, value in config.items() if setting_at(name).facts.effect != "nothing"}
     if isinstance(trainer := kept.get("trainer"), dict):
         kept["trainer"] = {k: v for k, v in trainer.items() if k not in ("logger", "default_root_dir")}
     return kept

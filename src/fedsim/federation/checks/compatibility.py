@@ -30,23 +30,10 @@ from fedsim.core.devices import cpu_computes_bf16, devices_here
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import ACCURACIES, METRICS
+from fedsim.settings.table import section
 from fedsim.strategy.strategy import FederatedStrategy
 
 log = logging.getLogger(__name__)
-
-# field of the trainer section -> words in Lightning's messages about it
-_OTHER_WORDS = {
-    "accelerator": "gpu backend found|can not run on your system",
-    "devices": r"You requested gpu|GPUs requested|CUDA_VISIBLE_DEVICES|Device ID|invalid literal for int\(\)",
-    "max_time": r"Timer\(duration=",
-}
-_REMEDIES = {
-    "accelerator": "set trainer.accelerator to cpu or auto",
-    "devices": "give a number of ranks from 1, or auto; on GPUs also a list of GPUs",
-    "num_nodes": "leave it out, or give the number of machines, which Slurm or torchrun must start",
-    "strategy": "leave it out or use fedsim.strategy.FederatedStrategy",
-    "max_time": "give days:hours:minutes:seconds, such as 00:12:00:00",
-}
 
 
 @contextmanager
@@ -72,14 +59,15 @@ def _refusal(message: str, options: Mapping[str, Any]) -> str:
     'trainer.num_nodes: 0 cannot be used (`num_'
     """
     message = message.rstrip(".")
-    names = [name for name, pattern in _OTHER_WORDS.items() if re.search(pattern, message)]
+    facts = {name: setting.facts for name, setting in section("trainer").arguments.items()}
+    names = [name for name, fact in facts.items() if fact.refused_by and re.search(fact.refused_by, message)]
     names += re.findall(rf"\b({'|'.join(options)})\b", message)
     if "for __new__()" in message:  # fields of a timedelta that is none
         names += [n for n in ("max_time", "val_check_interval") if not isinstance(options[n], str | int | float | None)]
     if not names:
         return f"trainer: {message}"
     name = names[0]
-    remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
+    remedy = f"; {facts[name].remedy}" if facts[name].remedy else ""
     if name in ("devices", "accelerator"):
         remedy += f"; here: {devices_here()}"
     return f"trainer.{name}: {options[name]} cannot be used ({message}){remedy}"

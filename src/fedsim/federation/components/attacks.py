@@ -161,8 +161,9 @@ class GaussianNoise(_UploadAttack):
         """Return x + scale * rms(w - x) * N(0, 1); the stream is on the CPU, with the same bits for every device."""
 
         def noise(update: Tensor) -> Tensor:
-            drawn = torch.randn(len(update), generator=client.generator("attack")).to(update.device)
-            return self.scale * update.double().square().mean().sqrt().float() * drawn
+            flat, drawn = client.model.flat, torch.randn(len(update), generator=client.generator("attack"))
+            mean_square = update.double().square().sum() / flat.num_shared_elements
+            return self.scale * mean_square.sqrt().float() * flat.clear_gaps(drawn).to(update.device)
 
         return _with_update(client, upload, noise)
 

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
+from typing import Annotated
 
 from fedsim.core.checks import positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
+from fedsim.settings.facts import Facts
+
+_RATE = Facts(may_be_infinite=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientHardware:
     """Settings of :class:`Hardware` in which one client differs; null keeps the common value."""
 
-    down_mbit: float | None = None
-    up_mbit: float | None = None
+    down_mbit: Annotated[float | None, _RATE] = None
+    up_mbit: Annotated[float | None, _RATE] = None
     latency_ms: float | None = None
-    images_per_second: float | None = None
+    images_per_second: Annotated[float | None, _RATE] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """Links and devices of the clients, for simulated seconds. Training depends on them only with ``model.timing``."""
 
-    down_mbit: float
+    down_mbit: Annotated[float, _RATE]
     """bandwidth from the server to a client, megabit (1e6 bits) per second; .inf: downloads take no time"""
-    up_mbit: float
+    up_mbit: Annotated[float, _RATE]
     """bandwidth from a client to the server, megabit per second; .inf: uploads take no time"""
     latency_ms: float = 0.0
     """milliseconds added to a client's round, once for both directions"""
-    images_per_second: float
+    images_per_second: Annotated[float, _RATE]
     """images that a client trains on per second, over all local epochs; .inf: training takes no time"""
-    clients: dict[str, ClientHardware] = field(default_factory=dict)
+    clients: Annotated[
+        dict[str, ClientHardware], Facts(expected="the fields of each client, such as {town0: {up_mbit: 8}}")
+    ] = field(default_factory=dict)
     """client -> its own values"""
 
     def __post_init__(self) -> None:

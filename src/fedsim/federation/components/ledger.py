@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -24,20 +24,22 @@ from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
 from fedsim.methods.base import Method
+from fedsim.settings.facts import Facts
 from fedsim.training.messages import Report
 from fedsim.training.server import Server
 
 log = logging.getLogger(__name__)
+_PRUNED = Facts(needs="model.method in ('FedDIP', 'FedKLPR', 'LotteryFL', 'SubFedAvg') or '.' in model.method")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
     """Rules for the traffic of pruned models and of the first round."""
 
-    encoding: Encoding = "bitmap"
+    encoding: Annotated[Encoding, _PRUNED] = "bitmap"
     """encoding of pruned models: the remaining values plus one bit per element; or plus 32 bits per value for its
     position; or all values with zeros; or the shortest of these. If the receiver has the mask, only values count"""
-    masks: Literal["changed", "every_upload"] = "changed"
+    masks: Annotated[Literal["changed", "every_upload"], _PRUNED] = "changed"
     """occasions on which a mask is sent: if the receiver lacks it; or with every upload of a method that prunes, and
     never with a download (paper 004's figures)"""
     first_download: bool = True

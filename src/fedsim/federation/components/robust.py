@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
+from fedsim.core.transfer import send
 from fedsim.federation.aggregation.gathered import check_statistics_of_uploads
 from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.privacy import DifferentialPrivacy, Privacy
@@ -69,7 +71,7 @@ class Aggregation(KeepsArguments, ABC):
 
     @abstractmethod
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
-        """Return the vector [num_shared], float32 on the CPU, that replaces the mean of an architecture.
+        """Return the vector [num_shared], float32, that replaces the mean of an architecture.
 
         ``server`` has the global models from the start of the round; ``uploads`` and ``reports`` are of the same
         clients.
@@ -144,7 +146,7 @@ class Krum(Aggregation):
         self.check_number(len(reports), arch)
         scores = krum_scores(_squared_distances(uploads), self.bad)
         chosen = scores.argsort(stable=True)[: self.keep].sort().values
-        return uploads.combine(lambda chunk: chunk[chosen].double().mean(0).float())
+        return uploads.combine(lambda chunk: _rows(chunk, chosen).double().mean(0).float())
 
 
 class NormClipping(Aggregation):
@@ -162,16 +164,10 @@ class NormClipping(Aggregation):
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the global model plus the mean of the clipped updates."""
-        start = server.vector(arch).detach().double().cpu()
-        squares = torch.zeros(len(uploads.clients), dtype=torch.float64)
-        for span, chunk in uploads.chunks():
-            squares += (chunk.double() - start[span]).square().sum(1)
-        factors = (self.bound / squares.sqrt()).clamp(max=1.0)  # of an update of 0 it is 1
-        result = torch.empty(uploads.length)
-        for span, chunk in uploads.chunks():
-            changes = (chunk.double() - start[span]) * factors[:, None]
-            result[span] = (start[span] + changes.mean(0)).float()
-        return result
+        start = server.vector(arch).detach().double()
+        squares = uploads.total(lambda chunk, x: (chunk.double() - x).square().sum(1), [len(uploads.clients)], start)
+        factors = (self.bound / squares.sqrt()).clamp(max=1.0)[:, None]  # of an update of 0 it is 1
+        return uploads.combine(lambda chunk, x: (x + ((chunk.double() - x) * factors).mean(0)).float(), start)
 
 
 class GeometricMedian(Aggregation):
@@ -193,7 +189,8 @@ class GeometricMedian(Aggregation):
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the smoothed geometric median."""
         weights = geometric_median_weights(_squared_distances(uploads), self.smoothing, self.iterations)
-        return uploads.combine(lambda chunk: (chunk.double() * weights[:, None]).sum(0).float())
+        column = weights[:, None].to(server.vector(arch).device)
+        return uploads.combine(lambda chunk: (chunk.double() * column).sum(0).float())
 
 
 class Bulyan(Aggregation):
@@ -221,17 +218,23 @@ class Bulyan(Aggregation):
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the means around the medians of the chosen uploads."""
         self.check_number(len(reports), arch)
-        chosen = bulyan_choice(_squared_distances(uploads), self.bad)
+        chosen = torch.tensor(bulyan_choice(_squared_distances(uploads), self.bad))
         count = len(reports) - 4 * self.bad
-        return uploads.combine(lambda chunk: mean_around_median(chunk[chosen], count))
+        return uploads.combine(lambda chunk: mean_around_median(_rows(chunk, chosen), count))
+
+
+def _rows(chunk: Tensor, chosen: Tensor) -> Tensor:
+    """Return the rows [m, c] of a chunk [K, c] with the numbers [m], which are on the CPU."""
+    return chunk.index_select(0, send(chosen, chunk.device))
 
 
 def _squared_distances(uploads: Uploads) -> Tensor:
-    """Return the squared distances between all uploads, [K, K] float64, over parameters and running statistics."""
-    # differences in float64, summed over chunks: large norms do not cancel
-    distances = torch.zeros(len(uploads.clients), len(uploads.clients), dtype=torch.float64)
-    for _, chunk in uploads.chunks():
-        exact = chunk.double()
-        for i, row in enumerate(exact):
-            distances[i] += (exact - row).square().sum(1)
-    return distances
+    """Return the squared distances between all uploads, [K, K] float64 on the CPU, over parameters and statistics."""
+
+    def of_chunk(chunk: Tensor) -> Tensor:
+        exact = chunk.double()  # differences in float64, summed over chunks: large norms do not cancel
+        rows = [F.pad((exact[i:] - row).square().sum(1), (i, 0)) for i, row in enumerate(exact)]
+        return torch.stack(rows)
+
+    upper = uploads.total(of_chunk, [len(uploads.clients)] * 2).cpu()
+    return upper + upper.T  # zeros on the diagonal

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.components.listener import RoundListener, RoundRecord
+from fedsim.settings.facts import Facts
 
 log = logging.getLogger(__name__)
 
@@ -334,7 +335,7 @@ class Availability:
     """probability that a selected client does not answer: it neither trains nor counts"""
     straggle: float = 0.0
     """probability that a client is slow and sends an incomplete update"""
-    straggler_work: float = 0.5
+    straggler_work: Annotated[float, Facts(needs="straggle")] = 0.5
     """share of its batches that a slow client completes (at least one batch)"""
 
     def __post_init__(self) -> None:

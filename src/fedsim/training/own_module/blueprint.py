@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import seeded_host
 from fedsim.training.own_module.inner_trainer import ONCE, Horizon, set_up
 from fedsim.training.own_module.package import has_own, in_one_line, named, package_of
 from fedsim.training.own_module.values import tensors_of
@@ -63,8 +64,7 @@ class Blueprint:
 
     def build(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes, before ``setup``; random weights depend on seed and number alone."""
-        with torch.random.fork_rng(devices=[]), in_one_line(self.name, "building"):
-            torch.manual_seed(self._seed)
+        with seeded_host(self._seed), in_one_line(self.name, "building"):
             module: Any = _copied(self._make)(**({CLASSES: num_classes} if self.takes_classes else {}))
             if package_of(module) is None:
                 raise ConfigError(f"model.module: {self.name} makes no LightningModule; give the class of one")

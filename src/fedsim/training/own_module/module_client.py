@@ -101,7 +101,7 @@ class ModuleClient(Client):
                 "choose another method"
             )
         model.network.begin_training()
-        return self._begin_steps(model.optimizer(self.training_settings), role)
+        return self._begin_steps(model.optimizer(self.training_settings), role, model)
 
     def fit(
         self, hooks: Trains, epochs: Sequence[int] | None = None, *, repeats: int = 1, max_steps: int | None = None,
@@ -140,6 +140,7 @@ class ModuleClient(Client):
         if self._training is not None and output.model is self.model:
             return self._training.loss_of(output.images, batch, counts)
         output.model.flat.spread()
+        output.model.network.count(output.images)
         module = output.model.network.module
         in_context = autocast(self.device, self.session.precision)
         with in_one_line(type(module).__name__, "a step without a Trainer"), in_context:
@@ -288,6 +289,7 @@ class _Training(Events):
         if images is not self._batches.batch.images or batch.labels is not self._batches.batch.labels:
             cameras = batch.cameras if batch.cameras is not None and len(batch.cameras) == len(images) else None
             batch_of_module = LabelledImages(images, batch.labels, cameras)
+        self._model.network.count(images)
         with self._lightning(), _muted(self._module, not counts):
             returned = self._run(batch_of_module, *further)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
@@ -315,7 +317,7 @@ class _Training(Events):
         with self._lightning():
             self._result = self._step()
         self._correct = None
-        self._client.optimizer.num_steps += 1
+        self._client.optimizer.count_step()
         return True
 
     def after_backward(self) -> None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
+from fedsim.core.work import Work
 from fedsim.models.groups import Group
 from fedsim.models.reid import Features
 from fedsim.training.flat_model import FlatModel, Head, Output
@@ -242,7 +243,7 @@ class ModuleOptimizer(LocalOptimizer):
     ) -> None:  # of no torch optimizer of the settings
         self.settings, self.flat = settings, flat
         self._views, self._earlier_state = None, {}
-        self.num_steps = 0
+        self.num_steps, self.work = 0, Work()
         self._optimizers_of_module: list[Optimizer] = []
 
     def follow(self, optimizers: list[Optimizer]) -> None:
@@ -277,6 +278,10 @@ class ModuleOptimizer(LocalOptimizer):
     def reset(self, round_: int) -> None:  # noqa: ARG002 - the base's signature
         """Begin to count steps again: each training has new optimizers."""
         self.num_steps = 0
+
+    def count_step(self) -> None:
+        """Count a step that Lightning has taken."""
+        self.num_steps, self.work.steps = self.num_steps + 1, self.work.steps + 1
 
     def release(self) -> None:
         """Forget the optimizers."""

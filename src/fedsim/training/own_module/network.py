@@ -9,6 +9,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.work import Work
 from fedsim.models.reid import HEAD_STD, Features, IdentityHead, KeyedDropout, ReIDModel
 from fedsim.training.own_module.package import named
 
@@ -44,7 +45,7 @@ class ModuleNetwork(ReIDModel):
         self.module = module
         self.num_features = self.num_pooled = width
         self.pooling, self.head, self.head_std, self.head_kind = None, None, HEAD_STD, IdentityHead()
-        self.separating = []
+        self.separating, self.work = [], Work()
         self._still = [name for name, part in module.named_modules() if not part.training]
         self.before_use: Callable[[], None] = lambda: None
         """is called before each pass"""
@@ -54,6 +55,7 @@ class ModuleNetwork(ReIDModel):
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features [B, D] float32."""
         self.before_use()
+        self.count(images)
         features = features_of(self.module, images).float()
         if self.training:
             self.after_training_pass()

@@ -1,0 +1,1 @@
+"""Forged runs and honest ones for ``forgeries.py``."""

@@ -1,0 +1,144 @@
+"""The settings that a command line and its config files give, read in one pass before the parser and without torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import yaml
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.names import check_text
+from fedsim.parsing.config_files import read_sections
+from fedsim.parsing.documents import DEEPEST, check_yaml, parse_yaml
+from fedsim.parsing.typed_names import with_quotes
+from fedsim.settings.table import setting_at
+
+WITHIN = ("init_args", "dict_kwargs")
+"""parts of a setting's name that may stand between a class and its arguments"""
+
+
+class Given(NamedTuple):
+    """A setting with a value."""
+
+    setting: str
+    """without ``init_args``"""
+    value: Any
+    """as YAML has it; of a class its name"""
+    is_option: bool = False
+    """whether the command line names it, and neither a config file nor a value with fields of its own"""
+
+
+def checked(words: Sequence[str], is_kept: bool = False) -> list[str]:
+    """Return a command line in which the names in lists and sections are texts; single values are texts already.
+
+    >>> checked(["--data.unseen", "[2021]", "--data.public=no", "--model.clients={no: {batch_size: 8}}"])
+    ['--data.unseen', '["2021"]', '--data.public=no', '--model.clients={"no": {batch_size: 8}}']
+
+    Args:
+        words: of the command line, without the command.
+        is_kept: whether the values go into the run's config.yaml, so that they must be UTF-8.
+
+    Raises:
+        ConfigError: for the first value that is not, or that the parser would expand without end; its message names
+            the option.
+    """
+    quoted = []
+    for before, word in itertools.pairwise(["", *words]):
+        option, sign, value = word.partition("=")
+        if not (word.startswith("--") and sign):
+            option, sign, value = before if before.startswith("-") else "", "", word
+        _check_value(value, option or "the command line", is_kept)
+        name = option.lstrip("-").removesuffix("+")
+        if name not in ("", "c", "config") and value.lstrip()[:1] in ("[", "{"):
+            value = with_quotes(value, name)
+        quoted.append(f"{option}={value}" if sign else value)
+    return quoted
+
+
+def _check_value(value: str, option: str, is_kept: bool) -> None:
+    if is_kept:
+        check_text(value, option)
+    if "&" not in value and len(value) <= DEEPEST:
+        return
+    try:
+        check_yaml(value, option)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    except (yaml.YAMLError, UnicodeError):  # a value that is no YAML is a plain text, or the parser refuses it
+        return
+
+
+def options_in(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each option; the value is empty if there is none.
+
+    >>> list(options_in(["-c", "a.yaml", "--data.unseen+=x", "--print_config", "--overwrite", "true"]))
+    [('config', 'a.yaml'), ('data.unseen', 'x'), ('print_config', ''), ('overwrite', 'true')]
+    """
+    for word, next_word in itertools.pairwise([*words, ""]):
+        name, is_joined, value = word.partition("=")
+        if not is_joined:
+            value = "" if next_word.startswith("--") else next_word
+        if name.startswith("--") or name == "-c":
+            yield "config" if name == "-c" else name[2:].removesuffix("+"), value
+
+
+def given(words: Sequence[str], read: Callable[[str], Mapping[str, Any]] = read_sections) -> Iterator[Given]:
+    """Yield all settings that words and their config files give, in the order in which they apply.
+
+    ``read`` reads a config file.
+
+    Raises:
+        DataError: if a file cannot be read.
+    """
+    for name, text in options_in(words):
+        if name == "config":
+            yield from _inner(read(text), "")
+        else:
+            setting = ".".join(part for part in name.split(".") if part not in (*WITHIN, "class_path"))
+            value, *inner = _inner(_read(text, setting), setting)
+            yield value._replace(is_option=True)
+            yield from inner
+
+
+def merged(settings: Iterable[Given]) -> dict[str, Any]:
+    """Return each setting -> the value that applies, also those of classes that another one replaces."""
+    return {setting: value for setting, value, _ in settings}
+
+
+def _read(text: str, setting: str) -> Any:
+    """Return a setting's value as the parser reads it; invalid YAML stays a text."""
+    with suppress(DataError):
+        value = parse_yaml(text, "a value")[0]
+        return text if value is not None and setting_at(setting).form == "text" else value
+    return text
+
+
+def with_clients(words: Sequence[str]) -> list[str]:
+    """Insert an empty ``--model.clients`` before options of single clients if no config names a client.
+
+    The parser adds fields only to a mapping that exists.
+
+    >>> with_clients(["--model.clients.viper.batch_size=8"])
+    ['--model.clients={}', '--model.clients.viper.batch_size=8']
+    """
+    place = next((place for place, word in enumerate(words) if word.startswith("--model.clients.")), None)
+    if place is None or merged(given(words[:place])).get("model.clients"):
+        return list(words)
+    return [*words[:place], "--model.clients={}", *words[place:]]
+
+
+def _inner(value: Any, setting: str) -> Iterator[Given]:
+    """Yield a value, and those below it."""
+    if not isinstance(value, Mapping):
+        yield Given(setting, value)
+        return
+    yield Given(setting, value.get("class_path", value))
+    for name, inner in value.items():
+        if name in WITHIN and isinstance(inner, Mapping):
+            for argument, of_argument in inner.items():
+                yield from _inner(of_argument, f"{setting}.{argument}")
+        elif name != "class_path":
+            yield from _inner(inner, f"{setting}.{name}".lstrip("."))

@@ -1,0 +1,399 @@
+"""Configurations setting by setting, and the one comparison of two of them.
+
+Equal values are equal however they are spelled: null and the value that it stands for, 1 and 1.0, a class by two paths,
+an option that is left out and its default.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import CodeType
+from typing import Any, NamedTuple
+
+from fedsim.settings.facts import Effect, Group
+from fedsim.settings.table import (
+    LIBRARIES,
+    MISSING,
+    UNKNOWN,
+    KnownClass,
+    Setting,
+    class_at,
+    is_foreign,
+    only_watches,
+    paths_below,
+    section,
+    sections,
+    setting_at,
+    short_of,
+)
+
+_GROUP_OF_SECTION: dict[str, Group] = {"data": "data"}
+_STRONGER: dict[Effect, int] = {"nothing": 0, "rounding": 1, "results": 2}
+
+
+class SettingValue(NamedTuple):
+    """A setting of a configuration."""
+
+    value: Any
+    """plain; of a class, and of a section, its name; of several classes, their names in order"""
+    effect: Effect
+    """on numbers, beside the other settings of the configuration"""
+    group: Group
+    setting: Setting
+    is_given: bool = True
+    """false: the configuration leaves it out, and it has its default"""
+    is_null: bool = False
+    """whether it is null, which stands for the value of another setting"""
+    is_idle: bool = False
+    """whether other settings take its effect away, or that of the section around it"""
+
+
+Flat = dict[str, SettingValue]
+"""option, such as ``model.client.optimizer.lr`` -> its value; a section or class before its fields"""
+
+
+class Difference(NamedTuple):
+    """A setting with different values in two configurations."""
+
+    option: str
+    old: Any
+    """:data:`MISSING` if the first configuration has no such setting"""
+    new: Any
+    effect: Effect
+    group: Group
+    setting: Setting
+
+
+def flat(config: Mapping[str, Any]) -> Flat:
+    """Return the settings of a configuration, those that it leaves out with their defaults.
+
+    Args:
+        config: sections and plain values, as ``config.yaml`` has them.
+
+    >>> entries = flat({"model": {"method": "fedsim.methods.Ditto"}})
+    >>> entries["model.method"].value, entries["model.method.lam"].value, entries["model.threads"].effect
+    ('Ditto', 0.1, 'rounding')
+    """
+    reader = _Reader()
+    names = sections()
+    reader.fields("", section(""), {name: value for name, value in config.items() if name not in names}, "training")
+    for name in names:
+        content = config.get(name)
+        content = content if isinstance(content, Mapping) else {}
+        reader.fields(name, section(name), content, _GROUP_OF_SECTION.get(name, "training"), name in config)
+    return _with_effects(reader.entries)
+
+
+def flat_part(option: str, value: Any) -> Flat:
+    """Return a setting that has this value, and those below it; effects are those of the facts alone.
+
+    >>> list(flat_part("model.server_optimizer", "torch.optim.Adagrad"))[:2]
+    ['model.server_optimizer', 'model.server_optimizer.lr']
+    """
+    reader = _Reader()
+    reader.read(option, value, setting_at(option), "training", True)
+    return reader.entries
+
+
+class _Reader:
+    """Collects the settings of a configuration; effects are those of the facts alone."""
+
+    def __init__(self) -> None:
+        self.entries: Flat = {}
+
+    def fields(
+        self, prefix: str, cls: KnownClass | None, content: Mapping[str, Any], group: Group, is_given: bool = True
+    ) -> None:
+        """Read what a section or class takes: its arguments, and whatever else the configuration gives it."""
+        arguments = {} if cls is None else cls.arguments
+        for name in dict.fromkeys((*arguments, *content)):
+            setting = arguments.get(name, UNKNOWN)
+            value = content.get(name, setting.default)
+            if value is not MISSING:
+                option = f"{prefix}.{name}".lstrip(".")
+                self.read(option, value, setting, setting.facts.group or group, is_given and name in content)
+
+    def read(self, option: str, value: Any, setting: Setting, group: Group, is_given: bool) -> None:
+        """Read a setting, and those below it."""
+        if isinstance(value, str):
+            value = setting.facts.spellings.get(value, value)
+        if setting.form == "classes" and value is not None:
+            self.classes(option, value if isinstance(value, list | tuple) else [value], setting, group, is_given)
+        elif setting.form == "names" and isinstance(value, Mapping):
+            of_name = class_at(setting.base) if setting.base else None
+            for name, inner in value.items():
+                if isinstance(inner, Mapping):
+                    self.fields(f"{option}.{name}", of_name, inner, group, is_given)
+                else:
+                    self.enter(f"{option}.{name}", _plain(inner, UNKNOWN), setting, group, is_given)
+        elif (named := _class_of(value, setting)) is not None:
+            self.enter(option, short_of(named), setting, group, is_given, is_foreign(named))
+            self.fields(option, class_at(named), _arguments(value), group, is_given)
+        elif isinstance(value, Mapping):
+            cls = class_at(setting.base) if setting.base else None
+            self.enter(option, cls.name if cls else "set", setting, group, is_given)
+            self.fields(option, cls, value, group, is_given)
+        else:
+            self.enter(option, _plain(value, setting), setting, group, is_given)
+
+    def classes(self, option: str, values: Sequence[Any], setting: Setting, group: Group, is_given: bool) -> None:
+        """Read several classes, whose order is of no meaning; those that only watch are left out."""
+        named = [(path, value) for value in values if (path := _class_of(value, setting)) and not only_watches(path)]
+        counts: dict[str, int] = {}
+        entries = []
+        for path, value in sorted(named, key=lambda pair: json.dumps(pair[1], sort_keys=True, default=str)):
+            name = short_of(path)
+            counts[name] = counts.get(name, 0) + 1
+            entries.append((name if counts[name] == 1 else f"{name}-{counts[name]}", path, value))
+        plain = [_plain(value, setting) for value in values if _class_of(value, setting) is None]
+        has_foreign = any(is_foreign(path) for path, _ in named)
+        self.enter(option, sorted(name for name, _, _ in entries) + plain, setting, group, is_given, has_foreign)
+        for name, path, value in entries:
+            self.fields(f"{option}.{name}", class_at(path), _arguments(value), group, is_given)
+
+    def enter(
+        self, option: str, value: Any, setting: Setting, group: Group, is_given: bool, has_foreign: bool = False
+    ) -> None:
+        """Enter a value; a class that is not known may change results, wherever it stands."""
+        effect: Effect = "results" if has_foreign else setting.facts.effect
+        self.entries[option] = SettingValue(value, effect, group, setting, is_given)
+
+
+def _class_of(value: Any, setting: Setting) -> str | None:
+    """Return the path of the class that a value names, with or without arguments."""
+    if isinstance(value, Mapping):
+        path = value.get("class_path")
+        return None if path is None else str(path)
+    is_named = isinstance(value, str) and (setting.base or setting.form == "classes")
+    return value if is_named else None
+
+
+def _arguments(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        return {}
+    parts = (value.get("init_args"), value.get("dict_kwargs"))
+    return {name: inner for part in parts if isinstance(part, Mapping) for name, inner in part.items()}
+
+
+def _plain(value: Any, setting: Setting) -> Any:
+    """Return a value in the one spelling that it has here."""
+    value = setting.facts.null if value is None else value
+    if isinstance(value, list | tuple):
+        return [_plain(inner, UNKNOWN) for inner in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return setting.facts.spellings.get(str(value), value) if setting.facts.spellings else value
+
+
+def _with_effects(entries: Flat) -> Flat:
+    """Return settings with the effects that they have beside each other."""
+    effective: Flat = {}
+    for option, entry in entries.items():
+        facts, prefix = entry.setting.facts, option.rpartition(".")[0]
+        is_null = entry.value is None and bool(facts.null_is)
+        value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
+        above = _above(option, effective)
+        is_idle = above is not None and above.is_idle
+        is_idle = is_idle or bool(facts.needs and not _holds(facts.needs, entries, prefix))
+        effect: Effect = "nothing" if is_idle else entry.effect
+        if above is not None and _STRONGER[above.effect] < _STRONGER[effect]:
+            effect = above.effect
+        is_changed = is_null or is_idle or effect != entry.effect
+        effective[option] = SettingValue(value, effect, *entry[2:5], is_null, is_idle) if is_changed else entry
+    return effective
+
+
+def _above(option: str, entries: Flat) -> SettingValue | None:
+    """Return the nearest section or class around a setting."""
+    while option := option.rpartition(".")[0]:
+        if option in entries:
+            return entries[option]
+    return None
+
+
+@cache
+def _compiled(needs: str) -> CodeType:
+    return compile(needs, "needs", "eval")
+
+
+def _holds(needs: str, entries: Flat, prefix: str) -> bool:
+    """Return whether a condition holds, or cannot be decided. It is a text of the table, and can only read settings."""
+    try:
+        return bool(eval(_compiled(needs), {"__builtins__": {}}, _Names(entries, prefix)))
+    except (AttributeError, TypeError):  # another class stands there, or a value of another type
+        return True
+
+
+class _Names(Mapping[str, Any]):
+    """The names of a condition: settings of a section, and the sections of the configuration."""
+
+    def __init__(self, entries: Flat, prefix: str) -> None:
+        self._entries, self._prefix = entries, prefix
+
+    def __getitem__(self, name: str) -> Any:
+        return _value_at(self._entries, f"{self._prefix}.{name}" if name not in sections() else name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class _Below:
+    """A section in a condition: true, and its fields are attributes."""
+
+    def __init__(self, entries: Flat, option: str) -> None:
+        self._entries, self._option = entries, option
+
+    def __getattr__(self, name: str) -> Any:
+        return _value_at(self._entries, f"{self._option}.{name}")
+
+
+class _Chosen(str, _Below):
+    """A class in a condition: its name, and its fields are attributes."""
+
+    def __new__(cls, entries: Flat, option: str) -> Any:
+        """Return the name."""
+        return str.__new__(cls, entries[option].value)
+
+
+def _value_at(entries: Flat, option: str) -> Any:
+    """Return a value; a section and a class as objects with fields, and None for a setting that is not there."""
+    entry = entries.get(option)
+    if entry is not None and (not isinstance(entry.value, str) or not entry.setting.base):
+        return entry.value
+    if entry is not None and not _is_section(entry.setting):
+        return _Chosen(entries, option)
+    return None if entry is None and option not in sections() else _Below(entries, option)
+
+
+def _is_section(setting: Setting) -> bool:
+    """Return whether no class has to be chosen for a setting with fields."""
+    return bool(setting.base) and len(paths_below(setting.base)) <= 1
+
+
+def compare(old: Flat, new: Flat) -> Iterator[Difference]:
+    """Yield the settings with different values in two configurations.
+
+    Where a part has another class, or is not there, only the settings that both have are compared.
+    """
+    changed: list[str] = []
+    for option in dict.fromkeys((*old, *new)):
+        in_both = option in old and option in new
+        if not in_both and any(option.startswith(f"{part}.") for part in changed):
+            continue
+        if not in_both and _is_default(old.get(option) or new[option]):
+            continue
+        before = old[option].value if option in old else MISSING
+        after = new[option].value if option in new else MISSING
+        if in_both and (_are_equal(before, after) or (old[option].is_null and new[option].is_null)):
+            continue
+        changed.append(option)
+        entry = _stronger(old.get(option), new.get(option))
+        yield Difference(option, before, after, entry.effect, entry.group, entry.setting)
+
+
+def _is_default(entry: SettingValue) -> bool:
+    """Return whether a setting has its default: a configuration without it has the same value."""
+    default = entry.setting.default
+    return default is not MISSING and _are_equal(_plain(default, entry.setting), entry.value)
+
+
+def _stronger(*entries: SettingValue | None) -> SettingValue:
+    """Return the entry with the larger effect: a setting with an effect in one of two configurations has one."""
+    return max((entry for entry in entries if entry), key=lambda entry: _STRONGER[entry.effect])
+
+
+def _are_equal(old: Any, new: Any) -> bool:
+    """Return whether two values are equal; true is not 1."""
+    if old is new or repr(old) == repr(new):
+        return True
+    texts = (json.dumps(value, sort_keys=True, default=str) for value in (old, new))
+    return type(old) is type(new) and len({*texts}) == 1
+
+
+def fingerprint_of(config: Mapping[str, Any]) -> str:
+    """Return a hash of the settings that results depend on; runs that differ in a seed alone have the same."""
+    return fingerprint_from(flat(config))
+
+
+def fingerprint_from(entries: Flat) -> str:
+    """Return the fingerprint of a configuration; see :func:`fingerprint_of`."""
+    return digest(values_of_experiment(entries))
+
+
+def values_of_experiment(entries: Flat) -> dict[str, Any]:
+    """Return the values in which experiments differ; not defaults, so that an option of a later version changes none.
+
+    For the same reason it is no difference whether a setting at its default has an effect beside the others.
+    """
+    return {
+        option: "a file" if names_file(entry) else entry.value
+        for option, entry in entries.items()
+        if entry.effect == "results" and not entry.setting.facts.is_repeated and not _is_default(entry)
+    }
+
+
+def is_of_experiment(entry: SettingValue | Difference) -> bool:
+    """Return whether a setting makes two experiments; a file makes them by its content."""
+    return entry.effect == "results" and not entry.setting.facts.is_repeated and not names_file(entry)
+
+
+def names_file(entry: SettingValue | Difference) -> bool:
+    """Return whether a setting names a file, in both configurations, and neither nothing nor weights by their name."""
+    values = (entry.old, entry.new) if isinstance(entry, Difference) else (entry.value,)
+    return entry.setting.facts.is_file and all(isinstance(v, str) and ("/" in v or "." in v) for v in values)
+
+
+def missing_settings(entries: Flat) -> list[str]:
+    """Return the settings with an effect on results that a configuration leaves out; of a section, its name alone."""
+    gone: list[str] = []
+    for option, entry in entries.items():
+        is_new = not any(option.startswith(f"{section}.") for section in gone)
+        if not entry.is_given and is_new and is_of_experiment(entry):
+            gone.append(option)
+    return gone
+
+
+def idle_settings(entries: Flat) -> Iterator[str]:
+    """Yield the settings that are given another value than their default, and have no effect beside the others."""
+    for option, entry in entries.items():
+        is_value = not _is_section(entry.setting) or entry.value is None
+        if entry.is_idle and is_value and entry.setting.facts.effect != "nothing" and not _is_default(entry):
+            yield option
+
+
+def line_of_idle(config: Mapping[str, Any]) -> str:
+    """Return a line on the settings that :func:`idle_settings` yields; empty without any."""
+    entries = flat(config)
+    texts = [f"{option} {text_of(entries[option].value)}" for option in idle_settings(entries)]
+    return f"without effect beside the other settings: {', '.join(texts)}" if texts else ""
+
+
+def digest(content: Any) -> str:
+    """Return a hash of plain values, 12 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text for readers; a library's class, and a path from the root, by the last part.
+
+    >>> text_of(None), text_of(True), text_of([0.5, "torch.optim.SGD"]), text_of({"lr": 0.1})
+    ('none', 'true', '[0.5, SGD]', 'lr 0.1')
+    """
+    if value is None or value is MISSING:
+        return "none" if value is None else "not there"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(text_of, value))}]"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {text_of(inner)}" for name, inner in value.items()) or "{}"
+    text = str(value)
+    if text.startswith("/"):
+        return text.rstrip("/").rpartition("/")[2]
+    return text.rpartition(".")[2] if text.partition(".")[0] in LIBRARIES else text

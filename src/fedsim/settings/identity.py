@@ -1,0 +1,126 @@
+"""The identity of a run: its settings, the files that they name, and the code of the user."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.settings.configuration import digest, fingerprint_of, flat
+from fedsim.settings.table import LIBRARIES, digest_of_table, section
+
+
+def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity of a run as ``summary.json`` has it.
+
+    Args:
+        config: the resolved configuration.
+
+    Returns:
+        ``config``: a hash of all settings, by which a later change of ``config.yaml`` shows; ``table``: that of the
+        facts by which the fingerprint was made; ``files``: option -> hash of the file that it names; ``code``: module
+        -> hash of the user's code in it and in what it imports.
+    """
+    hashes = {"config": digest_of_config(config), "table": digest_of_table()}
+    return {**hashes, "files": dict(_files(config)), "code": dict(_code(config))}
+
+
+def line_of_identity(config: Mapping[str, Any]) -> str:
+    """Return a line with the hash of the settings by which runs are one experiment, of files and of the user's code."""
+    identity = identity_of(config)
+    texts = [f"{name} {value}" for kind in ("files", "code") for name, value in identity[kind].items()]
+    return ", ".join([f"Identity: settings {fingerprint_of(config)}", *texts])
+
+
+def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the files and the code that two identities have with other contents, and both hashes.
+
+    >>> changed_content({"files": {"data.manifest": "a"}}, {"files": {"data.manifest": "b"}, "code": {"mine": "c"}})
+    {'data.manifest': ('a', 'b')}
+    """
+    pairs = {
+        name if kind == "files" else f"code of {name}": (earlier, new[kind][name])
+        for kind in ("files", "code")
+        for name, earlier in old.get(kind, {}).items()
+        if name in new.get(kind, {})
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def digest_of_config(config: Mapping[str, Any]) -> str:
+    """Return a hash of all settings but those of a start."""
+    of_start = {name for name, setting in section("").arguments.items() if setting.facts.effect == "nothing"}
+    return digest({name: value for name, value in config.items() if name not in of_start})
+
+
+def _files(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for option, entry in flat(config).items():
+        if entry.setting.facts.is_file and isinstance(entry.value, str) and os.path.isfile(entry.value):
+            yield option, _digest_of_file(Path(entry.value))
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+
+
+def _code(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for module in sorted(set(_own_modules(config))):
+        if files := _with_imports(module, set()):
+            yield module, digest(sorted(map(_digest_of_file, files)))
+
+
+def _own_modules(value: Any) -> Iterator[str]:
+    """Yield the modules of the classes that a configuration names, but for those of fedsim and of its libraries."""
+    if isinstance(value, Mapping):
+        path = value.get("class_path")
+        if isinstance(path, str) and path.partition(".")[0] not in ("fedsim", *LIBRARIES):
+            yield path.rpartition(".")[0]
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from _own_modules(inner)
+
+
+def _with_imports(module: str, files: set[Path]) -> set[Path]:
+    """Return the files of a module and of the user's modules that it imports; nothing is executed."""
+    path = _file_of(module)
+    if path is None or path in files:
+        return files
+    files.add(path)
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return files
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in nodes:
+        for name in _imported(node, package):
+            _with_imports(name, files)
+    return files
+
+
+def _imported(node: ast.AST, package: str) -> Iterator[str]:
+    """Yield the modules that an import may mean; a name of ``from a import b`` may be a module, too."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: max(len(package.split(".")) - node.level + 1, 0)] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a module of the user's; None of an installed one, and if there is none."""
+    if not module or module.partition(".")[0] in (*sys.stdlib_module_names, "fedsim", *LIBRARIES):
+        return None
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    for folder in [os.getcwd(), *(path for path in sys.path if path not in installed)]:
+        place = Path(folder, *module.split("."))
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                return path.resolve()
+    return None

@@ -1,0 +1,50 @@
+"""The padding between tensors of a flat buffer stays 0 with every component; flat and plain steps have equal bits."""
+
+import pytest
+import torch
+
+from fedsim.federation.components.attacks import Backdoor, GaussianNoise, LabelFlip, ModelReplacement, SignFlip
+from fedsim.federation.components.privacy import DifferentialPrivacy, WhiteNoise
+from fedsim.federation.components.robust import Bulyan, GeometricMedian, Krum, Median, NormClipping, TrimmedMean
+from fedsim.methods import FedPav
+from fedsim.training.settings import LocalTraining
+from small import fit, make_model, vector
+
+LIAR = ["town0"]
+COMPONENTS = {
+    "backdoor": {"attack": Backdoor(LIAR, patch=4)},
+    "bulyan": {"aggregation": Bulyan(bad=0)},
+    "central": {"privacy": DifferentialPrivacy(1.0, 0.1), "bn_stats": "local"},
+    "clipping": {"aggregation": NormClipping(0.5)},
+    "geometric": {"aggregation": GeometricMedian()},
+    "krum": {"aggregation": Krum(bad=0, keep=2)},
+    "labels": {"attack": LabelFlip(LIAR)},
+    "local": {"privacy": DifferentialPrivacy(1.0, 0.1, mode="local"), "bn_stats": "local"},
+    "median": {"aggregation": Median()},
+    "noise": {"attack": GaussianNoise(LIAR)},
+    "noise and clipping": {"attack": GaussianNoise(LIAR), "aggregation": NormClipping(0.5)},
+    "noise and krum": {"attack": GaussianNoise(LIAR), "aggregation": Krum(bad=0, keep=3)},
+    "replacement": {"attack": ModelReplacement(LIAR)},
+    "sign": {"attack": SignFlip(LIAR)},
+    "trimmed": {"aggregation": TrimmedMean(0.2)},
+    "white noise": {"privacy": WhiteNoise(0.001, in_download=True)},
+}
+
+
+def decaying(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def trained(flat_step, options):
+    client = LocalTraining(batch_size=8, optimizer=decaying, flat_step=flat_step)
+    return fit(make_model(FedPav(weighting="uniform"), client=client, **options))
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_flat_and_plain_steps_have_equal_bits_and_gaps_of_zero(name):
+    flat, plain = (trained(flat_step, COMPONENTS[name]) for flat_step in (True, False))
+    assert torch.equal(vector(flat), vector(plain))
+    [layout] = (model.flat for model in flat.parts.models.values())
+    shared = vector(flat)
+    assert torch.equal(layout.clear_gaps(shared.clone()), shared)
+    assert layout.num_shared_elements < layout.num_shared_parameters, "there are gaps"

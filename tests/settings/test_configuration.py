@@ -1,0 +1,327 @@
+"""Configurations setting by setting, and the comparison of two of them, against plain code and by hand."""
+
+import copy
+import json
+import random
+
+import pytest
+
+from fedsim.papers.files import list_papers, read_paper
+from fedsim.papers.resolved_rows import resolved_row
+from fedsim.settings import table
+from fedsim.settings.changes import changes_between
+from fedsim.settings.configuration import (
+    compare,
+    fingerprint_from,
+    fingerprint_of,
+    flat,
+    is_of_experiment,
+    missing_settings,
+    text_of,
+)
+
+ROWS = [(key, name) for key in list_papers() for name in read_paper(key).rows]
+LIGHTNING = "lightning.pytorch"
+
+
+def row_of(key="003", name="table4_batch_32"):
+    return copy.deepcopy(resolved_row(read_paper(key), name))
+
+
+def with_value(option, value, config=None):
+    """A configuration with one setting, below that of a row."""
+    config = row_of() if config is None else copy.deepcopy(config)
+    *path, last = option.split(".")
+    section = config
+    for part in path:
+        section = section.setdefault(part, {})
+        section = section.get("init_args", section)
+    section[last] = value
+    return config
+
+
+def part(path, **arguments):
+    return {"class_path": path, "init_args": arguments}
+
+
+def differing(old, new, effects=("results", "rounding", "nothing")):
+    return [difference.option for difference in compare(flat(old), flat(new)) if difference.effect in effects]
+
+
+# -- spellings ---------------------------------------------------------------------------------------------------------
+
+SGD = {"lr": 0.005, "momentum": 0.9, "weight_decay": 0.0005, "nesterov": True}
+EQUAL = [
+    ("trainer.precision", [None, "32-true", 32, "32"]),
+    ("trainer.limit_val_batches", [None, 1.0, 1]),
+    ("trainer.limit_train_batches", [None, 1.0]),
+    ("trainer.callbacks", [None, [], part(f"{LIGHTNING}.callbacks.RichProgressBar"),
+                           [part(f"{LIGHTNING}.callbacks.lr_monitor.LearningRateMonitor")],
+                           [f"{LIGHTNING}.callbacks.ModelSummary", part(f"{LIGHTNING}.callbacks.ModelCheckpoint")]]),
+    ("trainer.plugins", [None, []]),
+    ("data.unseen", [None, []]),
+    ("data.test_size", [None, [256, 128], (256, 128)]),
+    ("data.size", [[256, 128], (256, 128), [256.0, 128]]),
+    ("model.client.micro_batch", [None, 32, 32.0]),
+    ("model.client.head_lr", [0.05]),
+    ("model.clients", [None, {}]),
+    ("model.private", [None, []]),
+    ("model.timing", [None, "Synchronous", part("fedsim.federation.components.timing.Synchronous")]),
+    ("model.method", ["fedsim.methods.FedPav", "FedPav", part("fedsim.methods.fedpav.FedPav"),
+                      part("fedsim.of.later.FedPav", weighting="size", distillation=None)]),
+    ("model.client.optimizer", [part("torch.optim.SGD", **SGD), part("torch.optim.sgd.SGD", **SGD, dampening=0.0)]),
+    ("model.evaluation.junk_pids", [[-1], [-1.0], (-1,)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "values"), EQUAL, ids=[option for option, _ in EQUAL])
+def test_equal_values_are_equal_however_they_are_spelled(option, values):
+    configs = [with_value(option, value) for value in values]
+    for config in configs:
+        assert differing(configs[0], config) == differing(config, configs[0]) == []
+        assert fingerprint_of(config) == fingerprint_of(configs[0])
+        assert changes_between(configs[0], config, 1) == []
+
+
+OTHER = [
+    ("trainer.callbacks", [part("mine.ModelCheckpoint")]),
+    ("trainer.callbacks", part("mine.callbacks.RichProgressBar")),
+    ("trainer.callbacks", ["mine.Halve"]),
+    ("trainer.callbacks", [part(f"{LIGHTNING}.callbacks.ModelCheckpoint"), part("mine.Halve")]),
+    ("trainer.callbacks", [part(f"{LIGHTNING}.callbacks.StochasticWeightAveraging")]),
+    ("trainer.plugins", part(f"{LIGHTNING}.plugins.precision.MixedPrecision", precision="bf16-mixed")),
+    ("trainer.strategy", part("mine.FederatedStrategy")),
+    ("trainer.logger", [part("mine.CSVLogger")]),
+    ("trainer.logger", [part(f"{LIGHTNING}.loggers.CSVLogger"), part("mine.Logger")]),
+    ("trainer.profiler", part("mine.SimpleProfiler")),
+    ("trainer.accelerator", part("mine.CPUAccelerator")),
+    ("trainer.sync_batchnorm", 1),
+    ("trainer.an_option_of_later", 1),
+    ("model.an_option_of_later", None),
+    ("model.method", part("mine.FedPav", weighting="size")),
+    ("model.method", "notfedsim.methods.FedPav"),
+    ("model.selection", "mine.AllClients"),
+    ("model.client.optimizer", part("mine.SGD", **SGD)),
+    ("model.client.batch_size", "32"),
+    ("model.client.batch_size", True),
+    ("model.objective.cross_entropy", True),
+    ("model.head.bias", 1),
+    ("model.backbone.weights", None),
+    ("model.backbone.weights", "IMAGENET1K_V2"),
+    ("model.backbone.weights", "weights/mine.pth"),
+    ("data.manifest", "mine.csv"),
+    ("data.dry_run", True),
+    ("data.source", part("mine.Market1501", root="data")),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), OTHER, ids=[f"{option} {value}"[:60] for option, value in OTHER])
+def test_what_may_change_results_is_a_difference(option, value):
+    row, config = row_of(), with_value(option, value)
+    assert differing(row, config, ["results"])[0] == option
+    assert fingerprint_of(row) != fingerprint_of(config)
+
+
+def test_true_is_not_one():
+    one, true = ({"model": {"client": {"batch_size": value}}} for value in (1, True))
+    assert differing(one, true) == ["model.client.batch_size"]
+    assert differing({"trainer": {"x": [1, 0]}}, {"trainer": {"x": [True, False]}}) == ["trainer.x"]
+
+
+def test_lists_of_classes_are_equal_in_any_order():
+    sources = [part("fedsim.data.datasets.GRID", root="x", seed=seed) for seed in (1, 2)]
+    sources += [part("fedsim.data.datasets.VIPeR", root="x"), part("mine.Set", a=1)]
+    rng, first = random.Random(0), {"data": {"source": sources}}
+    for _ in range(20):
+        other = {"data": {"source": rng.sample(sources, len(sources))}}
+        assert differing(first, other) == []
+        assert fingerprint_of(first) == fingerprint_of(other)
+    twice = {"data": {"source": [*sources, sources[0]]}}
+    assert differing(first, twice)[0] == "data.source"
+    changed = {"data": {"source": [*sources[1:], part("fedsim.data.datasets.GRID", root="x", seed=3)]}}
+    assert set(differing(first, changed)) <= {"data.source.GRID.seed", "data.source.GRID-2.seed"}
+    assert differing(first, changed)
+
+
+# -- against plain code ------------------------------------------------------------------------------------------------
+
+
+def plain_leaves(content, place=()):
+    """Every plain value of a nested configuration by its place, with classes by their last names."""
+    if isinstance(content, dict) and "class_path" in content:
+        yield place, content["class_path"].rpartition(".")[2]
+        content = content.get("init_args") or {}
+    if isinstance(content, dict):
+        for name, inner in content.items():
+            yield from plain_leaves(inner, (*place, name))
+    elif not (isinstance(content, list) and content and isinstance(content[0], dict)):
+        yield place, content
+
+
+@pytest.mark.parametrize(("key", "name"), random.Random(0).sample(ROWS, 25))
+def test_all_values_of_a_row_are_there(key, name):
+    row = row_of(key, name)
+    entries = flat(row)
+    for place, value in plain_leaves(row):
+        option = ".".join(place)
+        facts = entries[option].setting.facts if option in entries else None
+        if facts is None:
+            assert value == {} or value is None or option.startswith("data.source"), option
+        elif value is None:
+            assert entries[option].is_null or entries[option].value == facts.null, option
+        elif option != "model.clients" and not option.startswith("data.source"):
+            last = str(value).rpartition(".")[2]
+            assert entries[option].value == value or str(entries[option].value).rpartition(".")[2] == last, option
+    assert missing_settings(entries) == []
+
+
+def plain_value(rng):
+    return rng.choice(
+        [None, 0, 1, 1.0, True, False, "x", "1", [], [1], [1.0], [True], ["x"], {"a": 1}, {"a": {"b": 2}}]
+    )
+
+
+def plainly_equal(one, other):
+    """Whether two values are equal, if 1 is 1.0, and neither is true."""
+
+    def spelled(value):
+        if isinstance(value, bool):
+            return f"bool {value}"
+        if isinstance(value, list):
+            return [spelled(inner) for inner in value]
+        if isinstance(value, dict):
+            return {name: spelled(inner) for name, inner in value.items()}
+        return float(value) if isinstance(value, int | float) else value
+
+    return json.dumps(spelled(one)) == json.dumps(spelled(other))
+
+
+def test_options_that_nobody_knows_are_compared_as_they_are():
+    rng = random.Random(0)
+    for _ in range(300):
+        one, other = plain_value(rng), plain_value(rng)
+        found = differing({"model": {"unknown": one}}, {"model": {"unknown": other}}, ["results"])
+        assert bool(found) is not plainly_equal(one, other), (one, other)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_comparison_is_the_same_from_both_sides_and_equals_the_fingerprints(seed):
+    """Two rows have equal fingerprints exactly if no difference between them is of the experiment."""
+    rng = random.Random(seed)
+    one, other = (flat(row_of(*rng.choice(ROWS))) for _ in range(2))
+    there, back = list(compare(one, other)), list(compare(other, one))
+    assert {d.option for d in there} == {d.option for d in back}
+    assert {(d.option, str(d.old), d.effect) for d in there} == {(d.option, str(d.new), d.effect) for d in back}
+    of_experiment = [d for d in there if is_of_experiment(d)]
+    assert bool(of_experiment) is (fingerprint_from(one) != fingerprint_from(other))
+
+
+DAMAGED = [
+    {"class_path": None}, {"class_path": 3, "init_args": 4}, [[]], {"class_path": "a.B", "init_args": [1]},
+    [None, {"class_path": "c"}], float("nan"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_configuration_is_read_without_a_crash(seed):
+    """Any value may stand anywhere, and anything may lack."""
+    rng = random.Random(seed)
+    config = row_of(*rng.choice(ROWS))
+    for _ in range(8):
+        section = config
+        while True:
+            name = rng.choice([*section])
+            inner = section[name]
+            if not isinstance(inner, dict) or not inner or rng.random() < 0.2:
+                break
+            section = inner
+        if rng.random() < 0.3:
+            del section[name]
+            if not section:
+                break
+        else:
+            section[name] = rng.choice(
+                [
+                    plain_value(rng),
+                    {"class_path": None},
+                    {"class_path": 3, "init_args": 4},
+                    [[]],
+                    {"class_path": "a.B", "init_args": [1]},
+                    [None, {"class_path": "c"}],
+                    float("nan"),
+                ]
+            )
+    entries = flat(config)
+    assert differing(config, copy.deepcopy(config)) == []
+    assert json.dumps({option: text_of(entry.value) for option, entry in entries.items()})
+    list(compare(entries, flat(row_of())))
+    missing_settings(entries)
+
+
+# -- effects -----------------------------------------------------------------------------------------------------------
+
+CONDITIONS = [  # a setting, a value of another one beside which it has no effect, and one beside which it has
+    ("model.client.schedule.step", "model.client.schedule.kind", "constant", "step", 7),
+    ("data.alpha", "data.partition", "by_dataset", "dirichlet", 0.1),
+    ("data.parts", "data.partition", "by_camera", "iid", 9),
+    ("model.objective.margin", "model.objective.triplet", 0.0, 1.0, 0.9),
+    ("model.availability.straggler_work", "model.availability.straggle", 0.0, 0.5, 0.1),
+    ("model.client.num_instances", "model.client.sampler", "shuffle", "identity", 9),
+    ("data.val_fraction", "data.val", "none", "identities", 0.7),
+]
+
+
+@pytest.mark.parametrize(("option", "other", "idle", "active", "value"), CONDITIONS)
+def test_a_setting_without_effect_beside_the_others_is_no_difference_that_counts(option, other, idle, active, value):
+    row = row_of()
+    without, alone = with_value(other, idle, row), with_value(other, active, row)
+    assert differing(without, with_value(option, value, without), ["results"]) == []
+    assert differing(without, with_value(option, value, without)) == [option]
+    assert fingerprint_of(without) == fingerprint_of(with_value(option, value, without))
+    assert differing(alone, with_value(option, value, alone), ["results"]) == [option]
+    assert fingerprint_of(alone) != fingerprint_of(with_value(option, value, alone))
+    # in one of two configurations it has an effect
+    assert {*differing(without, with_value(option, value, alone), ["results"])} == {option, other}
+
+
+def test_a_part_without_effect_has_none_in_any_field():
+    row = with_value("model.module", part("mine.Module"))
+    config = with_value("model.neck.dim", 99, row)
+    assert differing(row, config, ["results"]) == []
+    assert differing(row, config) == ["model.neck.dim"]
+
+
+# -- a new setting -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_new_setting(monkeypatch):
+    """A later version, whose models have a setting of which it says nothing but its default."""
+    content = copy.deepcopy(dict(table._content()))
+    settings = content["classes"][content["sections"]["model"]]["arguments"]
+    settings["newest"] = {"default": 3}
+    monkeypatch.setattr(table, "_content", lambda: content)
+    table.class_at.cache_clear()
+    yield
+    table.class_at.cache_clear()
+
+
+@pytest.mark.usefixtures("with_new_setting")
+def test_a_setting_that_says_nothing_is_compared_and_told_apart():
+    old, at_default, other = row_of(), with_value("model.newest", 3), with_value("model.newest", 4)
+    assert differing(old, at_default) == []
+    assert fingerprint_of(old) == fingerprint_of(at_default) != fingerprint_of(other)
+    assert differing(old, other, ["results"]) == ["model.newest"]
+    assert missing_settings(flat(old)) == ["model.newest"]
+    [change] = changes_between(at_default, other, 8)
+    assert str(change) == "changed since round 8: model.newest 3 -> 4"
+    assert change.counts
+
+
+def test_missing_settings_are_named_once_by_their_section():
+    row = row_of()
+    assert missing_settings(flat(row)) == []
+    del row["model"]["evaluation"], row["model"]["client"]["batch_size"], row["model"]["threads"], row["data"]["cache"]
+    assert missing_settings(flat(row)) == ["model.client.batch_size", "model.evaluation"]
+    del row["data"]
+    assert "data.source" in missing_settings(flat(row)) or "data" in missing_settings(flat(row))

@@ -1,0 +1,115 @@
+"""A finished run stands for a command only if that asks for the settings, the files and the code that the run had."""
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedsim.core.errors import ConfigError
+from fedsim.data import MarketFolders
+from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import MAX_LISTED
+from fedsim.settings.identity import identity_of
+from fedsim.sweep.finished import _difference, refuse_changed
+from fedsim.sweep.local import SweepRun
+from run_dirs import scores_of, write_run
+from write_rows import parsed_row, printed_config
+
+OPTIONS = ("--config=quickstart", "--trainer.max_epochs=1")
+
+
+def finished(folder, *options):
+    """A finished run of a fit with these options."""
+    config = yaml.safe_load(printed_config(*options))
+    run = write_run(folder, {1: scores_of({"a": 0.5})}, config=config)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"identity": identity_of(config)}))
+    return run
+
+
+def run_of(folder, *options):
+    return SweepRun({}, (sys.executable, "-m", "fedsim", "fit", *options, f"--run_dir={folder}"), folder)
+
+
+def test_a_command_with_the_same_settings_finds_its_run_and_another_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    code = "import atexit\nfrom fedsim.methods import FedAvg\n\nclass Mine(FedAvg):\n    pass\n"
+    Path("own.py").write_text(f"{code}\nprint('seed_everything: 9')\natexit.register(print, 'the end')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = (*OPTIONS, "--model.method=own.Mine")
+    folder = finished(tmp_path / "run", *own)
+    spelled = ("--model.client.optimizer.lr=1e-3", "--data.workers=5", "--trainer.precision=32-true")
+    refuse_changed([run_of(folder, *own), run_of(folder, *own, *spelled)])
+    for option, text in {
+        "--model.client.optimizer.lr=0.5": "model.client.optimizer.lr 0.001, and the command has 0.5",
+        "--seed_everything=3": "seed_everything 0, and the command has 3",
+        "--model.method=FedPav": "model.method own.Mine, and the command has FedPav",
+    }.items():
+        with pytest.raises(ConfigError, match=text):
+            refuse_changed([run_of(folder, *own), run_of(folder, *own, option)])
+    with pytest.raises(ConfigError, match="there is no such option"):
+        refuse_changed([run_of(folder, *own, "--model.clint=3")])
+    Path("own.py").write_text(Path("own.py").read_text() + "# changed\n")
+    with pytest.raises(ConfigError, match="another content of code of own; give another --run_dir"):
+        refuse_changed([run_of(folder, *own)])
+
+
+def test_drawn_changes_of_settings_with_an_effect_are_found(tmp_path):
+    config = parsed_row("003/table4_batch_32")
+    run = write_run(tmp_path / "run", {1: scores_of({"a": 0.5})}, config=config)
+    summary = json.loads((run / "summary.json").read_text())
+    assert _difference(run, summary, config, None) == ""
+    rng = random.Random(0)
+    options = [
+        "model.client.local_epochs", "model.neck.dim", "model.evaluation.flip", "data.val", "data.size",
+        "trainer.check_val_every_n_epoch", "seed_everything",
+    ]  # fmt: skip
+    for option in options:
+        changed = json.loads(json.dumps(config))
+        section, (*path, last) = changed, option.split(".")
+        for name in path:
+            section = section[name]
+        section[last] = rng.choice([977, 978])
+        assert option in _difference(run, summary, changed, None)
+    config["model"]["backbone"]["init_args"]["weights"] = None
+    assert "model.backbone.weights IMAGENET1K_V1" in _difference(run, summary, config, None)
+
+
+def test_what_an_earlier_version_did_not_record(tmp_path, monkeypatch):
+    """Data that are not known are not compared; the user's code, which often changes, is."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("class Mine:\n    pass\n")
+    config = parsed_row("003/table4_batch_32")
+    config["trainer"]["callbacks"] = [{"class_path": "own.Mine"}]
+    run = write_run(tmp_path / "run", {1: scores_of({"a": 0.5})}, config=config)
+    summary = json.loads((run / "summary.json").read_text())
+    assert _difference(run, summary | {"data": {"digest": "a"}}, config, "a") == ""
+    assert _difference(run, summary | {"data": {"digest": "a"}}, config, "b") == "other data than are there now"
+    assert _difference(run, summary, config, "b") == ""
+    assert _difference(run, summary | {"identity": {}}, config, "b") == "another content of code of own"
+
+
+def test_a_run_on_data_that_have_changed_is_refused(tmp_path, market_tree):
+    root = shutil.copytree(market_tree, tmp_path / "data")
+    options = (*OPTIONS, "--data.source=MarketFolders", f"--data.source.root={root}")
+    folder = finished(tmp_path / "run", *options)
+    data = FederatedDataModule(MarketFolders(str(root))).identity(MAX_LISTED)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"data": data}))
+    refuse_changed([run_of(folder, *options)])
+    next(root.glob("north/bounding_box_train/*")).unlink()
+    with pytest.raises(ConfigError, match="is finished with other data than are there now"):
+        refuse_changed([run_of(folder, *options)])
+    shutil.rmtree(root)
+    refuse_changed([run_of(folder, *options)])  # a table can be printed without the data
+
+
+def test_a_run_without_its_config_and_another_program(tmp_path):
+    run = write_run(tmp_path / "run", {1: scores_of({"a": 0.5})})
+    assert "settings that are not known" in _difference(run, {}, {}, None)
+    refuse_changed([SweepRun({}, ("python", "train.py", "--lr=1"), run)])
