@@ -38,6 +38,7 @@ from fedsim.training.lazy_clients import LazyClients
 from fedsim.training.own_module.assembly import OwnModule, own_module
 from fedsim.training.own_module.blueprint import MakesModule
 from fedsim.training.own_module.inner_trainer import Options
+from fedsim.training.own_module.module_batch import PairBatch
 from fedsim.training.own_module.module_client import ModuleClient
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics, shared_names
@@ -97,7 +98,8 @@ def assemble(
 
     kind: Callable[..., Client] = Client
     if tried is not None:
-        kind = partial(ModuleClient, log_names=tried.log_names, counts_from=settings.module_counts_from)
+        counts_from = settings.module_counts_from
+        kind = partial(ModuleClient, log_names=tried.log_names, form=tried.form, counts_from=counts_from)
 
     def make(name: str, images: ClientImages) -> Client:
         return kind(
@@ -125,7 +127,16 @@ def _try_module(
     sizes = {"train": data.augmentation.crop or data.size, "test": data.test_size}
     check_own_module(settings.method, settings.evaluation.task, settings.adaptive_backbones is not None)
     rounds = rounds if settings.module_counts_from == "run" else 1
-    tried = own_module(source, data.federated.clients, settings.client, sizes, settings.seed, options, rounds)
+    tried = own_module(
+        source,
+        data.federated.clients,
+        settings.client,
+        sizes,
+        settings.seed,
+        options,
+        rounds,
+        settings.module_batch or PairBatch(),
+    )
     for name, override in settings.overrides.items():
         tried.check_override(name, override)
     if logs:

@@ -14,6 +14,7 @@ from fedsim.models.groups import Group, group_names
 from fedsim.training.flat_model import arch_name
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule, copy_of
 from fedsim.training.own_module.inner_trainer import Horizon, Options
+from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_client import name_of
 from fedsim.training.own_module.module_model import ModuleModel
 from fedsim.training.own_module.network import PART, ModuleNetwork
@@ -37,6 +38,7 @@ class OwnModule:
 
     blueprint: Blueprint
     trial: StepTrial
+    form: BatchForm
 
     @property
     def name(self) -> str:
@@ -104,7 +106,7 @@ class OwnModule:
 
 def own_module(
     source: MakesModule, clients: Sequence[ClientData], training: LocalTraining, sizes: Mapping[str, tuple[int, int]],
-    seed: int, options: Options, rounds: int | None,
+    seed: int, options: Options, rounds: int | None, form: BatchForm,
 ) -> OwnModule:  # fmt: skip
     """Return a user's module after a trial; ``sizes`` are those of ``train`` and ``test`` images, [H, W].
 
@@ -127,8 +129,9 @@ def own_module(
     images = TrialImages(
         batch=batch if in_groups else min(batch, _MAX_TRIED), instances=training.num_instances if in_groups else 2,
         classes=classes, batches=count, trained=training.accumulate, size=sizes["train"], test_size=sizes["test"],
+        form=form,
     )  # fmt: skip
-    return OwnModule(blueprint, try_module(blueprint, images, horizon, options, seed))
+    return OwnModule(blueprint, try_module(blueprint, images, horizon, options, seed), form)
 
 
 def _check_settings(blueprint: Blueprint, common: LocalTraining) -> None:

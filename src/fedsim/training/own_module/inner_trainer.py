@@ -7,11 +7,9 @@ nothing, and sees one process. :class:`Events` are what fedsim adds, from a stra
 from __future__ import annotations
 
 import logging
-import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
@@ -21,8 +19,9 @@ import numpy as np
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core import rank_zero
-from torch import distributed
+from torch import Tensor, distributed
 
 from fedsim.core.seeding import seed_global_stream
 from fedsim.training.own_module.package import package_of
@@ -83,13 +82,21 @@ class Batches:
 
 
 class Events:
-    """Work of fedsim in a training, at the places of Lightning; this one does nothing."""
+    """fedsim's work in a training of ``batches``: a callback of Lightning's kind, which its strategy calls, too.
+
+    :func:`events_of` makes one. This kind advances epochs, and does nothing else.
+    """
+
+    logged: Logged
+    horizon: Horizon
+    outer: World
+
+    def __init__(self, batches: Batches) -> None:
+        super().__init__()
+        self.batches = batches
 
     def load(self, module: LightningModule) -> None:
         """Set values: the module is on its device, and its optimizers are not made yet."""
-
-    def configured(self, trainer: Any) -> None:
-        """See the optimizers."""
 
     def training_step(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return the output of ``training_step`` for a batch."""
@@ -99,33 +106,57 @@ class Events:
         """Take the step of an optimizer, with the closure that computes gradients; return its output."""
         return step()
 
-    def after_backward(self) -> None:
-        """Gradients are there."""
-
-    def before_step(self) -> None:
-        """Gradients are complete, and not clipped yet."""
-
     def after_batch(self) -> None:
         """A batch is over."""
 
     def after_epoch(self, epoch: int) -> None:
         """Epoch ``epoch`` of this training is over, from 0."""
 
+    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
+        """See the optimizers, whose schedules go on from earlier rounds."""
+        _go_on(trainer, self.horizon)
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean over images."""
+    def on_train_epoch_start(self, *_: Any) -> None:
+        """Give what is logged from here no weight."""
+        self.logged.weight = 0.0
 
-    total: float = 0.0
-    images: float = 0.0
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Give what is logged from here the weight of a batch."""
+        self.logged.weight = float(self.batches.size)
 
-    def __add__(self, mean: Mean) -> Mean:
-        return Mean(self.total + mean.total, self.images + mean.images)
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Let callbacks of the run talk to other ranks."""
+        with _seeing(self.outer):
+            self.after_batch()
 
-    @property
-    def value(self) -> float:
-        """The mean; NaN without images."""
-        return self.total / self.images if self.images else math.nan
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        """Go on to the next epoch, if there is one; give what is logged from here the weight of this one."""
+        batches = self.batches
+        self.logged.weight = float(sum(batches.sizes[batches.epoch][: batches.begun]))
+        self.after_epoch(batches.epoch)
+        if batches.epoch + 1 < len(batches.sizes):
+            batches.epoch, batches.begun = batches.epoch + 1, 0
+        else:
+            trainer.should_stop = True
+
+
+class Logged:
+    """A logger of Lightning that keeps sums over images."""
+
+    weight = 0.0
+    """images to which the next numbers belong"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: dict[str, Tensor] = {}
+        """name -> [sum, images] float64"""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002 - Lightning's
+        """Add numbers."""
+        for name, value in metrics.items():
+            if name != "epoch":  # which Lightning adds
+                sums = torch.tensor([float(value) * self.weight, self.weight], dtype=torch.float64)
+                self.sums[name] = self.sums.get(name, 0) + sums
 
 
 class Options(NamedTuple):
@@ -137,23 +168,33 @@ class Options(NamedTuple):
     grad_clip: float | None = None
 
 
+def events_of(kind: Any, module: LightningModule) -> Callable[..., Any]:
+    """Return a kind of events as a class of callbacks of the module's package."""
+    package: Any = package_of(module)
+    return _joined(kind, package.Callback)
+
+
+@cache
+def _joined(*bases: Any) -> type:
+    return type(bases[0].__name__, bases, {})
+
+
 def train(
     module: LightningModule, batches: Batches, events: Events, horizon: Horizon, options: Options, seed: int
-) -> dict[str, Mean]:
-    """Let Lightning train a module; return the numbers that it has logged."""
+) -> dict[str, Tensor]:
+    """Let Lightning train a module; return the numbers that it has logged: name -> [sum, images] float64."""
     package: Any = package_of(module)
-    strategy_kind, callback_kind, logger_kind = _kinds(package)
-    strategy, callback, logger = strategy_kind(options.device), callback_kind(), logger_kind()
-    strategy.events = callback.events = events
-    strategy.horizon = horizon
-    callback.batches, callback.logged = batches, logger
+    strategy = _joined(_Strategy, package.strategies.SingleDeviceStrategy)(options.device)
+    strategy.events, events.horizon = events, horizon
+    events.logged = _joined(Logged, package.loggers.logger.DummyLogger)()
     module.prepare_data = _nothing  # type: ignore[method-assign] # of this copy: images are fedsim's
-    with _seeing(_ALONE) as callback.outer, _outermost(), _quiet(package), _seeded(seed):
+    with _seeing(_ALONE) as events.outer, _outermost(), _quiet(package), isolate_rng(include_cuda=False):
+        _seed(seed)
         trainer = package.Trainer(
             accelerator=options.device.type, devices=1, strategy=strategy, precision=options.precision,
             plugins=[import_module(f"{package.__name__}.plugins.environments").LightningEnvironment()],
             max_epochs=horizon.max_epochs, accumulate_grad_batches=options.accumulate,
-            gradient_clip_val=options.grad_clip, logger=logger, callbacks=[callback], log_every_n_steps=1,
+            gradient_clip_val=options.grad_clip, logger=events.logged, callbacks=[events], log_every_n_steps=1,
             reload_dataloaders_every_n_epochs=1, limit_val_batches=0, num_sanity_val_steps=0,
             use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, enable_autolog_hparams=False, detect_anomaly=torch.is_anomaly_enabled(),
@@ -168,20 +209,20 @@ def train(
             raise KeyboardInterrupt from error
         finally:
             module.trainer = None
-    logged: dict[str, Mean] = logger.means
-    return logged
+    return events.logged.sums
 
 
 class _SetUp(Events):
     """Ends a training before its first batch."""
 
-    def configured(self, trainer: Any) -> None:
+    def on_fit_start(self, trainer: Any, *_: Any) -> None:
         trainer.fit_loop.max_epochs = 0
 
 
 def set_up(module: LightningModule, horizon: Horizon, seed: int) -> None:
     """Let Lightning call the hooks of a module that come before its training, such as ``setup``."""
-    train(module, Batches([[1]] * horizon.epochs), _SetUp(), horizon, Options(torch.device("cpu")), seed)
+    batches = Batches([[1]] * horizon.epochs)
+    train(module, batches, events_of(_SetUp, module)(batches), horizon, Options(torch.device("cpu")), seed)
 
 
 def _count_steps(trainer: Any, steps: int) -> None:
@@ -198,7 +239,6 @@ class _Strategy:
     """Additions to Lightning's strategy of a single device."""
 
     events: Events
-    horizon: Horizon
 
     def _configure_launcher(self) -> None:
         self._launcher = _Launcher()
@@ -206,11 +246,6 @@ class _Strategy:
     def model_to_device(self) -> None:
         super().model_to_device()  # type: ignore[misc] # of Lightning's strategy
         self.events.load(self.lightning_module)  # type: ignore[attr-defined] # as above
-
-    def setup(self, trainer: Any) -> None:
-        super().setup(trainer)  # type: ignore[misc] # as above
-        _go_on(trainer, self.horizon)
-        self.events.configured(trainer)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         return self.events.training_step(partial(super().training_step, **kwargs), args)  # type: ignore[misc] # as above
@@ -227,67 +262,6 @@ class _Strategy:
     def teardown(self) -> None:
         """Leave the module where it is: its values are read afterwards."""
         self.precision_plugin.teardown()  # type: ignore[attr-defined] # as above
-
-
-class _Callback:
-    """Passes on what happens in a training."""
-
-    events: Events
-    batches: Batches
-    logged: Any
-    outer: World
-
-    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:  # noqa: ARG002 - Lightning's signature
-        self.logged.weight = 0.0
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.logged.weight = float(self.batches.size)
-
-    def on_after_backward(self, *_: Any) -> None:
-        self.events.after_backward()
-
-    def on_before_optimizer_step(self, *_: Any) -> None:
-        self.events.before_step()
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        with _seeing(self.outer):  # callbacks of the run may talk to other ranks
-            self.events.after_batch()
-
-    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:  # noqa: ARG002 - Lightning's signature
-        batches = self.batches
-        self.logged.weight = float(sum(batches.sizes[batches.epoch][: batches.begun]))
-        self.events.after_epoch(batches.epoch)
-        if batches.epoch + 1 < len(batches.sizes):
-            batches.epoch, batches.begun = batches.epoch + 1, 0
-        else:
-            trainer.should_stop = True
-
-
-class _Logged:
-    """A logger of Lightning that keeps means over images."""
-
-    weight = 0.0
-    """images to which the next numbers belong"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.means: dict[str, Mean] = {}
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002 - Lightning's
-        for name, value in metrics.items():
-            if name != "epoch":  # which Lightning adds
-                self.means[name] = self.means.get(name, Mean()) + Mean(float(value) * self.weight, self.weight)
-
-
-@cache
-def _kinds(package: ModuleType) -> tuple[type, type, type]:
-    """Return strategy, callback and logger as classes of a package."""
-    classes: Any = package
-    return (
-        type("SessionStrategy", (_Strategy, classes.strategies.SingleDeviceStrategy), {}),
-        type("SessionCallback", (_Callback, classes.Callback), {}),
-        type("SessionLogger", (_Logged, classes.loggers.logger.DummyLogger), {}),
-    )
 
 
 class _InterruptedError(BaseException):
@@ -376,18 +350,11 @@ def _quiet(package: ModuleType) -> Iterator[None]:
             logger.setLevel(level)
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the streams of torch, Python and NumPy; the latter two go on afterwards as though nothing had been."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the stream that modules of users draw from
+def _seed(seed: int) -> None:
+    """Seed the streams of torch, Python and NumPy."""
     seed_global_stream(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - as above
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002 - as above
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
 
 
 def _nothing(*_: Any, **__: Any) -> None:

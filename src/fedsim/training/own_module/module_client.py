@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -20,10 +20,10 @@ from fedsim.training.client import Client, Trains
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.messages import Signals
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Mean, Options, train
-from fedsim.training.own_module.module_batch import LabelledImages
+from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, events_of, train
+from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
-from fedsim.training.own_module.package import in_one_line, named
+from fedsim.training.own_module.package import in_one_line, named, package_of
 from fedsim.training.session import Outcome
 from fedsim.training.settings import autocast
 
@@ -41,6 +41,7 @@ class ModuleClient(Client):
 
     Args:
         log_names: names that the module may log.
+        form: of the batches of its ``training_step``.
         counts_from: where its epochs, steps and schedules begin: with the run, or with each round.
         arguments: of :class:`~fedsim.training.client.Client`.
     """
@@ -49,12 +50,13 @@ class ModuleClient(Client):
     model: ModuleModel
     optimizer: ModuleOptimizer
 
-    def __init__(self, *, log_names: Sequence[str], counts_from: CountsFrom, **arguments: Any) -> None:
+    def __init__(self, *, log_names: Sequence[str], form: BatchForm, counts_from: CountsFrom, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.form = form
         self._log_names, self._counts_from = tuple(log_names), counts_from
         self._keeps_optimizers = False
         self._training: _Training | None = None
-        self._logged: dict[str, Mean] = {}
+        self._logged: dict[str, Tensor] = {}  # see train()
         self._has_losses = True
         self._number = 0  # of trainings in this session
 
@@ -119,20 +121,17 @@ class ModuleClient(Client):
         settings, self._number = self.training_settings, self._number + 1
         options = Options(self.device, self.session.precision, settings.accumulate, settings.grad_clip)
         seed = derive_seed(self.seed, self.round, self.client_name, "modules", self._number)
-        self._training = _Training(self, hooks, batches, after_epoch)
-        logged = train(self.model.fresh(), batches, self._training, horizon, options, seed)
+        module = self.model.fresh()
+        self._training = events_of(_Training, module)(self, hooks, batches, after_epoch)
+        logged = train(module, batches, self._training, horizon, options, seed)
         if self._training.has_counted:
-            self._logged |= {name: mean + self._logged.get(name, Mean()) for name, mean in logged.items()}
+            self._logged |= {name: sums + self._logged.get(name, 0) for name, sums in logged.items()}
         self._training = None
         self.kept |= {_KEPT + name: tensor.detach().clone() for name, tensor in self.model.end().items()}
 
     def forward(self, images: Tensor) -> Output:
         """Return normalised images [B, 3, H, W] for :meth:`supervised_loss`, which runs the module."""
         return self.model.forward(images, self.session.precision)
-
-    def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:  # noqa: ARG002 - Lightning's signature
-        """Return the module's loss of a batch (scalar) and count it."""
-        return self.supervised_loss(self.forward(batch.images), batch)
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the module's loss (scalar) of a batch; if it ``counts``, its numbers are logged."""
@@ -144,7 +143,7 @@ class ModuleClient(Client):
         module = output.model.network.module
         in_context = autocast(self.device, self.session.precision)
         with in_one_line(type(module).__name__, "a step without a Trainer"), in_context:
-            returned = module.training_step(LabelledImages(output.images, batch.labels, batch.cameras), 0)
+            returned = module.training_step(self.form(batch._replace(images=output.images)), 0)
         output.model.flat.is_stale = True
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         if not isinstance(loss, Tensor):
@@ -174,7 +173,7 @@ class ModuleClient(Client):
     ) -> Outcome:
         """Check and store the results; what the module has logged is among the facts."""
         outcome = super().end_round(contribution, limit, signals, variances)
-        logged = {name_of(name): mean.value for name, mean in self._logged.items()}
+        logged = {name_of(name): float(total / images) for name, (total, images) in self._logged.items()}
         if late := sorted(logged.keys() - set(self._log_names)):
             log.warning(
                 "%s logged %s only after its first batch: no column is there for it; log it in each batch",
@@ -216,14 +215,14 @@ class _ClientBatches(Batches):
                 self._plans.append((labels, order))
         super().__init__([[len(batch) for batch in order for _ in range(repeats)] for _, order in self._plans])
 
-    def read(self, epoch: int) -> Iterator[LabelledImages]:
+    def read(self, epoch: int) -> Iterator[Any]:
         """Yield the batches of an epoch, in the form that the module asks for."""
         labels, order = self._plans[epoch]
-        for number, batch in enumerate(self._client.session.read(order, labels, 1), start=1):
+        for number, batch in enumerate(self._client.session.read(order, labels, self._client.form.num_views), start=1):
             self.batch = batch
             for _ in range(self._repeats):
                 self._client.session.progress = (epoch, number, len(order))
-                yield LabelledImages(batch.images, batch.labels, batch.cameras)
+                yield self._client.form(batch)
 
 
 class _Training(Events):
@@ -232,6 +231,7 @@ class _Training(Events):
     def __init__(
         self, client: ModuleClient, hooks: Trains, batches: _ClientBatches, after_epoch: Callable[[int], None]
     ) -> None:
+        super().__init__(batches)
         self._client, self._hooks, self._batches, self._after_epoch = client, hooks, batches, after_epoch
         self._model = client.model
         self._correct: Callable[[], None] | None = None
@@ -247,8 +247,9 @@ class _Training(Events):
         self._module = module
         self._model.begin(module, self._client._kept_buffers)
 
-    def configured(self, trainer: Any) -> None:
+    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
         """Show methods the optimizers, and scale their rates, if no scheduler does it."""
+        super().on_fit_start(trainer, module)
         factor = self._client.training_settings.rate_factor(self._client.round)
         for optimizer in trainer.optimizers if factor != 1 and not trainer.lr_scheduler_configs else ():
             for group in optimizer.param_groups:
@@ -288,9 +289,10 @@ class _Training(Events):
         batch_of_module, *further = self._args
         if images is not self._batches.batch.images or batch.labels is not self._batches.batch.labels:
             cameras = batch.cameras if batch.cameras is not None and len(batch.cameras) == len(images) else None
-            batch_of_module = LabelledImages(images, batch.labels, cameras)
+            views = batch.views if images is batch.images else ()
+            batch_of_module = self._client.form(batch._replace(images=images, cameras=cameras, views=views))
         self._model.network.count(images)
-        with self._lightning(), _muted(self._module, not counts):
+        with self._lightning(), nullcontext() if counts else _muted(self._module):
             returned = self._run(batch_of_module, *further)
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         loss = loss if isinstance(loss, Tensor) and loss.numel() == 1 else self._no_loss
@@ -320,13 +322,13 @@ class _Training(Events):
         self._client.optimizer.count_step()
         return True
 
-    def after_backward(self) -> None:
+    def on_after_backward(self, *_: Any) -> None:
         """Let the method know of gradients that wait for a step."""
         if self._step is None and self._module.automatic_optimization:
             with self._hook():
                 self._hooks.take_step(self._client, self._no_loss)
 
-    def before_step(self) -> None:
+    def on_before_optimizer_step(self, *_: Any) -> None:
         """Let the method correct the gradients."""
         if self._correct is not None:
             with self._hook():
@@ -344,17 +346,12 @@ class _Training(Events):
 
 
 @contextmanager
-def _muted(module: LightningModule, is_muted: bool) -> Iterator[None]:
+def _muted(module: LightningModule) -> Iterator[None]:
     """Log nothing for a while: a method asks for one more loss of a batch."""
-    parts: list[Any] = [part for part in module.modules() if hasattr(part, "log_dict")] if is_muted else []
-    for part in parts:
-        part.log = _nothing
+    kind: Any = package_of(module)
+    log = kind.LightningModule.log
+    kind.LightningModule.log = lambda *_, **__: None
     try:
         yield
     finally:
-        for part in parts:
-            del part.log
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stand for ``self.log``."""
+        kind.LightningModule.log = log

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
+from fedsim.training.batch import Batch
 from fedsim.training.own_module.blueprint import Blueprint, copy_of
-from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
-from fedsim.training.own_module.module_batch import LabelledImages
+from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, events_of, train
+from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.network import features_of
 from fedsim.training.own_module.package import in_one_line, named
 
@@ -66,24 +67,25 @@ class TrialImages(Batches):
         trained: batches of the trial.
         size: [H, W] of training images.
         test_size: [H, W] of test images.
+        form: of the batches.
     """
 
     def __init__(
         self, *, batch: int, instances: int, classes: int, batches: int, trained: int, size: tuple[int, int],
-        test_size: tuple[int, int],
+        test_size: tuple[int, int], form: BatchForm,
     ) -> None:  # fmt: skip
         super().__init__([[batch] * batches])
-        self._instances, self._classes, self._trained, self._size, self.test_size = (
-            instances, classes, trained, size, test_size
-        )  # fmt: skip
+        self._instances, self._classes, self._trained, self._form = instances, classes, trained, form
+        self._size, self.test_size = size, test_size
         self.device = torch.device("cpu")
 
-    def read(self, epoch: int) -> Iterator[LabelledImages]:
+    def read(self, epoch: int) -> Iterator[Any]:
         """Yield random batches."""
         for size in self.sizes[epoch][: self._trained]:
             count = torch.arange(size, device=self.device)
             labels = (count // self._instances) % self._classes
-            yield LabelledImages(self.images(size), labels, count % 2)
+            images, *views = [self.images(size) for _ in range(self._form.num_views)]
+            yield self._form(Batch(images, labels, tuple(views), cameras=count % 2))
 
     def images(self, count: int, of_test: bool = False) -> Tensor:
         """Return random images [count, 3, H, W]."""
@@ -93,9 +95,9 @@ class TrialImages(Batches):
 class _Look(Events):
     """Notes what Lightning has made of a module."""
 
-    def configured(self, trainer: Any) -> None:
+    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
         """Look at the optimizers; raise ConfigError if they step what does not last."""
-        module = trainer.lightning_module
+        super().on_fit_start(trainer, module)
         self.optimizers: list[Any] = trainer.optimizers
         self.has_schedule, self.is_manual = bool(trainer.lr_scheduler_configs), not module.automatic_optimization
         of_module = {id(parameter) for parameter in module.parameters()}
@@ -115,10 +117,10 @@ def try_module(blueprint: Blueprint, images: TrialImages, horizon: Horizon, opti
     Raises:
         ConfigError: in one line, if the module fails or breaks a rule.
     """
-    device, look = options.device, _Look()
-    images.device = device
+    images.device = device = options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         module = blueprint.build(blueprint.num_classes)
+        look = events_of(_Look, module)(images)
         with in_one_line(blueprint.name, "a training on random images"):
             logged = train(module, images, look, horizon, options, seed)
         with in_one_line(blueprint.name, "taking features of random images"):
