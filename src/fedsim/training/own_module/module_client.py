@@ -254,7 +254,7 @@ class _Training(Events):
         for optimizer in trainer.optimizers if factor != 1 and not trainer.lr_scheduler_configs else ():
             for group in optimizer.param_groups:
                 group["lr"] *= factor
-        self._client.optimizer.follow(trainer.optimizers)
+        self._client.optimizer.of_module = trainer.optimizers
 
     @contextmanager
     def _hook(self) -> Iterator[None]:

@@ -91,10 +91,7 @@ class ModuleModel(FlatModel):
         super().__init__(arch, network, shared, {n: g for n, g in groups.items() if n in inside}, max_classes, outside)
         self.has_own_heads = bool(blueprint.sizes)
         self.head.requires_grad_(False)  # it stands for none
-        network.before_use, network.after_training_pass = self.flat.spread, self._note_pass
-
-    def _note_pass(self) -> None:
-        self.flat.is_stale = True
+        network.flat = self.flat
 
     # -- seats ---------------------------------------------------------------------------------------------------------
 
@@ -165,10 +162,6 @@ class ModuleModel(FlatModel):
         weights = [name for name, tensor in tensors.items() if tensor.dim() > 1]
         nothing = torch.empty(0, device=self.device)
         return [Head(tensors[n], tensors.get(f"{n.rpartition('.')[0]}.bias", nothing)) for n in weights]
-
-    def head_of(self, state: Tensor, num_classes: int) -> Head:
-        """Refuse: a module's classifier is its own affair."""
-        raise NotImplementedError("a user's module has no identity head that fedsim knows")
 
     # -- a session -----------------------------------------------------------------------------------------------------
 
@@ -244,11 +237,8 @@ class ModuleOptimizer(LocalOptimizer):
         self.settings, self.flat = settings, flat
         self._views, self._earlier_state = None, {}
         self.num_steps, self.work = 0, Work()
-        self._optimizers_of_module: list[Optimizer] = []
-
-    def follow(self, optimizers: list[Optimizer]) -> None:
-        """See the optimizers of a training that begins."""
-        self._optimizers_of_module = optimizers
+        self.of_module: list[Optimizer] = []
+        """the optimizers of the training that runs"""
 
     @property
     def groups(self) -> list[list[Tensor]]:  # type: ignore[override] # the base's is an attribute
@@ -263,7 +253,7 @@ class ModuleOptimizer(LocalOptimizer):
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self._optimizers_of_module for group in optimizer.param_groups]
+        return [group for optimizer in self.of_module for group in optimizer.param_groups]
 
     @property
     def rates(self) -> list[float]:
@@ -273,7 +263,7 @@ class ModuleOptimizer(LocalOptimizer):
     @property
     def configured(self) -> Optimizer:
         """The first optimizer."""
-        return self._optimizers_of_module[0]
+        return self.of_module[0]
 
     def reset(self, round_: int) -> None:  # noqa: ARG002 - the base's signature
         """Begin to count steps again: each training has new optimizers."""
@@ -285,7 +275,7 @@ class ModuleOptimizer(LocalOptimizer):
 
     def release(self) -> None:
         """Forget the optimizers."""
-        self._optimizers_of_module = []
+        self.of_module = []
 
     def begin_epoch(self, epoch: int) -> None:
         """Do nothing: schedules are the module's."""

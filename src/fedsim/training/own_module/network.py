@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Self
 
 from lightning import LightningModule
@@ -12,6 +11,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.work import Work
 from fedsim.models.reid import HEAD_STD, Features, IdentityHead, KeyedDropout, ReIDModel
 from fedsim.training.own_module.package import named
+from fedsim.training.own_module.values import CopiedParameters
 
 PART = "module"
 """name of the network's only part; all names of tensors start with it"""
@@ -47,18 +47,17 @@ class ModuleNetwork(ReIDModel):
         self.pooling, self.head, self.head_std, self.head_kind = None, None, HEAD_STD, IdentityHead()
         self.separating, self.work = [], Work()
         self._still = [name for name, part in module.named_modules() if not part.training]
-        self.before_use: Callable[[], None] = lambda: None
-        """is called before each pass"""
-        self.after_training_pass: Callable[[], None] = lambda: None
-        """is called after each pass in training mode"""
+        self.flat: CopiedParameters | None = None
+        """the values that methods see; None: those of the module alone"""
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features [B, D] float32."""
-        self.before_use()
+        if self.flat is not None:
+            self.flat.spread()
         self.count(images)
         features = features_of(self.module, images).float()
-        if self.training:
-            self.after_training_pass()
+        if self.flat is not None and self.training:
+            self.flat.is_stale = True
         return Features(features, features)
 
     def train(self, mode: bool = True) -> Self:

@@ -52,8 +52,6 @@ class StepTrial(NamedTuple):
     """whether it has a scheduler"""
     optimizer: SameKind
     """makes optimizers like the first one of a client"""
-    is_manual: bool
-    """whether it optimizes manually"""
 
 
 class TrialImages(Batches):
@@ -99,7 +97,7 @@ class _Look(Events):
         """Look at the optimizers; raise ConfigError if they step what does not last."""
         super().on_fit_start(trainer, module)
         self.optimizers: list[Any] = trainer.optimizers
-        self.has_schedule, self.is_manual = bool(trainer.lr_scheduler_configs), not module.automatic_optimization
+        self.has_schedule = bool(trainer.lr_scheduler_configs)
         of_module = {id(parameter) for parameter in module.parameters()}
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         if not groups:
@@ -127,7 +125,7 @@ def try_module(blueprint: Blueprint, images: TrialImages, horizon: Horizon, opti
             fresh = copy_of(blueprint.first).to(device).eval()
             width, head = _features(fresh, blueprint, images)
             features_of(fresh, images.images(2, of_test=True))
-    return StepTrial(tuple(logged), width, head, look.has_schedule, SameKind(look.optimizers[0]), look.is_manual)
+    return StepTrial(tuple(logged), width, head, look.has_schedule, SameKind(look.optimizers[0]))
 
 
 def _features(module: LightningModule, blueprint: Blueprint, images: TrialImages) -> tuple[int, frozenset[str]]:
