@@ -76,7 +76,7 @@ class Blueprint:
     def ready(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes, after ``setup`` and ``configure_model``."""
         module = self.build(num_classes)
-        with torch.random.fork_rng(devices=[]), in_one_line(self.name, "setup"):
+        with in_one_line(self.name, "setup"):
             if has_own(module, "setup") or has_own(module, "configure_model"):
                 set_up(module, self._horizon, self._seed)
         _check_weights(module)
