@@ -8,6 +8,7 @@ import yaml
 from fedsim.papers.counts import counts_of
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
+from fedsim.settings.configuration import fingerprint_of
 from fedsim.settings.identity import identity_of
 
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10")
@@ -90,7 +91,7 @@ def write_run(folder, evaluations, rounds=None, config=None, **summary):
         "final": {"round": last, "metrics": evaluations[last]},
     }  # fmt: skip
     if config is not None:
-        content["identity"] = identity_of(config)
+        content |= {"identity": identity_of(config), "fingerprint": fingerprint_of(config)}
     (folder / "summary.json").write_text(json.dumps(content | summary))
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))

@@ -148,6 +148,8 @@ def of_argument(hint, default, text):
             entry["default"] = written(default, strip(hint))
         except UnwritableError:
             entry["default"] = None
+    if inspect.isfunction(default):
+        entry["default_from"] = path_of(default)
     return entry
 
 

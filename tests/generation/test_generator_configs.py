@@ -11,8 +11,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from fedsim.__main__ import main
-from fedsim.cli.augment import settings as augment_settings
-from fedsim.cli.augment.fit import built, fit_parser
+from fedsim.cli.augment.fit import built, fit_parser, settings_of_generators
 from fedsim.cli.augment.images import preview, write
 from fedsim.generation.networks import Discriminator, Generator, check_size
 from fedsim.papers.files import read_paper, with_paper
@@ -57,7 +56,7 @@ def test_there_are_configs():
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_config_says_all_that_a_generator_depends_on(path):
     content = yaml.safe_load(path.read_text())
-    assert tuple(content) == augment_settings._OPTIONS
+    assert tuple(content) == tuple(settings_of_generators())
     known = yaml.safe_load(fit_parser().dump(parsed(path), skip_none=False))
     for group in ("networks", "losses", "training"):
         assert content[group].keys() == known[group].keys()
@@ -69,7 +68,7 @@ def test_small_is_what_the_command_does_without_a_file():
         yaml.safe_load(parser.dump(given, skip_none=False))
         for given in (parsed(FOLDER / "small.yaml"), parser.parse_args(["--config=some.yaml"]))
     ]
-    with_file, without = ({name: known[name] for name in augment_settings._OPTIONS} for known in dumped)
+    with_file, without = ({name: known[name] for name in settings_of_generators()} for known in dumped)
     assert with_file == without
 
 

@@ -15,6 +15,7 @@ from fedsim.settings.configuration import (
     fingerprint_from,
     fingerprint_of,
     flat,
+    idle_settings,
     is_of_experiment,
     missing_settings,
     text_of,
@@ -325,3 +326,32 @@ def test_missing_settings_are_named_once_by_their_section():
     assert missing_settings(flat(row)) == ["model.client.batch_size", "model.evaluation"]
     del row["data"]
     assert "data.source" in missing_settings(flat(row)) or "data" in missing_settings(flat(row))
+
+
+# -- a default that a function makes -----------------------------------------------------------------------------------
+
+USUAL = {"lr": 0.005, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+SPELLED = [
+    None,
+    "fedsim.training.settings._default_optimizer",
+    {"class_path": "torch.optim.SGD", "init_args": USUAL},
+    {"class_path": "torch.optim.sgd.SGD", "init_args": USUAL | {"dampening": 0}},
+]
+
+
+def with_optimizer(optimizer, **model):
+    return {"model": model | {"client": {"optimizer": optimizer} if optimizer else {}}}
+
+
+def test_a_default_is_one_however_it_is_spelled():
+    assert len({fingerprint_of(with_optimizer(optimizer)) for optimizer in SPELLED}) == 1
+    rates = with_optimizer({"class_path": "torch.optim.SGD", "init_args": USUAL | {"lr": 0.1}})
+    assert [d.option for d in compare(flat(with_optimizer(SPELLED[1])), flat(rates))] == ["model.client.optimizer.lr"]
+
+
+@pytest.mark.parametrize("optimizer", SPELLED)
+def test_a_default_without_effect_is_not_told(optimizer):
+    own = {"module": {"class_path": "mine.Module"}}
+    assert list(idle_settings(flat(with_optimizer(optimizer, **own)))) == []
+    for other in ({"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}, "torch.optim.Adam"):
+        assert list(idle_settings(flat(with_optimizer(other, **own)))) == ["model.client.optimizer"]

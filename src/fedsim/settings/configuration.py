@@ -119,7 +119,7 @@ class _Reader:
     def read(self, option: str, value: Any, setting: Setting, group: Group, is_given: bool) -> None:
         """Read a setting, and those below it."""
         if isinstance(value, str):
-            value = setting.facts.spellings.get(value, value)
+            value = setting.default if value == setting.default_from else setting.facts.spellings.get(value, value)
         if setting.form == "classes" and value is not None:
             self.classes(option, value if isinstance(value, list | tuple) else [value], setting, group, is_given)
         elif setting.form == "names" and isinstance(value, Mapping):
@@ -360,11 +360,28 @@ def missing_settings(entries: Flat) -> list[str]:
 
 
 def idle_settings(entries: Flat) -> Iterator[str]:
-    """Yield the settings that are given another value than their default, and have no effect beside the others."""
+    """Yield the settings that are given another value than their default, and have no effect beside the others.
+
+    A class stands for its arguments.
+    """
+    classes: list[str] = []
     for option, entry in entries.items():
+        if not entry.is_idle or not entry.is_given or any(option.startswith(f"{name}.") for name in classes):
+            continue
         is_value = not _is_section(entry.setting) or entry.value is None
-        if entry.is_idle and is_value and entry.setting.facts.effect != "nothing" and not _is_default(entry):
+        if is_value and entry.setting.base:
+            classes.append(option)
+        if is_value and entry.setting.facts.effect != "nothing" and not _has_default_below(option, entries):
             yield option
+
+
+def _has_default_below(option: str, entries: Flat) -> bool:
+    """Return whether a setting has its default; of a class, all its arguments."""
+    default = entries[option].setting.default
+    if not isinstance(default, Mapping) or "class_path" not in default:
+        return _is_default(entries[option])
+    expected = flat_part(option, default)
+    return all(name in entries and _are_equal(entries[name].value, entry.value) for name, entry in expected.items())
 
 
 def line_of_idle(config: Mapping[str, Any]) -> str:

@@ -29,6 +29,8 @@ class Setting:
     """its description, in one line"""
     default: Any = MISSING
     """as a config has it"""
+    default_from: str = ""
+    """path of the function that makes the default, by which a config may name it"""
     base: str = ""
     """path of the class of which it is an object: a section, or a base class; empty: a plain value"""
     form: str = ""

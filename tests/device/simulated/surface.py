@@ -214,7 +214,7 @@ def _cuda(kernels: Kernels) -> Patches:
         )  # fmt: skip
 
     numbers = {
-        "is_available": True, "is_initialized": True, "is_bf16_supported": True,
+        "is_available": True, "is_initialized": True, "_is_in_bad_fork": False, "is_bf16_supported": True,
         "device_count": places.num_gpus, "get_device_name": NAME, "get_device_capability": (9, 0),
         "mem_get_info": (places.memory * 7 // 8, places.memory), "memory_reserved": 0, "max_memory_reserved": 0,
     } | dict.fromkeys(_SILENT)  # fmt: skip
