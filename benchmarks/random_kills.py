@@ -7,6 +7,7 @@ random time so many times; then it may finish. The result is compared with that 
     python benchmarks/random_kills.py --kills 20 --ranks 2 --rank-groups  # ranks share a client; compared with one rank
     python benchmarks/random_kills.py --kills 20 --ranks 2 --buffered     # clients are under way; compared alike
     python benchmarks/random_kills.py --kills 20 --ranks 2 1 2 --buffered  # each start draws one of these numbers
+    PYTHONPATH=tests python benchmarks/random_kills.py --ranks 2 1 --module lightning_modules.Restarted
 
 Exits with 1 if a tensor differs, or if a process outlived the one that was killed.
 """
@@ -105,6 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of times and victims")
     parser.add_argument("--rank-groups", action="store_true", help="let ranks share a client")
     parser.add_argument("--buffered", action="store_true", help="let rounds not wait for slow clients")
+    parser.add_argument("--module", help="class path of a LightningModule that trains as the clients")
     parser.add_argument("--folder", help="for the two runs; default: a new temporary one")
     return parser.parse_args()
 
@@ -121,6 +123,7 @@ def started(folder: Path, args: argparse.Namespace, ranks: int) -> Iterator[tupl
     options = ["--config", config, "--run_dir", folder, "--ckpt_path", "last"]
     options += [f"--trainer.devices={ranks}", f"--trainer.max_epochs={args.rounds}"]
     options += (_RANK_GROUP if args.rank_groups else []) + (_BUFFERED if args.buffered else [])
+    options += [f"--model.module={args.module}"] if args.module else []
     command = [sys.executable, "-m", "fedsim", "fit", *map(str, options)]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process:
         yield process, log

@@ -1,5 +1,6 @@
 """Modules of users, in foreign styles, and federations of them."""
 
+import numpy as np
 import torch
 import torchmetrics
 from lightning import LightningModule
@@ -45,7 +46,7 @@ class OwnScheduler(Small):
 
     def training_step(self, batch, batch_idx):
         self.log("lr", self.optimizers().param_groups[0]["lr"])
-        self.log("epoch", float(self.current_epoch))
+        self.log("own_epoch", float(self.current_epoch))
         return super().training_step(batch, batch_idx)
 
     def configure_optimizers(self):
@@ -81,7 +82,6 @@ class DictLosses(Small):
         return {"loss": losses["id"] + losses["size"], "cameras": batch.cameras, **losses}
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        assert not outputs["id"].requires_grad
         assert outputs["cameras"].shape == batch[1].shape
         self.log("total", outputs["loss"])
 
@@ -102,7 +102,7 @@ class MetricsInside(Small):
         assert one_hot(labels, self.hparams.num_classes).shape == logits.shape
         self.accuracy(logits, labels)
         self.mean.update(logits.mean())
-        self.log("accuracy", self.accuracy, on_epoch=True)
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
         self.calls += 1
         self.scratch += 1
         return cross_entropy(logits, labels)
@@ -136,7 +136,45 @@ class Frozen(Small):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
-FOREIGN = [OwnScheduler, ClipsInside, DictLosses, MetricsInside, Frozen]
+class Restarted(Small):
+    """What a resumed session could lose: dropout, NumPy's stream, Adam, a rate per step, counters, a queue."""
+
+    def __init__(self, num_classes: int):
+        super().__init__(num_classes)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("queue", torch.zeros(16, 8))
+        self.register_buffer("precise", torch.zeros(8, dtype=torch.float64))
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        features = nn.functional.dropout(self.embed(images), 0.2)
+        self.queue[int(self.steps) % 16] = features.detach()[0]
+        self.steps += 1
+        self.precise += features.detach().mean(0) / 3
+        share = np.random.uniform(0.9, 1.1)  # noqa: NPY002 - public code does so
+        self.log("steps", self.steps.float())
+        features = features - self.queue.mean(0) + self.precise.float() * 1e-3
+        return share * cross_entropy(self.classifier(features), labels)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Together(MetricsInside):
+    """Asks all processes, of which a session has one: other ranks train other clients."""
+
+    def training_step(self, batch, batch_idx):
+        assert not torch.distributed.is_initialized()
+        assert (self.trainer.world_size, self.global_rank, self.trainer.is_global_zero) == (1, 0, True)
+        loss = super().training_step(batch, batch_idx)
+        self.log("ranks", self.all_gather(torch.ones(1)).sum(), sync_dist=True)
+        self.log("synced", loss.detach(), sync_dist=True, on_step=False, on_epoch=True)
+        return loss
+
+
+FOREIGN = [OwnScheduler, ClipsInside, DictLosses, MetricsInside, Frozen, Restarted, Together]
 
 
 def federation(method, module, **options):

@@ -256,6 +256,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
     "lightning": {
         "compatibility": {"_layer_sync"},
         "fit": {"_dump_config", "_name", "_parser", "_root_dir", "_version"},
+        "inner_trainer": {"_signal_connector"},
         "notebook": {"_SubprocessScriptLauncher"},
         "preemption": {"_broadcast_sigterm_tensor"},
         "ready_ranks": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},
@@ -277,6 +278,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
     },
     "torch": {
         "apfl": {"_foreach_mul_"},
+        "blueprint": {"_backward_hooks"},
         "devices": {"_is_mkldnn_bf16_supported"},
         "flat": {"_non_persistent_buffers_set"},
         "fedsam": {"_foreach_add_", "_foreach_copy_", "_foreach_mul_"},
@@ -286,6 +288,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "micro_batches": {"_foreach_add_"},
         "optimizer": {"_foreach_add_"},
         "requirements": {"_BatchNorm"},
+        "values": {"_foreach_copy_", "_version"},
     },
     "torchmetrics": {"metrics": {"_plot"}},
 }

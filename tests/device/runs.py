@@ -19,7 +19,7 @@ from fedsim.federation.checks.requirements import TORCH_FOR_GRAPHS
 from fedsim.federation.components import robust
 from fedsim.federation.trainer import Trainer
 from fedsim.generation.quality import discriminator_accuracy
-from fedsim.methods import APFL
+from fedsim.methods import Ditto
 from fedsim.parsing.command_line import with_clients
 from fedsim.training import server_optimizers
 from lightning_modules import DropsOut, federation, module_state
@@ -111,7 +111,7 @@ def fit(folder, name, *more, gpus=0, rounds=2, scored=True, **trainer):
 
 def fit_module(rounds, accelerator="gpu", devices=1, module=DropsOut, **options):
     """Train a user's module at two clients of unequal numbers of identities, by two models each."""
-    model, data = federation(APFL(), module), small.make_data(SyntheticReID(clients=2, unseen=1, scale=0.1))
+    model, data = federation(Ditto(), module), small.make_data(SyntheticReID(clients=2, unseen=1, scale=0.1))
     return small.fit(model, data, rounds=rounds, accelerator=accelerator, devices=devices, **options)
 
 

@@ -1,48 +1,29 @@
-"""A user's LightningModule on several ranks, in rank groups, and from a config."""
+"""A user's LightningModule on several ranks, and from a config."""
 
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.nn.functional import cross_entropy
 
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation.components.selection import RandomFraction
-from fedsim.federation.scheduling import scheduler
-from fedsim.federation.scheduling.plan import RoundPlan
 from fedsim.methods import FedAvg
-from fedsim.training.own_module.blueprint import tensors_of
+from fedsim.training.own_module.values import tensors_of
 from fedsim.training.settings import LocalTraining
 from lightning_modules import FOREIGN, Small, assert_same, federation, module_state
 from small import fit, make_data, refuse
 
-
-class SafeInParts(Small):
-    """Its loss is a mean over images, and it has dropout."""
-
-    whole_batch_safe = True
-
-    def training_step(self, batch, batch_idx):
-        images, labels = batch
-        features = torch.nn.functional.dropout(self.embed(images), 0.2)
-        loss = cross_entropy(self.classifier(features), labels)
-        self.log("own", loss)
-        return loss
-
-
-KINDS = {kind.__name__: kind for kind in (*FOREIGN, SafeInParts)}
+KINDS = {kind.__name__: kind for kind in FOREIGN}
 
 
 def play(name, devices):
     """Train a sample of unequal clients."""
-    in_parts = {"micro_batch": 4} if name == "SafeInParts" else {}
     model = federation(
         FedAvg(), KINDS[name], selection=RandomFraction(0.7),
-        client=LocalTraining(batch_size=11 if in_parts else 8, local_epochs=2, **in_parts),
+        client=LocalTraining(batch_size=8, local_epochs=2),
     )  # fmt: skip
     data = make_data(SyntheticReID(clients=4, unseen=1, scale=0.08), augmentation=Augmentation(pad=1, flip=0.5))
     model = fit(model, data, rounds=2, devices=devices)
@@ -51,18 +32,11 @@ def play(name, devices):
     return {**module_state(model), "numbers": numbers}, model.strategy.global_rank
 
 
-def all_but_one(tasks, num_ranks):
-    """A plan in which both ranks train each client but one together, if its batches are cut."""
-    rank_groups = [(task.client, range(num_ranks)) for task in tasks if task.micro_batches > 1][1:]
-    return RoundPlan(rank_groups, [task.client for task in tasks if task.client not in dict(rank_groups)], 0.0)
-
-
 def play_on_ranks(folder):
     """What each rank does."""
-    with mock.patch.object(scheduler, "make_plan", all_but_one):
-        for name in KINDS:
-            state, rank = play(name, 2)
-            torch.save(state, folder / f"{name}-{rank}.pt")
+    for name in KINDS:
+        state, rank = play(name, 2)
+        torch.save(state, folder / f"{name}-{rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +49,7 @@ def on_two_ranks(tmp_path_factory):
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_ranks_and_rank_groups_change_no_bit(on_two_ranks, name):
+def test_ranks_change_no_bit(on_two_ranks, name):
     expected, _ = play(name, 1)
     for rank in range(2):
         assert_same(torch.load(on_two_ranks / f"{name}-{rank}.pt", weights_only=True), expected)
@@ -148,5 +122,5 @@ def test_wrong_modules_of_a_config_end_in_one_line(config, tmp_path, capsys):
     assert "torch.nn.Linear" in line("--model.module=torch.nn.Linear")
     assert "lrr" in line("--model.module.init_args.lrr=0.1")
     assert "model.private: no tensor of Small is named like" in line("--model.private=[head.*]")
-    assert "works on features" in line("--model.method=MOON")
+    assert "works on features" in line("--model.method=APFL")
     assert not (tmp_path / "other").exists()

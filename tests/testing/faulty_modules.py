@@ -118,11 +118,11 @@ MODULES = {
     ByRank: "bits",
     ByOthers: "bits",
     ByClass: "bits",
-    Manual: "automatic_optimization",
+    Manual: "do not move",
     TwoOptimizers: "optimizer",
     WithoutLoss: "loss",
     WithoutOptimizer: "optimizer",
-    Vector: "loss",
+    Vector: "scalar",
     Detached: "grad",
     Raises: "a fault of mine",
 }

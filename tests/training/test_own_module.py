@@ -5,9 +5,11 @@ import itertools
 import random
 import re
 import runpy
+import signal
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ from lightning import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.core.errors import ConfigError
+import fedsim.training.own_module.module_client as clients
+from alone import recording, train_alone
+from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.attacks import Backdoor
@@ -41,13 +45,11 @@ from lightning_modules import (
 )
 from small import LR, fit, make_data, make_model
 
-NECK = Neck(kind="bnneck", dropout=0.3)
+NECK = Neck(kind="bnneck", dropout=0.0)
 
 
 class Parts(LightningModule):
     """fedsim's own network and loss, written as a module."""
-
-    whole_batch_safe = True
 
     def __init__(self, num_classes: int = 8):
         super().__init__()
@@ -89,7 +91,7 @@ def tensors(model, client):
     [FedAvg(share_head=False), FedPav(), FedProx(mu=0.1), FedBN(), Local(), Scaffold()],
     ids=lambda method: type(method).__name__,
 )
-@pytest.mark.parametrize("training", [{}, {"accumulate": 2, "grad_clip": 0.5}, {"micro_batch": 4}], ids=str)
+@pytest.mark.parametrize("training", [{}, {"grad_clip": 0.5}], ids=str)
 def test_a_module_has_the_bits_of_the_same_network_and_loss_in_built_in_parts(method, training):
     client = LocalTraining(
         batch_size=8, local_epochs=2, optimizer=partial(torch.optim.SGD, lr=LR, momentum=0.9), optimizer_state="reset",
@@ -218,7 +220,7 @@ def test_foreign_styles_train_score_and_continue_with_the_same_bits(kind, tmp_pa
 def test_schedulers_count_from_the_runs_start():
     model = fit(federation(FedAvg(), OwnScheduler), rounds=3)
     # two local epochs a round: the last round has the epochs 4 and 5, whose mean is weighted by images
-    assert model.round_metrics["train/town0/epoch"] == pytest.approx(4.5)
+    assert model.round_metrics["train/town0/own_epoch"] == pytest.approx(4.5)
     assert model.round_metrics["train/town0/lr"] == pytest.approx(0.01 * (0.5**4 + 0.5**5) / 2)
     assert model.round_metrics["client/lr"] == 0.01
 
@@ -229,7 +231,8 @@ def test_gradients_are_clipped_inside_and_steps_count_from_the_runs_start():
     assert before > 0.01
 
     class Looks(ClipsInside):
-        def on_before_zero_grad(self, optimizer):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
             norms.append(torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in self.parameters()])).item())
 
     same = fit(federation(FedAvg(), Looks), rounds=1)
@@ -261,6 +264,111 @@ class Restless(Frozen):
         return loss
 
 
+class Counted(Small):
+    """Counts its steps in an integer buffer, and notes what it finds when a session begins."""
+
+    seen: ClassVar[list[tuple]] = []
+
+    def __init__(self, num_classes: int):
+        super().__init__(num_classes)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def on_train_start(self):
+        trainer = self.trainer
+        facts = (int(self.steps), trainer.current_epoch, trainer.global_step, trainer.max_epochs)
+        self.seen.append((*facts, trainer.estimated_stepping_batches, self.optimizers().param_groups[0]["lr"]))
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "frequency": 2}}
+
+
+def test_counters_and_horizons_follow_the_run(tmp_path):
+    data = partial(make_data, SyntheticReID(clients=1, unseen=1, scale=0.1), limit_client_batches=3)
+    client = LocalTraining(batch_size=8, local_epochs=2)
+
+    def seen(rounds, counts_from="run", **options):
+        model = federation(FedAvg(), Counted, client=client, module_counts_from=counts_from)
+        model.assemble(data(), 0, 1, torch.device("cpu"))
+        Counted.seen.clear()  # that of the trial
+        fit(model, data(), rounds, **options).trainer.save_checkpoint(tmp_path / "two.ckpt")
+        return [*Counted.seen]
+
+    # 3 batches an epoch, of which the second steps the scheduler: once an epoch
+    expected = [(6 * r, 2 * r, 6 * r, 6, 18, 1e-3 * 0.5 ** (2 * r)) for r in range(3)]
+    assert seen(3) == expected
+    assert seen(3, "round") == [(6 * r, 0, 0, 2, 6, 1e-3) for r in range(3)]
+    seen(2)
+    assert seen(3, ckpt_path=tmp_path / "two.ckpt") == expected[2:]
+
+
+class Given(LightningModule):
+    """Its network is an argument."""
+
+    modes: ClassVar[list[bool]] = []
+
+    def __init__(self, net, num_classes):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net, self.classifier = net, nn.Linear(8, num_classes)
+
+    def embed(self, images):
+        return self.net(images)
+
+    def training_step(self, batch, batch_idx):
+        self.modes.append(all(part.training for part in self.modules()))
+        return cross_entropy(self.classifier(self.net(batch[0])), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("way", ["instance", "partial"])
+def test_a_given_network_trains_in_training_mode_and_stays_the_users(way):
+    net = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 15 * 7, 8))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    Given.modes.clear()
+    model = fit(federation(FedAvg(), Given(net, 4) if way == "instance" else partial(Given, net=net)))
+    assert all(Given.modes)
+    assert net.training
+    assert_same(net.state_dict(), before)
+    assert not torch.equal(module_state(model)["global"][:10], net[0].weight.flatten()[:10])
+
+
+def test_a_stop_in_a_session_ends_the_session_only():
+    class Stops(Counted):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.trainer.should_stop = batch_idx == 1
+
+    model = fit(federation(FedAvg(), Stops), rounds=2)
+    assert model.trainer.current_epoch == 2
+    assert model.round_metrics["train/steps"] == 2 * len(model.parts.names)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_what_ends_a_training_reaches_the_run_and_leaves_signals_and_ranks(error):
+    handler = signal.getsignal(signal.SIGINT)
+
+    class Ends(Counted):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if self.current_epoch > 0:
+                raise error("the end")
+
+    model = federation(FedAvg(), Ends)
+    expected = {KeyboardInterrupt: SystemExit, SystemExit: TrainingError}.get(error, error)
+    with pytest.raises(expected):
+        fit(model)
+    assert signal.getsignal(signal.SIGINT) in (handler, signal.SIG_IGN)  # Lightning's outer Trainer ends by Ctrl-C so
+    signal.signal(signal.SIGINT, handler)
+    assert torch.autocast_increment_nesting() == 1
+    torch.autocast_decrement_nesting()
+
+
 def test_each_session_begins_with_the_parts_in_evaluation_mode_that_were_built_so():
     data = make_data()
     Restless.were_still.clear()
@@ -282,28 +390,46 @@ def test_a_frozen_backbone_stays_and_a_replaced_buffer_is_shared():
     assert b.flat.num_shared == a.flat.num_shared
 
 
-def test_hooks_are_called_in_lightnings_order():
+HOOKS = (
+    "setup", "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_before_batch_transfer",
+    "on_after_batch_transfer", "on_train_batch_start", "optimizer_step", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "configure_gradient_clipping", "on_before_zero_grad", "lr_scheduler_step",
+    "on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end", "teardown", "backward",
+    "optimizer_zero_grad", "transfer_batch_to_device", "configure_callbacks", "configure_optimizers",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [{}, {"accumulate": 2, "grad_clip": 0.5}], ids=str)
+def test_hooks_are_called_as_by_lightning_alone(training):
     calls = []
 
     def note(name):
         def hook(self, *args, **kwargs):
             calls.append(name)
+            return getattr(super(kind, self), name)(*args, **kwargs)
 
         return hook
 
-    hooks = (
-        "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_backward",
-        "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad", "on_train_batch_end",
-        "on_train_epoch_end", "on_train_end", "on_fit_end",
-    )  # fmt: skip
-    kind = type("Noted", (Small,), {name: note(name) for name in hooks})
-    model = assembled(FedAvg(), kind)
-    calls.clear()  # those of the trial
-    fit(model, make_data(limit_client_batches=2), rounds=1)
-    batch = list(hooks[3:9])
-    epoch = ["on_train_epoch_start", *batch, *batch, "on_train_epoch_end"]
-    session = ["on_fit_start", "on_train_start", *epoch, *epoch, "on_train_end", "on_fit_end"]
-    assert calls == session * len(model.parts.names)
+    kind = type("Noted", (OwnScheduler,), {name: note(name) for name in HOOKS})
+    trainings, calls_of = [], []
+
+    def train(*arguments):
+        calls.clear()
+        logged = original(*arguments)
+        calls_of.append([*calls])
+        return logged
+
+    with recording(trainings):
+        original = clients.train
+        with mock.patch.object(clients, "train", train):
+            client = LocalTraining(batch_size=8, local_epochs=2, **training)
+            fit(federation(FedAvg(), kind, client=client), make_data(limit_client_batches=3), rounds=1)
+    assert len(trainings) == 3
+    for recorded, expected in zip(trainings, calls_of, strict=True):
+        calls.clear()
+        train_alone(kind(len(recorded.start["classifier.bias"])), recorded)
+        assert calls == expected
+    assert {*calls} == {*HOOKS}
 
 
 def test_rounds_scale_the_rates_of_a_module_without_a_scheduler():
@@ -362,11 +488,6 @@ def changed(**members):
     return type("Wrong", (Small,), members)
 
 
-def manual(self, num_classes):
-    Small.__init__(self, num_classes)
-    self.automatic_optimization = False
-
-
 def forgets(self, num_classes):
     LightningModule.__init__(self)
     self.net = nn.Linear(3, num_classes)
@@ -399,59 +520,39 @@ def sgd(self):
     return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def plateau(self):
-    optimizer = sgd(self)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "x"}
-
-
 def other(self):
     return [sgd(self)], [torch.optim.lr_scheduler.StepLR(sgd(self), 1)]
 
 
 WRONG = {
-    "manual": ({"__init__": manual}, "optimizes manually"),
     "no step": ({"training_step": LightningModule.training_step}, "has no training_step"),
     "no optimizer": ({"configure_optimizers": LightningModule.configure_optimizers}, "has no configure_optimizers"),
     "no features": ({"embed": None}, "gives no features; define embed"),
-    "two optimizers": ({"configure_optimizers": lambda self: [sgd(self), sgd(self)]}, "returned 2 optimizers"),
-    "two dicts": (
-        {"configure_optimizers": lambda self: [{"optimizer": sgd(self)}, {"optimizer": sgd(self)}]},
-        "returned 2 optimizers",
+    "two optimizers": (
+        {"configure_optimizers": lambda self: [sgd(self), sgd(self)]},
+        "multiple optimizers is only supported with manual optimization",
     ),
-    "none": ({"configure_optimizers": lambda self: None}, "configure_optimizers returned NoneType; return an optim"),
-    "plateau": ({"configure_optimizers": plateau}, "ReduceLROnPlateau follows a validation"),
-    "other's": ({"configure_optimizers": other}, "StepLR is for another optimizer"),
+    "none": ({"configure_optimizers": lambda self: None}, "configure_optimizers returned no optimizer"),
+    "other's": ({"configure_optimizers": other}, "attached with an optimizer that wasn't returned"),
     "interval": (
         {"configure_optimizers": lambda self: {"optimizer": (o := sgd(self)), "lr_scheduler": {
             "scheduler": torch.optim.lr_scheduler.StepLR(o, 1), "interval": "week"}}},
-        "interval: week is unknown",
+        'but is "week"',
     ),
     "foreign tensors": (
         {"configure_optimizers": lambda self: torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
         "has tensors that are not parameters",
     ),
-    "closure": ({"configure_optimizers": lambda self: torch.optim.LBFGS(self.parameters())}, "failed in training"),
-    "batches": ({"training_step": lambda self, dataloader_iter: None}, "is called with batch and batch_idx"),
-    "third argument": ({"training_step": lambda self, batch, batch_idx, optimizer_idx: 1}, "take these"),
-    "no loss": ({"training_step": lambda self, batch, batch_idx: None}, "returned None; return a loss"),
-    "no loss in a dict": ({"training_step": lambda self, batch, batch_idx: {"x": 1}}, "a dict without loss (x)"),
-    "a number": ({"training_step": lambda self, batch, batch_idx: 1.0}, "is no tensor; return a scalar"),
-    "vector": ({"training_step": lambda self, b, i: self.embed(b[0]).mean(1)}, "is of shape [8]; return a scalar"),
-    "constant": ({"training_step": lambda self, batch, i: torch.zeros(())}, "is without gradient; return a scalar"),
-    "fails": ({"training_step": lambda self, batch, i: batch["image"]}, "failed in training, on random images (Type"),
-    "trainer": (
-        {"training_step": lambda self, batch, i: self.trainer.datamodule},
-        "reads self.trainer.datamodule, which needs a Trainer's loop",
-    ),
-    "loader": ({"train_dataloader": lambda self: []}, "defines train_dataloader, which is never called"),
-    "backward": ({"backward": lambda self, loss: loss.backward()}, "defines backward"),
-    "state": ({"on_save_checkpoint": lambda self, checkpoint: None}, "defines on_save_checkpoint"),
-    "skips": ({"on_train_batch_start": lambda self, batch, batch_idx: -1}, "returned -1"),
+    "batches": ({"training_step": lambda self, dataloader_iter: None}, "takes dataloader_iter"),
+    "third argument": ({"training_step": lambda self, b, i, optimizer_idx: 1}, "Remove the `optimizer_idx`"),
+    "no loss in a dict": ({"training_step": lambda self, batch, batch_idx: {"x": 1}}, "the 'loss' key needs to be"),
+    "a number": ({"training_step": lambda self, batch, batch_idx: 1.0}, "must return a Tensor, a dict"),
+    "vector": ({"training_step": lambda self, b, i: self.embed(b[0]).mean(1)}, "only for scalar outputs"),
+    "constant": ({"training_step": lambda self, batch, i: torch.zeros(())}, "does not require grad"),
+    "fails": ({"training_step": lambda self, batch, i: batch["image"]}, "failed in a training on random images (Type"),
     "maps": ({"embed": lambda self, images: images, "training_step": learns}, "embed returned shape [2, 3, 32, 16]"),
     "logits": ({"embed": None, "forward": logits, "training_step": learns}, "whose number depends on num_classes"),
-    "reduce": ({"training_step": lambda self, b, i: self.log("x", 1, reduce_fx="max")}, "has a reduce_fx"),
-    "text": ({"training_step": lambda self, b, i: self.log("x", "high")}, "got str; log one number"),
+    "text": ({"training_step": lambda self, b, i: self.log("x", "high")}, "`str` values cannot be logged"),
     "hparams": ({"__init__": lambda self, num_classes: forgets(self, num_classes)}, "hparams lack num_classes"),
     "other layers": ({"__init__": grows}, "has other layers for another num_classes"),
     "half": ({"__init__": halves}, "classifier.weight is torch.float16"),
@@ -470,7 +571,7 @@ def test_a_module_that_breaks_a_rule_is_refused_in_one_line(name):
     assert line.startswith("model.module: Wrong"), line
     assert message in line, line
     assert "\n" not in line
-    assert len(line) < 300, line
+    assert len(line) < 360, line
 
 
 def test_random_pairs_of_faults_are_refused_in_one_line():
@@ -487,7 +588,7 @@ def test_random_pairs_of_faults_are_refused_in_one_line():
         ({"graph": True}, "model.client.graph: the steps of Small"),
         ({"head_lr": 0.1}, "model.client.head_lr: Small"),
         ({"optimizer_state": "keep"}, "model.client.optimizer_state: the optimizer of Small"),
-        ({"micro_batch": 4}, "model.client.micro_batch: the loss of Small may need whole batches"),
+        ({"micro_batch": 4}, "model.client.micro_batch: Lightning trains Small on whole batches"),
     ],
     ids=str,
 )
@@ -500,10 +601,6 @@ def test_settings_that_a_module_decides_are_refused_in_one_line(training, messag
 def test_other_contradictions_are_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"^model\.client\.schedule: OwnScheduler has a schedule, too"):
         assembled(FedAvg(), OwnScheduler, client=LocalTraining(schedule=RateSchedule(kind="step")))
-    with pytest.raises(ConfigError, match=r"^model\.client\.micro_batch: \w+ has metrics"):
-        assembled(
-            FedAvg(), type("Safe", (MetricsInside,), {"whole_batch_safe": True}), client=LocalTraining(micro_batch=4)
-        )
     with pytest.raises(ConfigError, match=r"^model\.method\.share_neck: FedAvg keeps the neck private"):
         assembled(FedAvg(share_neck=False, share_head=False), Small)
     with pytest.raises(ConfigError, match=r"^model\.backbone: name a backbone"):
@@ -540,5 +637,9 @@ def test_the_example_trains_alone_and_as_clients(capsys):
     runpy.run_path(str(path), run_name="__main__")
     printed = capsys.readouterr().out
     assert re.search(r"^alone: \{'loss': \d\.\d+, 'accuracy': [01]\.\d+\}$", printed, re.MULTILINE)
-    assert re.search(r"^\{'train/town0/loss': \d\.\d+, 'train/town0/accuracy': [01]\.\d+\}$", printed, re.MULTILINE)
+    assert re.search(
+        r"^\{'train/town0/loss': \d\.\d+, 'train/town0/module_loss': \d\.\d+, 'train/town0/accuracy': [01]\.\d+\}$",
+        printed,
+        re.MULTILINE,
+    )
     assert re.search(r"^test +global +unseen +\d\.\d+", printed, re.MULTILINE)

@@ -15,6 +15,11 @@ _MESSAGES = (
     ".*GPU available but not used.*",
     ".*callbacks used to create the checkpoint need to be provided.*",  # those of a fit, when only scoring
     ".*LightningCLI's args parameter is intended.*",  # they are the command line, with None normalised
+    # of a user's module, which a Trainer trains in each session:
+    "(?s).*before `optimizer.step.*",  # its schedulers go on from earlier rounds
+    ".*in eval mode at the start of training.*",  # as the user has built them
+    ".*You defined a `validation_step` but have no `val_dataloader`.*",  # fedsim scores by ranking
+    ".*`self.trainer` reference is not registered on the model yet.*",  # a method compares losses before the training
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -37,6 +37,8 @@ from fedsim.training.flat_model import FlatModel, arch_name
 from fedsim.training.lazy_clients import LazyClients
 from fedsim.training.own_module.assembly import OwnModule, own_module
 from fedsim.training.own_module.blueprint import MakesModule
+from fedsim.training.own_module.inner_trainer import Options
+from fedsim.training.own_module.module_batch import PairBatch
 from fedsim.training.own_module.module_client import ModuleClient
 from fedsim.training.server import Server
 from fedsim.training.statistics import BatchNormStatistics, shared_names
@@ -51,6 +53,8 @@ def assemble(
     world_size: int,
     device: torch.device,
     machine: Machine | None = None,
+    precision: str = "32-true",
+    rounds: int | None = 1,
 ) -> Parts:
     """Build the server and the clients that ``rank`` may train: those that it owns, or all of its ``machine``.
 
@@ -59,7 +63,10 @@ def assemble(
     Raises:
         ConfigError: if settings and data contradict each other.
     """
-    tried = None if settings.module is None else _try_module(settings, settings.module, data, device, logs=rank == 0)
+    tried = None
+    if settings.module is not None:
+        options = Options(device, precision, settings.client.accumulate, settings.client.grad_clip)
+        tried = _try_module(settings, settings.module, data, options, rounds, logs=rank == 0)
     training = settings.client if tried is None else tried.training(settings.client)
     client_settings = settings_by_client(data.federated, training, settings.overrides)
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
@@ -89,7 +96,10 @@ def assemble(
     )
     data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
 
-    kind = Client if tried is None else partial(ModuleClient, log_names=tried.trial.log_names)
+    kind: Callable[..., Client] = Client
+    if tried is not None:
+        counts_from = settings.module_counts_from
+        kind = partial(ModuleClient, log_names=tried.log_names, form=tried.form, counts_from=counts_from)
 
     def make(name: str, images: ClientImages) -> Client:
         return kind(
@@ -106,17 +116,27 @@ def assemble(
         statistics={arch: BatchNormStatistics(settings.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(settings.method, server, archs, settings.hardware, settings.accounting),
         clients=clients, objective=settings.objective, training=training,
-        logged=() if tried is None else tried.trial.log_names,
+        logged=() if tried is None else tried.log_names,
     )  # fmt: skip
 
 
 def _try_module(
-    settings: Settings, source: MakesModule, data: FederatedDataModule, device: torch.device, logs: bool
+    settings: Settings, source: MakesModule, data: FederatedDataModule, options: Options, rounds: int | None, logs: bool
 ) -> OwnModule:
     """Return the user's module after a trial; refuse settings that it contradicts, and log those without effect."""
     sizes = {"train": data.augmentation.crop or data.size, "test": data.test_size}
     check_own_module(settings.method, settings.evaluation.task, settings.adaptive_backbones is not None)
-    tried = own_module(source, data.federated.clients, settings.client, sizes, settings.seed, device)
+    rounds = rounds if settings.module_counts_from == "run" else 1
+    tried = own_module(
+        source,
+        data.federated.clients,
+        settings.client,
+        sizes,
+        settings.seed,
+        options,
+        rounds,
+        settings.module_batch or PairBatch(),
+    )
     for name, override in settings.overrides.items():
         tried.check_override(name, override)
     if logs:
@@ -127,6 +147,11 @@ def _try_module(
         if idle:
             names = ", ".join(f"model.{name}" for name in idle)
             log.info("model.module: %s is network, loss and optimizer: without effect are %s", tried.name, names)
+        if tried.idle_hooks:
+            log.info(
+                "model.module: fedsim has images, scores and checkpoints of its own, and does not call %s of %s",
+                ", ".join(tried.idle_hooks), tried.name,
+            )  # fmt: skip
     return tried
 
 

@@ -160,7 +160,10 @@ class Federation(LightningModule):
             data = data_of(self.trainer)
             if is_new:
                 machine = machine_of(strategy) if self.settings.reduction == "exact" else None
-                self.assemble(data, strategy.global_rank, strategy.world_size, strategy.root_device, machine)
+                self.assemble(
+                    data, strategy.global_rank, strategy.world_size, strategy.root_device, machine,
+                    str(self.trainer.precision), num_rounds(self.trainer),
+                )  # fmt: skip
                 for callback in round_callbacks(self.trainer):
                     callback.on_placed(self.parts.rank_share.placement)
             limit = self.trainer.limit_train_batches  # of a client's batches; fast_dev_run sets it
@@ -179,10 +182,11 @@ class Federation(LightningModule):
             allow_tf32(self._allowed_tf32)
 
     def assemble(
-        self, data: FederatedDataModule, rank: int, num_ranks: int, device: torch.device, machine: Machine | None = None
-    ) -> None:
+        self, data: FederatedDataModule, rank: int, num_ranks: int, device: torch.device,
+        machine: Machine | None = None, precision: str = "32-true", rounds: int | None = 1,
+    ) -> None:  # fmt: skip
         """Build the server and the clients of ``rank``, see :func:`~fedsim.federation.assembly.assemble`."""
-        self.parts = assemble(self.settings, data, rank, num_ranks, device, machine)
+        self.parts = assemble(self.settings, data, rank, num_ranks, device, machine, precision, rounds)
         self.server = self.parts.server  # Lightning saves and moves it
         self.listeners = listeners_of(self.settings, self.parts)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from lightning import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
@@ -29,6 +28,9 @@ from fedsim.models.reid import IdentityHead, Neck
 from fedsim.settings.facts import NOTHING, ROUNDING, Facts
 from fedsim.training.objective import Objective
 from fedsim.training.own_module.blueprint import MakesModule
+from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.module_client import CountsFrom
+from fedsim.training.own_module.package import package_of
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
@@ -60,6 +62,14 @@ class Settings:
     private: Annotated[tuple[str, ...] | None, Facts(group="network", null=())] = None
     """patterns of the names of tensors of ``module`` that stay with the clients, such as ``classifier.*``, beside those
     whose size depends on ``num_classes``; null: no further ones"""
+    module_batch: Annotated[BatchForm | None, Facts(group="network", null="PairBatch", needs="module is not None")] = (
+        None
+    )
+    """form of the batches of ``module``: PairBatch (images, labels), TripleBatch (images, labels, cameras), DictBatch,
+    ViewsBatch (several versions of each image), or a BatchForm of your own by its class_path; null: PairBatch"""
+    module_counts_from: Annotated[CountsFrom, Facts(group="network", needs="module is not None")] = "run"
+    """where epochs, steps and schedules of ``module`` begin: ``run``: with the run, as though its client had trained in
+    every round; ``round``: anew in each round"""
     client: Annotated[LocalTraining, Facts(usage="{local_epochs: 5}")] = LocalTraining()
     """local training of the clients in a round"""
     clients: Annotated[dict[str, ClientOverride] | None, Facts(null={}, usage="{NAME: FIELDS}", expected=_BY_NAME)] = (
@@ -114,7 +124,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the settings as far as possible without data."""
-        if isinstance(self.backbone, LightningModule) or not isinstance(self.backbone, nn.Module | None):
+        if package_of(self.backbone) is not None or not isinstance(self.backbone, nn.Module | None):
             object.__setattr__(self, "module", self.backbone)
             object.__setattr__(self, "backbone", None)
         if self.backbone is None and self.module is None:

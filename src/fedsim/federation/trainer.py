@@ -14,6 +14,7 @@ from typing import Any
 import lightning
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.strategies import Strategy
 
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
@@ -32,6 +33,8 @@ from fedsim.federation.callbacks import (
     ScriptConfig,
     describe_script,
 )
+from fedsim.federation.checks.compatibility import check_trainer
+from fedsim.federation.federation import Federation
 from fedsim.settings.changes import Change
 from fedsim.settings.configuration import line_of_idle
 from fedsim.settings.identity import identity_of
@@ -90,6 +93,12 @@ class Trainer(lightning.Trainer):
         self._options = {name: value for name, value in options.items() if name != "enable_progress_bar"}
         check_place()
         arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | options
+        if arguments["strategy"] == "auto":
+            arguments["strategy"] = FederatedStrategy()
+        if not isinstance(arguments["strategy"], Strategy):
+            raise ConfigError(f"trainer.strategy: {arguments['strategy']} is not fedsim's; leave it out")
+        if arguments.get("barebones"):
+            raise ConfigError("trainer.barebones: a federation needs loggers and callbacks; leave it out")
         if isinstance(strategy := arguments["strategy"], FederatedStrategy):
             arguments["devices"] = gpus_for(arguments.get("devices", "auto"), strategy.ranks_per_device)
         check_accelerator(arguments.get("accelerator", "auto"))
@@ -112,6 +121,13 @@ class Trainer(lightning.Trainer):
             DataError: if files of the run are removed meanwhile.
         """
         options = _with_path(kwargs)
+        model = args[0] if args else options.get("model")
+        if not isinstance(model, Federation):
+            raise ConfigError(
+                f"model: fedsim.Trainer trains a Federation, and this is {type(model).__name__}; give "
+                "fedsim.Federation(method, model)"
+            )
+        check_trainer(self)  # before Lightning, whose lines are about the server's step
         start = None if self._start is None else self._settled(self._start, options)
         with _without_false_alarms(), nullcontext() if start is None else self._in_folder(start, args, options):
             super().fit(*args, **options)

@@ -12,15 +12,15 @@ from jsonargparse import ArgumentParser
 from lightning import LightningModule
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.core.errors import ConfigError
 from fedsim.models.onnx_file import Layer, network_of, size_in
 from fedsim.models.reid import ReIDModel
 from fedsim.parsing.class_names import missing_class
 from fedsim.parsing.config_files import read_config
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version
-from fedsim.training.own_module.blueprint import Blueprint, MakesModule, tensors_of
-from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.rules import features_of
+from fedsim.training.own_module.blueprint import Blueprint, MakesModule
+from fedsim.training.own_module.network import PART, ModuleNetwork, features_of
+from fedsim.training.own_module.values import tensors_of
 
 Size = tuple[int, int]
 """height and width"""
@@ -116,16 +116,8 @@ def _built(
     make: MakesModule | LightningModule, seed: int, max_classes: int, num_classes: int | None
 ) -> LightningModule:
     """Return a user's module as the run has built it; ``num_classes``: of a client, None: ``max_classes``."""
-    try:
-        blueprint = Blueprint(make, seed, max_classes)
-        return blueprint.first if num_classes is None else blueprint.build(num_classes)
-    except FedSimError:
-        raise
-    except Exception as error:  # of the user's code
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"model.module: cannot be built ({type(error).__name__}: {reason}); give the module of the run"
-        ) from error
+    blueprint = Blueprint(make, seed, max_classes)
+    return blueprint.first if num_classes is None else blueprint.ready(num_classes)
 
 
 def _with_weights(module: LightningModule, tensors: Mapping[str, Tensor], size: Size) -> ModuleNetwork:

@@ -56,7 +56,8 @@ class APFL(BodySharing, WeightingChoice, HoldsModels, KeepsModels, Method):
     """Averaging, and a model of each client that is mixed with the global one in a share that it learns."""
 
     delivers = "personalised"
-    requires = frozenset({"identities", "plain_steps"})  # clusters are of one model; two models step in turn
+    # clusters are of one model; two models step in turn, and a user's module has a Trainer of its own for each
+    requires = frozenset({"identities", "plain_steps", "built_in_model"})
     replicas: ClassVar[Replicas] = {_PERSONAL: "trained"}
     keeps: ClassVar[KeptModels] = {_PERSONAL: "model"}
     session_copies = 1  # v_i, while its model has vbar_i

@@ -180,8 +180,7 @@ class Method(ABC):
 
     def train(self, client: Client) -> None:
         """Local training: E epochs of mini-batches."""
-        for epoch in range(client.local_epochs):
-            run_epoch(self, client, epoch)
+        client.fit(self)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the loss of a batch, a scalar with gradient."""
@@ -332,12 +331,6 @@ def tensors_on_ranks(method: Method, server: Server, arch: str) -> frozenset[str
     payloads = [method.payload(server, arch, round_) for round_ in rounds]
     masks = {payload.mask for payload in payloads if payload.mask is not None}
     return method.reads_on_ranks.union(masks, *((*payload.down, *payload.known) for payload in payloads))
-
-
-def run_epoch(method: Method, client: Client, epoch: int) -> None:
-    """Train local epoch ``epoch``, from 0."""
-    for batch in client.batches(epoch):
-        client.train_on(batch, method)
 
 
 def has_server_step(method: Method, round_: int) -> bool:

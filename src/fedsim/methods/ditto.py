@@ -74,20 +74,17 @@ class Ditto(BodySharing, WeightingChoice, KeepsModels, Method):
 
     def train(self, client: Client) -> None:
         """Train the global model's copy, then the personal model."""
-        model = client.model.whole
-        personal = client.kept["personal"] if "personal" in client.kept else model.clone()
+        personal = client.kept["personal"] if "personal" in client.kept else client.model.whole.clone()
         super().train(client)
-        trained = model.clone()
-        model.copy_(personal)
+        trained = client.model.whole.clone()
+        client.model.whole.copy_(personal)
         client.model.reset_counters()
         client.optimizer.reset(client.round)
         personal_steps = _PersonalSteps(partial(client.optimizer.pull, client.received.vector, self.lam))
         with client.personal_training():
-            for epoch in range(client.local_epochs):
-                for batch in client.batches(epoch):
-                    client.train_on(batch, personal_steps)
-        client.keep("personal", model)
-        model.copy_(trained)
+            client.fit(personal_steps)
+        client.keep("personal", client.model.whole)
+        client.model.whole.copy_(trained)
 
     def personalise(self, client: Client) -> None:
         """Load v_k."""

@@ -160,7 +160,7 @@ def _gradient(client: Client, loss: Tensor, top: slice) -> Tensor:
 @contextmanager
 def _undisturbed(client: Client) -> Iterator[None]:
     """Leave running statistics and the random stream of dropout as they were; the block has a stream of its own."""
-    network, running = client.model.network, client.model.flat.running
+    network, running = client.model.network, client.model.running
     statistics = [part.clone() for part in running]
     if network.has_dropout:
         network.set_generator(client.generator("dropout aggregation", device=client.device))

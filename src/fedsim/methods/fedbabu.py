@@ -61,7 +61,7 @@ class _FineTuning:
 class FedBABU(WeightingChoice, KeepsModels, Method):
     """Averaging of bodies that are trained for fixed random heads."""
 
-    requires = frozenset({"identities", "built_in_model"})  # clusters have no head; it is drawn anew
+    requires = frozenset({"identities"})  # clusters have no head
 
     fine_tune_epochs: int = 5
     """epochs of fine-tuning in each round; 0: none, and the personalised model has the global body"""
@@ -100,11 +100,12 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
     def download(self, client: Client) -> None:
         """Load the global body and the fixed head."""
         super().download(client)
-        head, generator = client.model.head, torch_generator(client.seed, client.client_name, "fixed head")
-        bound = 1 / math.sqrt(head.weight.shape[1])
-        for parameter in (head.weight, head.bias) if client.model.network.head_kind.bias else (head.weight,):
-            values = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
-            parameter.data.copy_(values, non_blocking=True)
+        generator = torch_generator(client.seed, client.client_name, "fixed head")
+        for head in client.model.head_layers:
+            bound = 1 / math.sqrt(head.weight[0].numel())
+            for tensor in (part for part in head if part.numel()):
+                values = torch.empty(tensor.shape).uniform_(-bound, bound, generator=generator)
+                tensor.copy_(values, non_blocking=True)
 
     def train(self, client: Client) -> None:
         """Train the body for the fixed head; then fine-tune what was received."""
@@ -120,9 +121,7 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
         moved = client.model.training_only("private") if self.fine_tune == "head" else nullcontext()
         with moved, client.personal_training():
             fine_tuning = _FineTuning()
-            for _ in range(self.fine_tune_epochs):
-                for batch in client.batches(0):
-                    client.train_on(batch, fine_tuning)
+            client.fit(fine_tuning, [0] * self.fine_tune_epochs)
         for name, part in self.keeps.items():
             client.keep(name, client.model.whole if part == "model" else client.model.private)
         client.model.whole.copy_(trained)

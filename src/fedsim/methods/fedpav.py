@@ -205,8 +205,8 @@ def _fine_tune(server: Server, arch: str, targets: Tensor, distillation: Distill
     """Train an architecture's global model on ``targets`` [n, D], the mean features of the public images."""
     flat, public = server.models[arch], server.public
     assert public is not None
-    network, shared = flat.network.train(), flat.shared
-    shared.copy_(server.vector(arch))
+    network = flat.network.train()
+    flat.shared.copy_(server.vector(arch))
     network.set_generator(torch_generator(server.seed, server.round, "distillation dropout", device=flat.device))
     optimizer = SGD(network.parameters(), lr=distillation.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
     for _ in range(distillation.epochs):
@@ -218,4 +218,4 @@ def _fine_tune(server: Server, arch: str, targets: Tensor, distillation: Distill
             distillation_loss(network(images).neck, goal, distillation.target_norm == "both").backward()
             optimizer.step()
     optimizer.zero_grad()
-    server.vector(arch).copy_(shared)
+    server.vector(arch).copy_(flat.shared)

@@ -75,8 +75,6 @@ class FedRep(WeightingChoice, Method):
         """Train the head on the received body, then the body on that head."""
         head_steps = _HeadSteps()
         with client.model.training_only("private"):
-            for _ in range(self.head_epochs):
-                for batch in client.batches(0):
-                    client.train_on(batch, head_steps)
+            client.fit(head_steps, [0] * self.head_epochs)
         with client.model.training_only("shared"):
             super().train(client)

@@ -52,7 +52,7 @@ class _SharpnessAwareSteps:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         used = [(p.detach(), g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
         weights, delta = [weight for weight, _ in used], [gradient for _, gradient in used]
-        tensors = [*weights, *client.model.flat.running]
+        tensors = [*weights, *client.model.running]
         self.before[:] = [(tensors, [tensor.clone() for tensor in tensors])]
         torch._foreach_mul_(delta, self.rho / (nn.utils.get_total_norm(delta) + _TINY))
         torch._foreach_add_(weights, delta)
@@ -84,7 +84,4 @@ class FedSAM(PartSharing, WeightingChoice, Method):
 
     def train(self, client: Client) -> None:
         """Train by sharpness-aware steps."""
-        steps = _SharpnessAwareSteps(self.rho)
-        for epoch in range(client.local_epochs):
-            for batch in client.batches(epoch):
-                client.train_on(batch, steps)
+        client.fit(_SharpnessAwareSteps(self.rho))

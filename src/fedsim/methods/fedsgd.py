@@ -43,8 +43,4 @@ class FedSGD(BodySharing, WeightingChoice, Method):
 
     def train(self, client: Client) -> None:
         """Take the first ``steps`` steps of plain local training."""
-        for epoch in range(client.local_epochs):
-            for batch in client.batches(epoch):
-                client.train_on(batch, self)
-                if client.optimizer.num_steps == self.steps:
-                    return
+        client.fit(self, max_steps=self.steps)

@@ -19,6 +19,7 @@ Deviations and silences:
 - The references run in evaluation mode, as in the authors' code, and without gradients, which that code computes.
 - In a client's first round there is no previous model, and the term is 0. Later the previous model is that of the
   client's last round.
+- With a module of the user, z is what its `embed` returns, in a pass of its own, which running statistics see, too.
 - The paper tunes mu in {0.1, 1, 5, 10} and takes tau = 0.5. Paper 000, which compares with "MOON+D", gives neither.
 """
 
@@ -44,7 +45,6 @@ _CONTRAST = Facts(needs="mu")
 class MOON(PartSharing, WeightingChoice, HoldsModels, KeepsModels, Method):
     """Averaging of clients whose features stay near the global model's, and move away from their previous ones."""
 
-    requires = frozenset({"built_in_model"})  # for the features that are contrasted
     keeps: ClassVar[KeptModels] = {"previous": "model"}
 
     mu: float = 1.0

@@ -30,10 +30,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import uniform_weights
 from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, Weights
+from fedsim.training.batch import Batch
 from fedsim.training.client import Client
 from fedsim.training.messages import Report
 from fedsim.training.settings import LocalTraining
@@ -68,17 +71,10 @@ class PFedMe(BodySharing, KeepsModels, Method):
 
     def train(self, client: Client) -> None:
         """Train theta_i and w_i; then keep theta_i, and leave w_i in the model for the upload."""
-        flat = client.model.flat
-        theta = flat.shared[: flat.num_shared_parameters]
-        w = theta.clone()
-        pull = partial(client.optimizer.pull, w, self.lam)  # lambda (theta_i - w_i)
-        for epoch in range(client.local_epochs):
-            for batch in client.batches(epoch):
-                for _ in range(self.inner_steps):
-                    client.step(self.loss(client, batch), pull)
-                w.sub_((w - theta).mul_(self.local_lr * self.lam))
+        steps = _InnerSteps(self, _theta(client).clone())
+        client.fit(steps, repeats=self.inner_steps)
         client.keep("personal", client.model.whole)
-        theta.copy_(w)
+        _theta(client).copy_(steps.w)
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / S, and beta."""
@@ -89,3 +85,31 @@ class PFedMe(BodySharing, KeepsModels, Method):
         super().personalise(client)
         if "personal" in client.kept:
             client.model.whole.copy_(client.kept["personal"])
+
+
+@dataclass
+class _InnerSteps:
+    """Steps of theta_i; after every K-th one, a step of w_i."""
+
+    method: PFedMe
+    w: Tensor
+    """w_i"""
+    done: int = 0
+    """steps of theta_i"""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return f_i(theta_i; batch)."""
+        return self.method.loss(client, batch)
+
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step, with lambda (theta_i - w_i) added to the gradient."""
+        method = self.method
+        client.step(loss, partial(client.optimizer.pull, self.w, method.lam))
+        self.done += 1
+        if self.done % method.inner_steps == 0:
+            self.w.sub_((self.w - _theta(client)).mul_(method.local_lr * method.lam))
+
+
+def _theta(client: Client) -> Tensor:
+    """Return theta_i, the shared parameters of the model: a view."""
+    return client.model.shared[: client.model.flat.num_shared_parameters]

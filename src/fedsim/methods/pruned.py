@@ -41,7 +41,7 @@ class OwnMask:
     """
 
     delivers: Delivered = "personalised"
-    requires: frozenset[Need] = frozenset({"masks", "built_in_model"})  # the latter for accuracies of the head
+    requires: frozenset[Need] = frozenset({"masks"})
 
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return M_k: ones."""
@@ -128,10 +128,11 @@ def own_accuracy(client: Client, num_images: int | None = None, measure: Measure
     of their own, as the last batch has left the proxies.
 
     Groups are people, or clusters: those of the current local epoch, or new ones before the first epoch. Images outside
-    clusters do not count. None for ``measure`` is ``classifier`` for clients with identities, else ``rank1``.
+    clusters do not count. None for ``measure`` is ``classifier`` for clients with identities, else ``rank1``, and also
+    for a user's module, whose classifier fedsim does not know.
     """
     clusters = client.training_settings.clusters
-    measure = measure or ("rank1" if clusters else "classifier")
+    measure = measure or ("classifier" if client.has_guesses and not clusters else "rank1")
     if measure == "classifier" and not clusters:
         hits, images = _head_hits(client, num_images)
         return int(hits) / images
@@ -147,7 +148,7 @@ def own_accuracy(client: Client, num_images: int | None = None, measure: Measure
 
 def exceeds(client: Client, num_images: int | None, accuracy: float) -> Tensor:
     """Return whether :func:`own_accuracy` is larger than ``accuracy``, bool on the device: the host need not wait."""
-    if client.training_settings.clusters:
+    if client.training_settings.clusters or not client.has_guesses:
         return torch.tensor(own_accuracy(client, num_images) > accuracy, device=client.device)
     hits, images = _head_hits(client, num_images)
     return hits >= first_above(accuracy, images)

@@ -39,7 +39,7 @@ from torch import Tensor
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.pruning import differ, layerwise_magnitude_mask, remaining, share_pruned, zero_pruned_
-from fedsim.methods.base import BodySharing, Method, run_epoch
+from fedsim.methods.base import BodySharing, Method
 from fedsim.methods.pruned import OwnMask, check_pruning, exceeds, prunable_layers
 from fedsim.training.client import Client
 from fedsim.training.settings import LocalTraining
@@ -77,12 +77,16 @@ class SubFedAvg(OwnMask, BodySharing, Method):
 
     def train(self, client: Client) -> None:
         """Train, then prune if masks still differ and the pruned model is good enough."""
-        first, layers = client.kept["mask"], prunable_layers(client.model)
-        left = remaining(first, layers)
-        for epoch in range(client.local_epochs):
-            if epoch == 1:  # the first one is over
-                first = self._next_mask(client, left, self.step)  # m^fe
-            run_epoch(self, client, epoch)
+        layers = prunable_layers(client.model)
+        left = remaining(client.kept["mask"], layers)
+        masks = [client.kept["mask"]]
+
+        def after_epoch(epoch: int) -> None:
+            if epoch == 0:
+                masks.append(self._next_mask(client, left, self.step))  # m^fe
+
+        client.fit(self, after_epoch=after_epoch)
+        first = masks[-1]
         last = self._next_mask(client, left, self.step)
         missing = self.target - (pruned := share_pruned(left, layers))
         if missing <= 0:

@@ -12,7 +12,8 @@ from fedsim.methods import FedAvg
 from fedsim.methods.base import Method
 from fedsim.testing.backbone import compare_fits
 from fedsim.testing.findings import Findings
-from fedsim.testing.trials import Fit
+from fedsim.testing.trials import ROUNDS, Fit, difference
+from fedsim.training.own_module.package import package_of
 
 
 def check_module(
@@ -35,11 +36,13 @@ def check_module(
         PartRefusedError: an AssertionError with all findings.
     """
     findings = Findings(type(module).__name__)
-    if not isinstance(module, LightningModule):
-        findings.add(f"{type(module).__name__} is no lightning.LightningModule; give an instance of one")
+    if package_of(module) is None:
+        findings.add(f"{type(module).__name__} is no LightningModule of lightning or pytorch_lightning; give one")
     findings.settle()
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
         options = {**settings, "backbone": module}
         whole = Fit(method or FedAvg(), Path(folder) / "one", options, size=size, own_streams=False)
         compare_fits(whole, findings)
+        if not findings and not difference(whole.checkpoint(1), whole.checkpoint(ROUNDS)):
+            findings.add("its weights do not move: no optimizer steps; return a loss, or step manually")
     findings.settle()

@@ -23,7 +23,7 @@ from typing import Any
 
 import cloudpickle
 import torch
-from lightning import Callback, LightningModule
+from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
@@ -39,6 +39,7 @@ from fedsim.strategy.checkpoint_files import SERVER_KEY, read_checkpoint, read_s
 from fedsim.testing.findings import described
 from fedsim.testing.fingerprint import unsettle
 from fedsim.testing.watch import Watch, watch
+from fedsim.training.own_module.package import package_of
 from fedsim.training.settings import LocalTraining
 
 ROUNDS = 3
@@ -104,7 +105,7 @@ class Fit:
         training = self.settings.get("client", small_training())
         arguments = dict(self.settings)
         backbone = arguments.pop("backbone", SmallCNN(width=8))
-        is_whole = isinstance(backbone, LightningModule)  # with a classifier and an optimizer of its own
+        is_whole = package_of(backbone) is not None  # with a classifier and an optimizer of its own
         parts = {} if is_whole else {"neck": Neck(dim=8, dropout=0.2)}
         options: dict[str, Any] = {**parts, "selection": RandomFraction(0.7)} | arguments
         if self.is_still:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from lightning import LightningModule
@@ -75,6 +75,8 @@ class Client(LightningModule):
         trains_alone: whether no part of its model is averaged with other clients' models.
     """
 
+    has_guesses: ClassVar[bool] = True
+    """whether its model guesses identities"""
     received: Download
     """during a session: the server's message"""
     session: ClientSession
@@ -138,18 +140,13 @@ class Client(LightningModule):
         self.session = ClientSession(
             self.images, self.training_settings, labeller_of(self), self.generator, work=work, precision=precision,
             report=partial(self._report, listener), rank_group=rank_group, reseed=self._seed_micro_batch,
-            poison=poison, shown_round=round_ if self._loss_sees_batches else None,
+            poison=poison, shown_round=round_ if self.objective.sees_batches else None,
         )  # fmt: skip
         self.model.begin_work(self.session.is_first)
         self.load()
         seed_global_stream(derive_seed(self.seed, round_, self.client_name, "modules"))  # for random modules of users
         self.optimizer = self._make_ready(self.model)
         self.session.use_prefetch_and_graphs(self.model, f"client {self.client_name}, round {round_ + 1},")
-
-    @property
-    def _loss_sees_batches(self) -> bool:
-        """Whether its loss sees cameras and the round."""
-        return self.objective.sees_batches
 
     def trainable_replica(self, role: str) -> FlatModel:
         """Return a second model, made ready to train in this session, with its own dropout stream.
@@ -210,6 +207,24 @@ class Client(LightningModule):
         ``views`` is the number of augmented versions of each image; the first is the same for any number.
         """
         return self.session.batches(epoch, self.local_epochs, self.limit_batches, max(views, self.objective.num_views))
+
+    def fit(
+        self, hooks: Trains, epochs: Sequence[int] | None = None, *, repeats: int = 1, max_steps: int | None = None,
+        after_epoch: Callable[[int], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Train on the batches of ``epochs``, by default those of this round; ``hooks``, usually the method, step.
+
+        ``repeats`` is the number of times that it trains on each batch. It ends early after ``max_steps`` steps; None:
+        it does not. ``after_epoch`` is called with each epoch that is over. To a user's module, whose schedules and
+        counters need to know how long it trains in all rounds, each call is a training of its own.
+        """
+        for epoch in range(self.local_epochs) if epochs is None else epochs:
+            for batch in self.batches(epoch):
+                for _ in range(repeats):
+                    self.train_on(batch, hooks)
+                if self.optimizer.num_steps == max_steps:
+                    return
+            after_epoch(epoch)
 
     def train_on(self, batch: Batch, hooks: Trains) -> None:
         """Train on a batch: ``hooks``, usually the method, compute the loss and take the step.
@@ -300,16 +315,12 @@ class Client(LightningModule):
             if correct is not None:
                 correct()
             for stepping in (stepped, *loose):
-                self._clip(stepping)
+                if settings.grad_clip is not None:
+                    nn.utils.clip_grad_norm_(stepping.parameters, settings.grad_clip)
                 stepping.step()
         if stepped is self.optimizer:
             self.session.report(loss.detach())
         return steps
-
-    def _clip(self, stepping: LocalOptimizer) -> None:
-        """Clip the gradients of an optimizer, if that is configured."""
-        if self.training_settings.grad_clip is not None:
-            nn.utils.clip_grad_norm_(stepping.parameters, self.training_settings.grad_clip)
 
     def _report(self, listener: Callable[[BatchReport], None], loss: Tensor) -> None:
         """Report the progress of the session to a listener; ``loss`` is that of the last batch."""

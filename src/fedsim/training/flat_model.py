@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,8 @@ class FlatModel:
     are in none of the buffer's parts.
     """
 
+    flat_kind: ClassVar[type[FlatParameters]] = FlatParameters
+
     def __init__(
         self,
         arch: str,
@@ -82,7 +84,8 @@ class FlatModel:
         max_classes: int,
         outside: frozenset[str] = frozenset(),
     ) -> None:
-        _remove_idle_counters(network)
+        if self.flat_kind is FlatParameters:
+            _remove_idle_counters(network)
         counters = {name: tensor for name, tensor in network.named_buffers() if groups.get(name) is Group.COUNTER}
         self.arch, self.network = arch, network
         self.work: Mapping[Role, Work] = {role: Work() for role in ROLES}
@@ -93,7 +96,7 @@ class FlatModel:
         """whether heads belong to clients"""
         self.fixed = [name for name, group in groups.items() if group is Group.FIXED]
         """names of the tensors that are equal on all clients, and not in the buffer"""
-        self.flat = FlatParameters(
+        self.flat = self.flat_kind(
             network, shared.__contains__, self.head_room(max_classes), outside.union(self.fixed).__contains__
         )
         self.initial_private = self.flat.private.clone()
@@ -132,6 +135,11 @@ class FlatModel:
     def private(self) -> Tensor:
         """The part that belongs to the seated client, [num_private + own head]: a view."""
         return self.whole[self.flat.num_shared :]
+
+    @property
+    def running(self) -> list[Tensor]:
+        """The float buffers of the model that is run, such as running statistics."""
+        return self.flat.running
 
     @property
     def whole(self) -> Tensor:
@@ -228,7 +236,7 @@ class FlatModel:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Give layers their counters of batches for a while: a cumulative average reads them."""
-        idle = [layer for layer in self.network.modules() if _is_idle(layer)]
+        idle = [layer for layer in self.network.modules() if is_idle(layer)]
         for layer in idle:
             layer.register_buffer("num_batches_tracked", torch.tensor(0, device=self.device))
         try:
@@ -284,6 +292,12 @@ class FlatModel:
         """Count images and steps of each role."""
         for role, of_role in counts.items():
             self.work[role].add(of_role)
+
+    @property
+    def head_layers(self) -> list[Head]:
+        """The layers of the identity head; a bias that does not train is empty."""
+        bias = self.head.bias.data if self.network.head_kind.bias else self.head.bias.data[:0]
+        return [Head(self.head.weight.data, bias)]
 
     @property
     def head_parameters(self) -> list[nn.Parameter]:
@@ -375,11 +389,11 @@ def _remove_idle_counters(network: nn.Module) -> None:
     Batch normalisation reads its counter only for a cumulative average, without a momentum.
     """
     for layer in network.modules():
-        if _is_idle(layer):
+        if is_idle(layer):
             layer.register_buffer("num_batches_tracked", None)
 
 
-def _is_idle(layer: nn.Module) -> bool:
+def is_idle(layer: nn.Module) -> bool:
     """Return whether a layer is a batch normalisation of torch that does not read its counter."""
     return isinstance(layer, _BATCH_NORMS) and type(layer) in _BATCH_NORMS and layer.momentum is not None
 

@@ -99,7 +99,7 @@ class ClientSession:
         """captures and replays steps; None: steps are plain"""
         self.batch_stream = stream("batches", "cpu")
         self._images, self._settings, self._stream, self._poison = images, settings, stream, poison
-        self._shown_round = shown_round
+        self.shown_round = shown_round
         self._augment_streams: dict[int, torch.Generator] = {}
         self._steps_left = 0
 
@@ -137,19 +137,23 @@ class ClientSession:
         """Yield the batches of a local epoch, or this rank's micro-batches of them; see :meth:`Client.batches`."""
         for optimizer in self.optimizers.values():
             optimizer.begin_epoch(epoch)
-        share = min(max(self.work * local_epochs - epoch, 0.0), 1.0)
-        labels, order = self.labeller.plan(self.batch_stream, share > 0)
-        order = limited(order, limit)
-        count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
-        count = self.within_steps(epoch, count)
-        shares = shares_of_steps(order[:count], self._settings.accumulate)
-        for position, batch in enumerate(self.read(order[:count], labels, views), start=1):
-            self.progress, self.share = (epoch, position, count), shares[position - 1]
+        labels, order = self.plan(epoch, local_epochs, limit)
+        shares = shares_of_steps(order, self._settings.accumulate)
+        for position, batch in enumerate(self.read(order, labels, views), start=1):
+            self.progress, self.share = (epoch, position, len(order)), shares[position - 1]
             if self.micro_batches is None:
                 yield batch
             else:
                 yield from self.micro_batches.of(batch)
         self.share = 1.0
+
+    def plan(self, epoch: int, local_epochs: int, limit: float | None) -> tuple[Tensor, list[Tensor]]:
+        """Return the labels of all images, and the positions of the images of each batch of a local epoch."""
+        share = min(max(self.work * local_epochs - epoch, 0.0), 1.0)
+        labels, order = self.labeller.plan(self.batch_stream, share > 0)
+        order = limited(order, limit)
+        count = max(int(share * len(order) + 1e-9), min(1, len(order)) if epoch == 0 else 0)
+        return labels, order[: self.within_steps(epoch, count)]
 
     def within_steps(self, epoch: int, num_batches: int) -> int:
         """Return the number of an epoch's batches that are used until ``local_steps`` steps are taken."""
@@ -183,12 +187,12 @@ class ClientSession:
             cameras = self._cameras_of(row, sizes)
             values = zip(batch_labels, on_host.split(sizes), soft, cameras, *augmented, strict=True)
             for label, host_label, target, camera, image, *further in values:
-                batch = Batch(image, label, tuple(further), target, camera, self._shown_round or 0, host_label)
+                batch = Batch(image, label, tuple(further), target, camera, self.shown_round or 0, host_label)
                 yield batch if self._poison is None else self._poison(batch)._replace(on_host=None)
 
     def _cameras_of(self, rows: Tensor, sizes: list[int]) -> Sequence[Tensor | None]:
         """Return the cameras of each batch, if a loss sees them."""
-        if self._shown_round is None:
+        if self.shown_round is None:
             return [None] * len(sizes)
         cameras: Sequence[Tensor] = send(self._images.cameras.index_select(0, rows), self._images.device).split(sizes)
         return cameras

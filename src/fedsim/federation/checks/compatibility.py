@@ -13,13 +13,17 @@ import torch
 from lightning import Callback, Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     EarlyStopping,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
     OnExceptionCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
+    WeightAveraging,
 )
 
 from fedsim.core.devices import cpu_computes_bf16, devices_here
@@ -79,8 +83,12 @@ def check_trainer(
     """
     limit, steps = trainer.limit_train_batches, trainer.log_every_n_steps  # type: ignore[attr-defined] # in a connector
     problems = {
-        f"gradient_clip_val: {trainer.gradient_clip_val} would clip the server's step; set model.client.grad_clip": (
+        f"gradient_clip_val: {trainer.gradient_clip_val} is for the server's step; set model.client.grad_clip": (
             trainer.gradient_clip_val is not None
+        ),
+        "barebones: a federation needs loggers and callbacks; leave it out": trainer.barebones,
+        "reload_dataloaders_every_n_epochs: a federation's loaders have no images; leave it out": (
+            trainer.reload_dataloaders_every_n_epochs != 0  # type: ignore[attr-defined] # set in Lightning's connector
         ),
         f"accumulate_grad_batches: {trainer.accumulate_grad_batches} would skip rounds; set model.client.accumulate": (
             trainer.accumulate_grad_batches != 1
@@ -128,9 +136,21 @@ def check_trainer(
         log.info("GPU kernels may differ in the last bits from run to run; --trainer.deterministic=true prevents it")
 
 
+_ON_A_STEP: dict[tuple[type[Callback], ...], str] = {
+    (GradientAccumulationScheduler,): "set model.client.accumulate",
+    (StochasticWeightAveraging, WeightAveraging): "set model.server_optimizer, or average checkpoints of fedsim export",
+    (ModelPruning,): "choose a model.method that prunes, such as FedDIP or SubFedAvg",
+    (SpikeDetection,): "look at train/loss, and set model.on_bad_update",
+    (BaseFinetuning,): "choose the parts that train in your backbone or module",
+}
+"""kinds of callbacks of Lightning that change what an optimizer steps -> the setting instead of them"""
+
+
 def data_of(trainer: Trainer) -> FederatedDataModule:
     """Return the trainer's data; raise ConfigError if they are not a federation's."""
     data = trainer.datamodule  # type: ignore[attr-defined] # Lightning sets it if there is one
+    if data is None:
+        raise ConfigError("data: a federation has the images of its clients; give datamodule=FederatedDataModule(...)")
     if not isinstance(data, FederatedDataModule):
         raise ConfigError(f"data: {type(data).__name__} is not a FederatedDataModule")
     return data
@@ -156,8 +176,9 @@ def _check_callback(callback: Callback, field: str) -> None:
     """Raise ConfigError if ``callback`` acts or saves within a round, or saves too little to resume from."""
     if isinstance(callback, (LearningRateFinder, BatchSizeFinder)):
         raise ConfigError(f"{field} would train the server's step; set model.client, or try values with fedsim sweep")
-    if isinstance(callback, (GradientAccumulationScheduler, StochasticWeightAveraging)):
-        raise ConfigError(f"{field} acts on the server's step; use model.client settings instead")
+    for kinds, remedy in _ON_A_STEP.items():
+        if isinstance(callback, kinds):
+            raise ConfigError(f"{field} acts on the server's step; {remedy}")
     if isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False):
         raise ConfigError(
             f"{field} would save half a round after an error; leave it out: last.ckpt is at most one round old"

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
-from torch import nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
 from fedsim.training.flat_model import arch_name
-from fedsim.training.own_module.blueprint import Blueprint, MakesModule
-from fedsim.training.own_module.module_client import holds_metrics
+from fedsim.training.own_module.blueprint import Blueprint, MakesModule, copy_of
+from fedsim.training.own_module.inner_trainer import Horizon, Options
+from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.module_client import name_of
 from fedsim.training.own_module.module_model import ModuleModel
 from fedsim.training.own_module.network import PART, ModuleNetwork
+from fedsim.training.own_module.package import has_own
 from fedsim.training.own_module.trial import StepTrial, TrialImages, try_module
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import StatisticsPolicy, shared_names
 
-log = logging.getLogger(__name__)
-
 _MAX_TRIED = 8
 """images of a trial whose batches are shuffled"""
+_IDLE = (
+    "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader", "prepare_data", "validation_step",
+    "test_step", "predict_step", "on_save_checkpoint", "on_load_checkpoint",
+)  # fmt: skip
+"""hooks of Lightning that a client has no use for: images are those of data, scores and checkpoints fedsim's"""
 
 
 @dataclass(frozen=True)
@@ -34,39 +38,31 @@ class OwnModule:
 
     blueprint: Blueprint
     trial: StepTrial
+    form: BatchForm
 
     @property
     def name(self) -> str:
         """Of its class."""
         return self.blueprint.name
 
+    @property
+    def log_names(self) -> tuple[str, ...]:
+        """The numbers that it logs."""
+        return tuple(map(name_of, self.trial.log_names))
+
+    @property
+    def idle_hooks(self) -> list[str]:
+        """Its hooks that are never called."""
+        return [hook for hook in _IDLE if has_own(self.blueprint.first, hook)]
+
     def training(self, common: LocalTraining) -> LocalTraining:
         """Return settings with the module's optimizer in place of the configured one.
 
         Raises:
-            ConfigError: if they require what a module does not have.
+            ConfigError: if the module's schedules contradict them.
         """
-        field, name = "model.client", self.name
-        refused = {
-            f"{field}.compile: {name} decides what is compiled; set it to false": common.compile,
-            f"{field}.graph: the steps of {name} stay plain; set it to false": common.graph,
-            f"{field}.head_lr: {name} decides on rates in configure_optimizers; set it to null": (
-                common.head_lr is not None
-            ),
-            f"{field}.cluster: {name} trains on labels; leave it out": common.clusters,
-            f"{field}.long_round: {name} has schedules of its own; leave it out": common.long_round is not None,
-            f"{field}.optimizer_state: the optimizer of {name} begins anew; set it to reset": (
-                common.optimizer_state == "keep"
-            ),
-            f"{field}.schedule: {name} has a schedule, too; leave one of them out": (
-                self.trial.has_schedule and common.schedule != LocalTraining().schedule
-            ),
-        }
-        for line, applies in refused.items():
-            if applies:
-                raise ConfigError(line)
-        if common.micro_batch not in (None, common.batch_size):
-            self._check_micro_batches(f"{field}.micro_batch")
+        if self.trial.has_schedule and common.schedule != LocalTraining().schedule:
+            raise ConfigError(f"model.client.schedule: {self.name} has a schedule, too; leave one of them out")
         return replace(common, optimizer=self.trial.optimizer, optimizer_state="reset")
 
     def check_override(self, client: str, override: ClientOverride) -> None:
@@ -77,16 +73,6 @@ class OwnModule:
                     f"model.clients.{client}.{name}: {self.name} is the model of all clients, and decides on its "
                     "training; leave it out"
                 )
-
-    def _check_micro_batches(self, field: str) -> None:
-        module = self.blueprint.first
-        if not getattr(module, "whole_batch_safe", False):
-            raise ConfigError(
-                f"{field}: the loss of {self.name} may need whole batches; set it to null, or the module's attribute "
-                "whole_batch_safe to True if its loss is a mean over images"
-            )
-        if holds_metrics(module):
-            raise ConfigError(f"{field}: {self.name} has metrics, which count whole batches; set it to null")
 
     def model(
         self,
@@ -102,8 +88,7 @@ class OwnModule:
         clients in any case, ``policy`` is that of running statistics, and ``max_classes`` the largest number of
         classes.
         """
-        network = ModuleNetwork(self.blueprint.build(self.blueprint.num_classes).to(device), self.trial.width)
-        _copy_state(network.module, self.blueprint.first)
+        network = ModuleNetwork(copy_of(self.blueprint.first).to(device), self.trial.width)
         head = {f"{PART}.{name}" for name in self.trial.head}
         groups = {name: Group.HEAD if name in head else group for name, group in group_names(network).items()}
         shared = shared_names(groups, groups_shared, policy) - {f"{PART}.{name}" for name in self.blueprint.sizes}
@@ -121,9 +106,13 @@ class OwnModule:
 
 def own_module(
     source: MakesModule, clients: Sequence[ClientData], training: LocalTraining, sizes: Mapping[str, tuple[int, int]],
-    seed: int, device: torch.device,
+    seed: int, options: Options, rounds: int | None, form: BatchForm,
 ) -> OwnModule:  # fmt: skip
-    """Return a user's module after a trial; ``sizes`` are those of ``train`` and ``test`` images, [H, W]."""
+    """Return a user's module after a trial; ``sizes`` are those of ``train`` and ``test`` images, [H, W].
+
+    Raises:
+        ConfigError: if it cannot train these clients, as it is configured.
+    """
     for client in clients:
         if not client.knows_identities:
             raise ConfigError(f"model.module: client {client.name} has no identities to train on; leave it out")
@@ -131,15 +120,39 @@ def own_module(
             raise ConfigError(
                 f"data.generated: client {client.name} trains a module, on real images; remove its folder"
             )
-    blueprint = Blueprint(source, seed, max(client.num_classes for client in clients))
-    in_groups = training.sampler == "identity"
-    num_images = (
-        (training.batch_size or _MAX_TRIED) if in_groups else min(training.batch_size or _MAX_TRIED, _MAX_TRIED)
-    )
-    trials = TrialImages(sizes["train"], sizes["test"], num_images, training.num_instances if in_groups else 2)
-    return OwnModule(blueprint, try_module(blueprint, trials, device))
+    largest = max(clients, key=lambda client: client.num_images)
+    classes, horizon = max(client.num_classes for client in clients), Horizon(training.local_epochs, 0, rounds)
+    blueprint = Blueprint(source, seed, classes, horizon)
+    _check_settings(blueprint, training)
+    in_groups, batch = training.sampler == "identity", training.batch_of(largest.num_images)
+    count = max(1, largest.num_images // batch if training.drop_partial else -(-largest.num_images // batch))
+    images = TrialImages(
+        batch=batch if in_groups else min(batch, _MAX_TRIED), instances=training.num_instances if in_groups else 2,
+        classes=classes, batches=count, trained=training.accumulate, size=sizes["train"], test_size=sizes["test"],
+        form=form,
+    )  # fmt: skip
+    return OwnModule(blueprint, try_module(blueprint, images, horizon, options, seed), form)
 
 
-def _copy_state(module: nn.Module, source: nn.Module) -> None:
-    """Give a module all the tensors of another one of the same kind."""
-    module.load_state_dict(source.state_dict())
+def _check_settings(blueprint: Blueprint, common: LocalTraining) -> None:
+    """Raise ConfigError if settings of training require what a module does not have."""
+    field, name, is_manual = "model.client", blueprint.name, not blueprint.first.automatic_optimization
+    refused = {
+        f"compile: {name} decides what is compiled; set it to false": common.compile,
+        f"graph: the steps of {name} stay plain; set it to false": common.graph,
+        f"head_lr: {name} decides on rates in configure_optimizers; set it to null": common.head_lr is not None,
+        f"cluster: {name} trains on labels; leave it out": common.clusters,
+        f"long_round: {name} has schedules of its own; leave it out": common.long_round is not None,
+        f"optimizer_state: the optimizer of {name} begins anew; set it to reset": common.optimizer_state == "keep",
+        f"micro_batch: Lightning trains {name} on whole batches; set it to null, and for less memory set batch_size "
+        "and accumulate": common.micro_batch not in (None, common.batch_size),
+        f"accumulate: {name} optimizes manually, and decides itself when it steps; set it to 1": (
+            is_manual and common.accumulate != 1
+        ),
+        f"grad_clip: {name} optimizes manually; call self.clip_gradients in it, and set grad_clip to null": (
+            is_manual and common.grad_clip is not None
+        ),
+    }  # fmt: skip
+    for line, applies in refused.items():
+        if applies:
+            raise ConfigError(f"{field}.{line}")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import seeded_host
-from fedsim.training.own_module.rules import check_module, has_own, named
+from fedsim.training.own_module.inner_trainer import ONCE, Horizon, set_up
+from fedsim.training.own_module.package import has_own, in_one_line, named, package_of
+from fedsim.training.own_module.values import tensors_of
 
 CLASSES = "num_classes"
 """the argument that is filled for each client"""
@@ -23,55 +26,60 @@ CLASSES = "num_classes"
 class MakesModule(Protocol):
     """A class of modules, or another function that makes one; ``num_classes`` may be left out of its arguments."""
 
-    def __call__(self, *, num_classes: int) -> LightningModule:
-        """Return a module for so many classes."""
+    def __call__(self, *, num_classes: int) -> nn.Module:
+        """Return a LightningModule for so many classes, of ``lightning`` or of ``pytorch_lightning``."""
 
 
 class Blueprint:
     """Builds a user's module for any number of classes.
 
     Args:
-        source: a module, or a function that makes one, such as its class.
+        source: a module, or a function that makes one, such as its class. Neither it nor its arguments ever change:
+            each build has copies.
         seed: of the run.
         num_classes: of the first build, which decides the weights that all clients start from.
+        horizon: of the clients' training, for modules that make layers in ``setup``.
 
     Raises:
         ConfigError: if the source makes no module, or cannot make it for another number of classes.
     """
 
-    def __init__(self, source: MakesModule | LightningModule, seed: int, num_classes: int) -> None:
-        self._seed = seed
-        if isinstance(source, LightningModule):
-            self._kind: Callable[..., Any] = type(source)
-            takes, self._make = _again(source)
-        else:
-            self._kind = _class_of(source)
-            takes, self._make = _takes_classes(self._kind), source
-        self.takes_classes = takes
+    def __init__(
+        self, source: MakesModule | LightningModule, seed: int, num_classes: int, horizon: Horizon = ONCE
+    ) -> None:
+        self._seed, self._horizon = seed, horizon
+        self._given = source if isinstance(source, nn.Module) else None
+        self._kind: Callable[..., Any] = type(source) if self._given is not None else _class_of(source)
+        self.takes_classes = CLASSES in _arguments(self._kind)
         """whether the module has an argument num_classes"""
         self.name = getattr(self._kind, "__name__", type(source).__name__)
         """of the module's class"""
-        self.first = self.build(num_classes)
-        """the module with the first build's number of classes; do not change it"""
-        if isinstance(source, LightningModule) and takes:
-            _take_weights(self.first, source)
+        self._make = self._again() if self._given is not None else source
         self.num_classes = num_classes
         """of :attr:`first`"""
-        self.sizes = self._sizes() if takes else {}
+        self.first = self.ready(num_classes)
+        """the module with the first build's number of classes; do not change it"""
+        self.sizes = self._sizes() if self.takes_classes else {}
         """name -> shapes for ``num_classes`` and one more, of the tensors that depend on it"""
 
     def build(self, num_classes: int) -> LightningModule:
-        """Return a new module for so many classes; its random weights depend on the seed and that number alone."""
-        with seeded_host(self._seed):
-            module = self._make(**({CLASSES: num_classes} if self.takes_classes else {}))
-            if not isinstance(module, LightningModule):
+        """Return a new module for so many classes, before ``setup``; random weights depend on seed and number alone."""
+        with seeded_host(self._seed), in_one_line(self.name, "building"):
+            module: Any = _copied(self._make)(**({CLASSES: num_classes} if self.takes_classes else {}))
+            if package_of(module) is None:
                 raise ConfigError(f"model.module: {self.name} makes no LightningModule; give the class of one")
-            check_module(module)
-            module.configure_model()
-            if has_own(module, "setup"):
-                module.setup("fit")
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise ConfigError(f"{named(module)} has no parameter to train; let one require gradients")
+            _check_hooks(module)
+            if self._given is not None and self.takes_classes:
+                _take_values(module, self._given)
+        return module  # type: ignore[no-any-return] # or one of pytorch_lightning
+
+    def ready(self, num_classes: int) -> LightningModule:
+        """Return a new module for so many classes, after ``setup`` and ``configure_model``."""
+        module = self.build(num_classes)
+        with in_one_line(self.name, "setup"):
+            if has_own(module, "setup") or has_own(module, "configure_model"):
+                set_up(module, self._horizon, self._seed)
+        _check_weights(module)
         return module
 
     def shape_of(self, name: str, num_classes: int) -> torch.Size:
@@ -82,7 +90,7 @@ class Blueprint:
 
     def _sizes(self) -> dict[str, tuple[torch.Size, torch.Size]]:
         """Return the shapes that differ between two builds."""
-        first, second = (tensors_of(module) for module in (self.first, self.build(self.num_classes + 1)))
+        first, second = (tensors_of(module) for module in (self.first, self.ready(self.num_classes + 1)))
         if first.keys() != second.keys() or any(first[n].dim() != second[n].dim() for n in first):
             raise ConfigError(
                 f"{named(self.first)} has other layers for another {CLASSES}; let only sizes of tensors depend on it"
@@ -90,35 +98,71 @@ class Blueprint:
         pairs = {name: (tensor.shape, second[name].shape) for name, tensor in first.items()}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
-
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and the float buffers that a module would save, by name: those that a client owns."""
-    saved = module.state_dict(keep_vars=True).keys()
-    buffers = {n: t for n, t in module.named_buffers() if n in saved and t.is_floating_point()}
-    return {**dict(module.named_parameters()), **buffers}
-
-
-def _again(source: LightningModule) -> tuple[bool, Callable[..., LightningModule]]:
-    """Return whether a module takes num_classes, and a function that makes it again."""
-    kind = type(source)
-    if not _takes_classes(kind):
-        return False, partial(copy.deepcopy, source)
-    parameters = inspect.signature(kind).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if missing := [name for name in names if name not in source.hparams]:
-        raise ConfigError(
-            f"{named(source)} takes {CLASSES}, which each client fills, but its hparams lack {missing[0]}; call "
-            f"self.save_hyperparameters() in __init__, or give model.module as functools.partial({kind.__name__}, ...)"
-        )
-    return True, partial(kind, **{name: source.hparams[name] for name in names if name != CLASSES})
+    def _again(self) -> Callable[..., Any]:
+        """Return a function that makes the given module again."""
+        module: Any = self._given
+        if not self.takes_classes and has_hooks(module):
+            raise ConfigError(
+                f"{named(module)} has hooks, or functions that refer to it, which no copy would have; give its class, "
+                "and no instance"
+            )
+        if not self.takes_classes:
+            return partial(_identity, module)
+        parameters = inspect.signature(self._kind).parameters.values()
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        if missing := [name for name in names if name not in module.hparams]:
+            raise ConfigError(
+                f"{named(module)} takes {CLASSES}, which each client fills, but its hparams lack {missing[0]}; call "
+                f"self.save_hyperparameters() in __init__, or give model.module as functools.partial({self.name}, ...)"
+            )
+        return partial(self._kind, **{name: module.hparams[name] for name in names if name != CLASSES})
 
 
-def _takes_classes(kind: Callable[..., Any]) -> bool:
-    """Return whether a class, or a function, has the argument num_classes."""
+def copy_of(thing: Any) -> Any:
+    """Return a copy of an object; in modules also of tensors that are computed from others, as old weight norm's."""
+    parts = thing.modules() if isinstance(thing, nn.Module) else ()
+    values = [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(thing, {id(value): value.detach().clone() for value in values if not value.is_leaf})
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has what a copy of it would lack, or share with it: hooks, functions that refer to it."""
+    parts = [*module.modules()]
+    functions = [f for part in parts for value in vars(part).values() for f in _functions(value)]
+    variables = [inspect.getclosurevars(f).nonlocals for f in functions if inspect.isfunction(f)]
+    of_tensors = any(parameter._backward_hooks for parameter in module.parameters())
+    return of_tensors or any(isinstance(value, nn.Module) for of_one in variables for value in of_one.values())
+
+
+def _functions(value: Any) -> list[Any]:
+    values = [*value.values()] if isinstance(value, dict) else [value]  # hooks of modules are in dicts
+    return [f.func if isinstance(f, partial) else f for f in values if callable(f)]
+
+
+def _identity(module: LightningModule) -> LightningModule:
+    return module
+
+
+def _copied(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a partial with copies of its arguments, as far as they have copies: a config's parser leaves its own."""
+    if not isinstance(make, partial):
+        return make
+    return partial(make.func, *map(_copy_or_same, make.args), **{n: _copy_or_same(v) for n, v in make.keywords.items()})
+
+
+def _copy_or_same(value: Any) -> Any:
     try:
-        return CLASSES in inspect.signature(kind).parameters
+        return copy_of(value)
+    except (TypeError, RuntimeError, ValueError):
+        return value
+
+
+def _arguments(kind: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments of a class, or of a function."""
+    try:
+        return list(inspect.signature(kind).parameters)
     except (TypeError, ValueError):
-        return False
+        return []
 
 
 def _class_of(source: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,10 +173,34 @@ def _class_of(source: Callable[..., Any]) -> Callable[..., Any]:
     return source
 
 
-def _take_weights(module: LightningModule, source: LightningModule) -> None:
+def _take_values(module: LightningModule, source: nn.Module) -> None:
     """Give a module the tensors of the user's own one, where they have the same shape."""
-    weights: Mapping[str, Tensor] = tensors_of(source)
+    values, tensors = source.state_dict(), module.state_dict(keep_vars=True)
     with torch.no_grad():
-        for name, tensor in tensors_of(module).items():
-            if name in weights and weights[name].shape == tensor.shape:
-                tensor.copy_(weights[name])
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor) and name in values and values[name].shape == tensor.shape:
+                tensor.copy_(values[name])
+
+
+def _check_hooks(module: LightningModule) -> None:
+    """Raise ConfigError unless a module has what a client needs."""
+    for hook in ("training_step", "configure_optimizers"):
+        if not has_own(module, hook):
+            raise ConfigError(f"{named(module)} has no {hook}; define it")
+    if "dataloader_iter" in _arguments(module.training_step):
+        raise ConfigError(
+            f"{named(module)}: training_step takes dataloader_iter, an experiment of Lightning; take batch"
+        )
+    if not callable(getattr(module, "embed", None)) and not has_own(module, "forward"):
+        raise ConfigError(f"{named(module)} gives no features; define embed(images), or forward(images)")
+
+
+def _check_weights(module: LightningModule) -> None:
+    """Refuse parameters that a flat buffer cannot hold."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(f"{named(module)} has no parameter to train; let one require gradients")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ConfigError(f"{named(module)}: {name} has no shape yet; use no lazy layers")
+        if parameter.dtype is not torch.float32:
+            raise ConfigError(f"{named(module)}: {name} is {parameter.dtype}; keep float32 weights (see bf16-mixed)")

@@ -1,8 +1,17 @@
-"""The batch that a user's ``training_step`` gets."""
+"""The batch that a user's ``training_step`` gets, and its forms."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
 from torch import Tensor
+
+from fedsim.core.arguments import KeepsArguments
+from fedsim.core.checks import at_least
+from fedsim.core.errors import ConfigError
+from fedsim.training.batch import Batch
 
 
 class LabelledImages(tuple[Tensor, Tensor]):
@@ -11,11 +20,20 @@ class LabelledImages(tuple[Tensor, Tensor]):
     cameras: Tensor | None
     """[B] int64, the camera of each image; None where a method trains on images that it has changed"""
 
-    def __new__(cls, images: Tensor, labels: Tensor, cameras: Tensor | None = None) -> LabelledImages:
+    def __new__(cls, images: Tensor, labels: Tensor, cameras: Tensor | None = None) -> Self:
         """Join images [B, 3, H, W] float32, augmented and normalised, and labels [B] int64, 0 .. num_classes - 1."""
         batch = super().__new__(cls, (images, labels))
         batch.cameras = cameras
         return batch
+
+    def __getnewargs__(self) -> Any:
+        """Return the arguments by which copies are made."""
+        return *self, self.cameras
+
+    def to(self, *args: Any, **options: Any) -> Self:
+        """Return the batch on another device: Lightning moves what has this method."""
+        cameras = None if self.cameras is None else self.cameras.to(*args, **options)
+        return type(self)(self[0].to(*args, **options), self[1].to(*args, **options), cameras)
 
     @property
     def images(self) -> Tensor:
@@ -26,3 +44,75 @@ class LabelledImages(tuple[Tensor, Tensor]):
     def labels(self) -> Tensor:
         """[B] int64, 0 .. num_classes - 1."""
         return self[1]
+
+
+class BatchForm(KeepsArguments, ABC):
+    """The form of the batches of ``training_step``; subclass it for one of your own."""
+
+    key: ClassVar[str] = "module_batch"
+
+    num_views: int = 1
+    """versions of each image, augmented independently"""
+
+    @abstractmethod
+    def __call__(self, batch: Batch) -> Any:
+        """Return a batch in this form; ``cameras`` are None where a method trains on other images than the client's."""
+
+    def views(self, batch: Batch) -> list[Tensor]:
+        """Return all versions of the images, each [B, 3, H, W]; images without augmentation have one, repeated."""
+        views = [batch.images, *batch.views][: self.num_views]
+        return views + [batch.images] * (self.num_views - len(views))
+
+
+class PairBatch(BatchForm):
+    """``images, labels = batch``; also by name, and ``batch.cameras``."""
+
+    def __call__(self, batch: Batch) -> LabelledImages:
+        """Return images, labels."""
+        return LabelledImages(batch.images, batch.labels, batch.cameras)
+
+
+class TripleBatch(BatchForm):
+    """``images, labels, cameras = batch``."""
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return images, labels, cameras."""
+        return batch.images, batch.labels, batch.cameras
+
+
+@dataclass(frozen=True)
+class DictBatch(BatchForm):
+    """A dict with the names that the module asks for, such as OML's ``input_tensors`` and ``labels``."""
+
+    images: str = "images"
+    """name of the images"""
+    labels: str = "labels"
+    """name of the labels"""
+    cameras: str | None = None
+    """name of the cameras; null: without them"""
+
+    def __post_init__(self) -> None:
+        if len({self.images, self.labels, self.cameras}) < 3:
+            raise ConfigError(
+                "model.module_batch: two of images, labels and cameras have one name; give them different ones"
+            )
+
+    def __call__(self, batch: Batch) -> dict[str, Tensor | None]:
+        """Return images, labels and cameras by name."""
+        cameras = {} if self.cameras is None else {self.cameras: batch.cameras}
+        return {self.images: batch.images, self.labels: batch.labels, **cameras}
+
+
+@dataclass(frozen=True)
+class ViewsBatch(BatchForm):
+    """``views, labels, cameras = batch``, where ``views`` is a list of versions of the images, as lightly's modules."""
+
+    num_views: int = 2
+    """versions of each image, augmented independently"""
+
+    def __post_init__(self) -> None:
+        at_least("model.module_batch", 2, num_views=self.num_views)
+
+    def __call__(self, batch: Batch) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """Return views, labels, cameras."""
+        return self.views(batch), batch.labels, batch.cameras

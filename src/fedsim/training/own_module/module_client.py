@@ -1,68 +1,69 @@
-"""A client whose model and training are a user's module."""
+"""A client whose model and training are a user's module: Lightning's Trainer trains it."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+import torch
 from lightning import LightningModule
 from torch import Tensor, nn
-from torchmetrics import Metric
 
-from fedsim.training.batch import Batch, ScoredBatch
-from fedsim.training.client import Client
+from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import derive_seed
+from fedsim.training.batch import Batch
+from fedsim.training.client import Client, Trains
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.messages import Signals
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.module_batch import LabelledImages
-from fedsim.training.own_module.module_model import ModuleModel, ModuleOutput
-from fedsim.training.own_module.module_optimizer import ModuleOptimizer
-from fedsim.training.own_module.rules import (
-    begin_batch,
-    end_batch,
-    has_own,
-    loss_of,
-    named,
-    takes_batch_number,
-)
-from fedsim.training.own_module.stand_in import Logged, StandInTrainer
+from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, events_of, train
+from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
+from fedsim.training.own_module.package import in_one_line, named, package_of
 from fedsim.training.session import Outcome
 from fedsim.training.settings import autocast
 
 log = logging.getLogger(__name__)
 
-MUTED = Logged((), in_parts=False)
-"""for models beside the client's own, whose numbers are not logged"""
+CountsFrom = Literal["run", "round"]
+_KEPT = "module."
+"""prefix of the names of kept tensors that are buffers of the module"""
+_TAKEN = frozenset({"loss", "images", "steps", "weight"})
+"""numbers of a client that fedsim logs itself"""
 
 
 class ModuleClient(Client):
     """A participant whose :attr:`module` is its model, its loss and its optimizer.
 
-    Its sessions are those of a :class:`~fedsim.training.client.Client`: batches, random streams, uploads. The module's
-    hooks are called where a Trainer calls them.
-
     Args:
         log_names: names that the module may log.
+        form: of the batches of its ``training_step``.
+        counts_from: where its epochs, steps and schedules begin: with the run, or with each round.
         arguments: of :class:`~fedsim.training.client.Client`.
     """
 
+    has_guesses: ClassVar[bool] = False
     model: ModuleModel
+    optimizer: ModuleOptimizer
 
-    def __init__(self, *, log_names: Sequence[str], **arguments: Any) -> None:
+    def __init__(self, *, log_names: Sequence[str], form: BatchForm, counts_from: CountsFrom, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._log_names = tuple(log_names)
-        self._keeps_optimizers = False  # see ModuleOptimizer
-        self._started = self._in_epoch = False
-        self._images = 0
-        self._last: tuple[Any, Any, int] = (None, None, 0)
-        """the last output of training_step, its batch, and the batch's number"""
+        self.form = form
+        self._log_names, self._counts_from = tuple(log_names), counts_from
+        self._keeps_optimizers = False
+        self._training: _Training | None = None
+        self._logged: dict[str, Tensor] = {}  # see train()
+        self._has_losses = True
+        self._number = 0  # of trainings in this session
 
     @property
     def module(self) -> LightningModule:
-        """The user's module; in a session a copy of its own."""
+        """The user's module, with the values of the model; while it trains a copy of it."""
+        self.model.flat.spread()
         return self.model.network.module
 
     @property
@@ -73,124 +74,95 @@ class ModuleClient(Client):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the module's parameters while the client trains; at other times it has none."""
+        """Yield the module's parameters during a session; at other times it has none."""
         if "session" in self.__dict__:
             yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     # -- one round -----------------------------------------------------------------------------------------------------
 
-    def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
-        """Let a copy of the module begin a session; return its optimizer."""
-        assert isinstance(model, ModuleModel)
-        batches = max(-(-self.data.num_images // self.batch_size), 1)
-        if self.training_settings.drop_partial:
-            batches = max(self.data.num_images // self.batch_size, 1)
-        trainer = StandInTrainer(
-            type(self.module).__name__, first_epoch=self.round * self.training_settings.local_epochs,
-            epochs=self.training_settings.local_epochs, rounds=self.model.num_rounds, batches=batches,
-            accumulate=self.training_settings.accumulate,
-        )  # fmt: skip
-        if not role:
-            self._logged = Logged(self._log_names, self.session.micro_batches is not None)
-            self._started, self._in_epoch = False, False
-            self._takes_number = takes_batch_number(self.module)
-        model.enter(trainer, MUTED if role else self._logged)
-        return super()._make_ready(model, role)
+    def begin_round(self, round_: int, *arguments: Any, **options: Any) -> None:
+        """Begin a session whose batches have cameras; see :meth:`Client.begin_round`."""
+        super().begin_round(round_, *arguments, **options)
+        self.session.shown_round = round_
 
-    def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
-        """Yield the batches of local epoch ``epoch``, from 0, between the module's hooks of an epoch."""
-        module = self.module
-        if not self._started:  # here, and not earlier: the weights have been received
-            self._started = True
-            module.on_fit_start()
-            module.on_train_start()
-        self._end_epoch()
-        self._in_epoch, self._images = True, 0
-        module.on_train_epoch_start()
-        yield from super().batches(epoch, views)
-        self._end_epoch()
+    def load(self) -> None:
+        """Load the client's private tensors into the rank's model."""
+        super().load()
+        self.model.load_kept(self._kept_buffers)
+        self._logged, self._has_losses, self._number = {}, True, 0
 
     @property
-    def _loss_sees_batches(self) -> bool:
-        """A module's loss sees cameras."""
-        return True
+    def _kept_buffers(self) -> dict[str, Tensor]:
+        return {n.removeprefix(_KEPT): tensor for n, tensor in self.kept.items() if n.startswith(_KEPT)}
 
-    def _end_epoch(self) -> None:
-        """Call the hooks after a local epoch, if one is open."""
-        if not self._in_epoch:
+    def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
+        """Return a view of the module's optimizers for methods."""
+        if role:
+            raise ConfigError(
+                f"model.method: it trains a second model in turn with {named(self.module)}, and a Trainer trains one; "
+                "choose another method"
+            )
+        model.network.begin_training()
+        return self._begin_steps(model.optimizer(self.training_settings), role, model)
+
+    def fit(
+        self, hooks: Trains, epochs: Sequence[int] | None = None, *, repeats: int = 1, max_steps: int | None = None,
+        after_epoch: Callable[[int], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Let Lightning train the module; ``hooks`` change its losses and its steps, see :meth:`Client.fit`."""
+        chosen = list(range(self.local_epochs) if epochs is None else epochs)
+        batches = _ClientBatches(self, chosen, repeats, max_steps)
+        if not batches.sizes:
             return
-        self._in_epoch = False
-        self._logged.size, self._logged.number = self._images, None
-        self.module.on_train_epoch_end()
-        self._logged.end_epoch()
-        assert isinstance(self.optimizer, ModuleOptimizer)
-        self.optimizer.end_epoch()
+        is_cut = max_steps is not None or self.training_settings.local_steps is not None
+        horizon = Horizon(len(batches.sizes) if is_cut else len(chosen), self.round, self.model.num_rounds)
+        if self._counts_from == "round":
+            horizon = Horizon(horizon.epochs)
+        settings, self._number = self.training_settings, self._number + 1
+        options = Options(self.device, self.session.precision, settings.accumulate, settings.grad_clip)
+        seed = derive_seed(self.seed, self.round, self.client_name, "modules", self._number)
+        module = self.model.fresh()
+        self._training = events_of(_Training, module)(self, hooks, batches, after_epoch)
+        logged = train(module, batches, self._training, horizon, options, seed)
+        if self._training.has_counted:
+            self._logged |= {name: sums + self._logged.get(name, 0) for name, sums in logged.items()}
+        self._training = None
+        self.kept |= {_KEPT + name: tensor.detach().clone() for name, tensor in self.model.end().items()}
 
     def forward(self, images: Tensor) -> Output:
         """Return normalised images [B, 3, H, W] for :meth:`supervised_loss`, which runs the module."""
         return self.model.forward(images, self.session.precision)
 
-    def _score(self, output: Output, batch: Batch, counts: bool) -> ScoredBatch:
-        """Return the loss of ``training_step``; a module makes no guesses that fedsim knows."""
+    def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
+        """Return the module's loss (scalar) of a batch; if it ``counts``, its numbers are logged."""
         assert isinstance(output, ModuleOutput), "a method cannot change a module's output"
-        module, cameras = output.model.network.module, batch.cameras
-        if cameras is not None and len(output.images) != len(cameras):  # a method's own images
-            cameras = None
-        labelled: Any = LabelledImages(output.images, batch.labels, cameras)
-        self._logged.counts, self._logged.size = counts, len(batch.labels)
-        if counts and (micro_batches := self.session.micro_batches) is not None:
-            self._logged.number = micro_batches.current.number
-            self._logged.counts = micro_batches.counts
-        number = max(self.session.progress[1] - 1, 0)
-        labelled = begin_batch(module, labelled, number)
-        if counts:
-            self._images += len(batch.labels)
+        if self._training is not None and output.model is self.model:
+            return self._training.loss_of(output.images, batch, counts)
+        output.model.flat.spread()
         output.model.network.count(output.images)
-        with autocast(self.device, output.precision):
-            returned = module.training_step(labelled, *([number] if self._takes_number else []))
-        self._logged.counts = True  # for the hooks that follow
-        loss = loss_of(module, returned).float()
-        self._last = (returned, labelled, number)
-        return ScoredBatch(loss, batch.labels.new_full(batch.labels.shape, -1), batch.labels)
+        module = output.model.network.module
+        in_context = autocast(self.device, self.session.precision)
+        with in_one_line(type(module).__name__, "a step without a Trainer"), in_context:
+            returned = module.training_step(self.form(batch._replace(images=output.images)), 0)
+        output.model.flat.is_stale = True
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        if not isinstance(loss, Tensor):
+            raise ConfigError(f"{named(module)}: training_step returned no loss, which the method needs; return one")
+        return loss.float()
 
     def step(
         self,
-        loss: Tensor,
+        loss: Tensor,  # noqa: ARG002 - the base's signature: Lightning has it
         correct: Callable[[], None] | None = None,
         optimizer: LocalOptimizer | None = None,
         *,
         loose: Sequence[LocalOptimizer] = (),
     ) -> bool:
-        """Back-propagate and step, with the module's hooks around it; see :meth:`Client.step`."""
-        is_own = optimizer is None or optimizer is self.optimizer
-        module = self.module
-
-        def after_backward() -> None:
-            if is_own:
-                module.on_after_backward()
-            if correct is not None:
-                correct()
-
-        if is_own:
-            module.on_before_backward(loss)
-        stepped = super().step(loss, after_backward, optimizer, loose=loose)
-        if is_own and self._in_epoch:
-            end_batch(module, *self._last)
-        return stepped
-
-    def _clip(self, stepping: LocalOptimizer) -> None:
-        """Clip gradients by ``grad_clip``, unless the module does it."""
-        if not has_own(self.module, "configure_gradient_clipping"):
-            super()._clip(stepping)
-
-    def end_training(self) -> None:
-        """Finish the last batch and call the module's last hooks."""
-        super().end_training()
-        self._end_epoch()
-        if self._started:
-            self.module.on_train_end()
-            self.module.on_fit_end()
-        self.model.settle()
+        """Let Lightning back-propagate and step, with ``correct`` before the step; see :meth:`Client.step`."""
+        assert self._training is not None, "steps belong to client.fit"
+        assert not loose, "a Trainer has the optimizers of its module"
+        assert optimizer in (None, self.optimizer), "as above"
+        return self._training.step(correct)
 
     def end_round(
         self,
@@ -201,24 +173,185 @@ class ModuleClient(Client):
     ) -> Outcome:
         """Check and store the results; what the module has logged is among the facts."""
         outcome = super().end_round(contribution, limit, signals, variances)
-        micro_batches = self.session.micro_batches
-        parts = (None, 0) if micro_batches is None else (micro_batches.rank_group, micro_batches.number)
-        logged: Mapping[str, float] = self._logged.means(*parts)
-        if self._logged.unknown:
-            late = ", ".join(sorted(self._logged.unknown))
+        logged = {name_of(name): float(total / images) for name, (total, images) in self._logged.items()}
+        if late := sorted(logged.keys() - set(self._log_names)):
             log.warning(
                 "%s logged %s only after its first batch: no column is there for it; log it in each batch",
-                named(self.module), late,
+                named(self.module), ", ".join(late),
             )  # fmt: skip
-        return outcome._replace(correct=math.nan, facts={**outcome.facts, **logged})
+        loss = outcome.loss if self._has_losses else math.nan
+        return outcome._replace(loss=loss, correct=math.nan, facts={**outcome.facts, **logged})
 
     def leave(self) -> None:
         """Free the memory of the session, and the module's copy."""
+        self._training, self.model.flat.is_stale = None, False
+        self.model.seat(self.num_classes)
         super().leave()
-        self.model.leave()
-        self._last = (None, None, 0)
+
+    def note(self, loss: Tensor, labels: Tensor) -> None:
+        """Count a batch: its loss, NaN if there is none, and its images."""
+        if loss.isnan():
+            self._has_losses, loss = False, torch.zeros_like(loss)
+        self.session.metrics.add(loss, labels.new_full(labels.shape, -1), labels)
 
 
-def holds_metrics(module: LightningModule) -> bool:
-    """Return whether a module has metrics of torchmetrics, which have a state of their own."""
-    return any(isinstance(part, Metric) for part in module.modules())
+def name_of(logged: str) -> str:
+    """Return the name of a number that a module logs; one that fedsim has, too, gets a prefix."""
+    return f"module_{logged}" if logged in _TAKEN else logged
+
+
+class _ClientBatches(Batches):
+    """The batches of a client in a training: those of some local epochs."""
+
+    def __init__(self, client: ModuleClient, epochs: Sequence[int], repeats: int, max_steps: int | None) -> None:
+        self._client, self._repeats = client, repeats
+        left = math.inf if max_steps is None else max_steps * client.training_settings.accumulate
+        self._plans: list[tuple[Tensor, list[Tensor]]] = []
+        for epoch in epochs:
+            labels, order = client.session.plan(epoch, client.local_epochs, client.limit_batches)
+            order = order[: int(min(left, len(order)))]
+            left -= len(order)
+            if order:
+                self._plans.append((labels, order))
+        super().__init__([[len(batch) for batch in order for _ in range(repeats)] for _, order in self._plans])
+
+    def read(self, epoch: int) -> Iterator[Any]:
+        """Yield the batches of an epoch, in the form that the module asks for."""
+        labels, order = self._plans[epoch]
+        for number, batch in enumerate(self._client.session.read(order, labels, self._client.form.num_views), start=1):
+            self.batch = batch
+            for _ in range(self._repeats):
+                self._client.session.progress = (epoch, number, len(order))
+                yield self._client.form(batch)
+
+
+class _Training(Events):
+    """One training of a client's module: a method's hooks at the places of Lightning."""
+
+    def __init__(
+        self, client: ModuleClient, hooks: Trains, batches: _ClientBatches, after_epoch: Callable[[int], None]
+    ) -> None:
+        super().__init__(batches)
+        self._client, self._hooks, self._batches, self._after_epoch = client, hooks, batches, after_epoch
+        self._model = client.model
+        self._correct: Callable[[], None] | None = None
+        self._step: Callable[[], Any] | None = None
+        self._returned: Any = None
+        self._loss = self._no_loss = torch.full((), math.nan, device=client.device)
+        self._is_first, self._is_counted = True, False
+        self.has_counted = False
+        """whether a batch has been counted in the client's numbers"""
+
+    def load(self, module: LightningModule) -> None:
+        """Give the module the values of the session's start."""
+        self._module = module
+        self._model.begin(module, self._client._kept_buffers)
+
+    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
+        """Show methods the optimizers, and scale their rates, if no scheduler does it."""
+        super().on_fit_start(trainer, module)
+        factor = self._client.training_settings.rate_factor(self._client.round)
+        for optimizer in trainer.optimizers if factor != 1 and not trainer.lr_scheduler_configs else ():
+            for group in optimizer.param_groups:
+                group["lr"] *= factor
+        self._client.optimizer.of_module = trainer.optimizers
+
+    @contextmanager
+    def _hook(self) -> Iterator[None]:
+        """Let a hook of the method read and write the model's values."""
+        self._model.flat.is_stale = True
+        yield
+        self._model.flat.spread()
+
+    @contextmanager
+    def _lightning(self) -> Iterator[None]:
+        """Let Lightning run, from within a hook."""
+        self._model.flat.spread()
+        yield
+        self._model.flat.is_stale = True
+
+    def training_step(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Return the output of the module's step, with the loss that the method makes of it."""
+        self._run, self._args, self._is_first = step, args, True
+        with self._hook():
+            loss = self._hooks.loss(self._client, self._batches.batch)
+        if loss is self._loss:
+            return self._returned
+        if not self._module.automatic_optimization:
+            raise ConfigError(
+                f"model.method: it changes the loss of a step, which {named(self._module)} has used already, as it "
+                "optimizes manually; choose another method"
+            )
+        return {**self._returned, "loss": loss} if isinstance(self._returned, Mapping) else loss
+
+    def loss_of(self, images: Tensor, batch: Batch, counts: bool) -> Tensor:
+        """Return the module's loss (scalar) of the current batch, or of other images."""
+        batch_of_module, *further = self._args
+        if images is not self._batches.batch.images or batch.labels is not self._batches.batch.labels:
+            cameras = batch.cameras if batch.cameras is not None and len(batch.cameras) == len(images) else None
+            views = batch.views if images is batch.images else ()
+            batch_of_module = self._client.form(batch._replace(images=images, cameras=cameras, views=views))
+        self._model.network.count(images)
+        with self._lightning(), nullcontext() if counts else _muted(self._module):
+            returned = self._run(batch_of_module, *further)
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        loss = loss if isinstance(loss, Tensor) and loss.numel() == 1 else self._no_loss
+        if self._is_first:
+            self._returned, self._loss, self._is_first = returned, loss, False
+        if counts and not self._is_counted:  # a closure may be called again
+            self._is_counted = self.has_counted = True
+            self._client.note(loss.detach().float().reshape(()), batch.labels)
+        return loss
+
+    def optimizer_step(self, step: Callable[[], Any]) -> Any:
+        """Let the method take the step of an optimizer."""
+        self._step, self._result = step, None
+        with self._hook():
+            self._hooks.take_step(self._client, self._no_loss)
+        self._step = None
+        return self._result
+
+    def step(self, correct: Callable[[], None] | None) -> bool:
+        """Step, with ``correct`` before it; without an optimizer's turn, nothing steps yet."""
+        if self._step is None:
+            return False
+        self._correct = correct
+        with self._lightning():
+            self._result = self._step()
+        self._correct = None
+        self._client.optimizer.count_step()
+        return True
+
+    def on_after_backward(self, *_: Any) -> None:
+        """Let the method know of gradients that wait for a step."""
+        if self._step is None and self._module.automatic_optimization:
+            with self._hook():
+                self._hooks.take_step(self._client, self._no_loss)
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        """Let the method correct the gradients."""
+        if self._correct is not None:
+            with self._hook():
+                self._correct()
+
+    def after_batch(self) -> None:
+        """Report the batch."""
+        self._is_counted = False
+        self._client.session.report(self._loss.detach())
+
+    def after_epoch(self, epoch: int) -> None:
+        """Let the method act between two epochs."""
+        with self._hook():
+            self._after_epoch(epoch)
+
+
+@contextmanager
+def _muted(module: LightningModule) -> Iterator[None]:
+    """Log nothing for a while: a method asks for one more loss of a batch."""
+    kind: Any = package_of(module)
+    log = kind.LightningModule.log
+    kind.LightningModule.log = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        kind.LightningModule.log = log

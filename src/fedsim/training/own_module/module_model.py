@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from lightning import LightningModule
-from torch import Tensor, nn
-from torchmetrics import Metric
+from torch import Tensor
+from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.flat import aligned
+from fedsim.core.flat import FlatParameters, aligned
+from fedsim.core.work import Work
 from fedsim.models.groups import Group
 from fedsim.models.reid import Features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.blueprint import Blueprint, tensors_of
-from fedsim.training.own_module.module_optimizer import ModuleOptimizer
+from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
 from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.rules import named
-from fedsim.training.own_module.stand_in import Logged, StandInTrainer
-from fedsim.training.settings import LocalTraining
+from fedsim.training.own_module.package import named
+from fedsim.training.own_module.values import CopiedParameters, kept_of, set_buffers, tensors_of
+from fedsim.training.settings import LocalTraining, autocast
 
 KEPT = 64
 """modules of different numbers of classes that stay in memory"""
 
 
 class ModuleOutput(Output):
-    """The images of which a module is to return the loss: it has no other output that a method could use."""
+    """The images of which a module is to return the loss; its features are computed when they are asked for."""
 
     model: ModuleModel
     images: Tensor
@@ -42,25 +41,37 @@ class ModuleOutput(Output):
         output.model, output.images, output.precision = model, images, precision
         return output
 
+    @property
+    def features(self) -> Features:
+        """The features of the images, by a pass of their own."""
+        with autocast(self.model.device, self.precision):
+            features: Features = self.model.network(self.images)
+        return features
+
 
 class Seat(NamedTuple):
-    """A module for a number of classes, whose tensors are in the flat buffer."""
+    """A module for a number of classes."""
 
+    template: LightningModule
+    """before ``setup``, for copies that train"""
     module: LightningModule
+    """after it, for evaluations"""
     start: Tensor
-    """its tensors that depend on the number of classes, as they were built; on the CPU"""
-    trainable: frozenset[str]
-    """names of the parameters that require gradients at first"""
+    """its tensors that depend on the number of classes, as they were built"""
+    kept: Mapping[str, Tensor]
+    """its buffers that last with the client, as they were built"""
 
 
 class ModuleModel(FlatModel):
     """A rank's model of a user's module.
 
-    The buffer holds [shared | private | tensors whose size depends on the number of classes]. There is a module for
-    each number of classes. In each session the module is a fresh copy of that one, whose tensors are those of the
-    buffer: nothing else, such as the state of a metric or a counter, passes from one client to another.
+    The buffer holds [shared | private | tensors whose size depends on the number of classes], as copies. There is a
+    module for each number of classes. What trains is a fresh copy of it: nothing but tensors passes from one client to
+    another.
     """
 
+    flat_kind: ClassVar[type[FlatParameters]] = CopiedParameters
+    flat: CopiedParameters
     network: ModuleNetwork
 
     def __init__(
@@ -73,54 +84,54 @@ class ModuleModel(FlatModel):
         max_classes: int,
     ) -> None:
         self.blueprint = blueprint
+        self._device = next(network.parameters()).device
         self._seats: dict[int, Seat] = {}
-        self._seated: Seat | None = None
-        self._session_optimizer: ModuleOptimizer | None = None
-        self._trainer: StandInTrainer | None = None
-        self._max_seat = self._fit(network.module, max_classes)
-        outside = [f"{PART}.{name}" for name in blueprint.sizes]
-        outside += [name for name in dict(network.named_buffers()) if name not in network.state_dict()]
-        groups = {name: group for name, group in groups.items() if name not in outside}
-        super().__init__(arch, network, shared, groups, max_classes, frozenset(outside))
+        inside = {f"{PART}.{name}" for name in tensors_of(network.module) if name not in blueprint.sizes}
+        outside = frozenset({*dict(network.named_parameters()), *dict(network.named_buffers())} - inside)
+        super().__init__(arch, network, shared, {n: g for n, g in groups.items() if n in inside}, max_classes, outside)
         self.has_own_heads = bool(blueprint.sizes)
+        self.head.requires_grad_(False)  # it stands for none
+        network.flat = self.flat
 
     # -- seats ---------------------------------------------------------------------------------------------------------
 
     def seat(self, num_classes: int) -> None:
         """Let the module be that of a client's number of classes; its values are those in the buffer."""
         self.num_classes = num_classes
-        seat = self._seat_for(num_classes)
-        if seat is self._seated:  # perhaps with the copy of a session
-            return
-        self._seated = seat
-        self.network.module = seat.module
-        self.flat.bind()
-        for name, span in self._spans(num_classes).items():
-            _bind(seat.module, name, self.flat.buffer[self.flat.num_model :][span])
+        self.show(self._seat.module)
+
+    def show(self, module: LightningModule) -> None:
+        """Let the buffer stand for another module of the same tensors."""
+        self.flat.collect()
+        self.network.module = module
+        self.flat.follow({f"{PART}.{name}": span for name, span in self._spans(self.num_classes).items()})
+
+    @property
+    def _seat(self) -> Seat:
+        return self._seat_for(self.num_classes)
 
     def _seat_for(self, num_classes: int) -> Seat:
-        if num_classes == self._max_classes or not self.blueprint.takes_classes:
-            return self._max_seat
+        if not self.blueprint.takes_classes:
+            num_classes = self.blueprint.num_classes
         if num_classes not in self._seats:
             if len(self._seats) >= KEPT:
                 del self._seats[next(iter(self._seats))]
-            module = self.blueprint.build(num_classes).to(self._max_seat.module.device)
-            self._seats[num_classes] = self._fit(module, num_classes)
+            self._seats[num_classes] = self._make_seat(num_classes)
         return self._seats[num_classes]
 
-    def _fit(self, module: LightningModule, num_classes: int) -> Seat:
-        """Return the seat of a new module; refuse one whose tensors do not have the expected sizes."""
-        tensors = tensors_of(module)
-        start = torch.zeros(self.head_room(num_classes))
+    def _make_seat(self, num_classes: int) -> Seat:
+        """Return a new seat; refuse a module whose tensors do not have the expected sizes."""
+        module = self.blueprint.ready(num_classes)
+        tensors, start = tensors_of(module), torch.zeros(self.head_room(num_classes))
         for name, span in self._spans(num_classes).items():
             if tensors[name].shape != (expected := self.blueprint.shape_of(name, num_classes)):
                 raise ConfigError(
                     f"{named(module)}: {name} has the shape {list(tensors[name].shape)} for {num_classes} classes, not "
                     f"{list(expected)}; let sizes grow evenly with num_classes"
                 )
-            start[span] = tensors[name].detach().flatten().cpu()
-        trainable = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
-        return Seat(module, start, trainable)
+            start[span] = tensors[name].detach().flatten()
+        kept = {name: tensor.clone() for name, tensor in kept_of(module).items()}
+        return Seat(self.blueprint.build(num_classes), module.to(self._device), start, kept)
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
@@ -140,109 +151,131 @@ class ModuleModel(FlatModel):
         """Return :attr:`private` for a client that has not trained yet; clients with as many classes start alike."""
         return torch.cat([self.initial_private.cpu(), self._seat_for(num_classes).start])
 
-    def head_of(self, state: Tensor, num_classes: int) -> Head:
-        """Refuse: a module's classifier is its own affair."""
-        raise NotImplementedError("a user's module has no identity head that fedsim knows")
+    @property
+    def head_layers(self) -> list[Head]:
+        """The layers of the classifier, with the values in the buffer: views."""
+        flat, spans = self.flat, self.flat.spans
+        of_head = {n for n, group in self.groups.items() if group is Group.HEAD}
+        of_head |= {f"{PART}.{name}" for name in self.blueprint.sizes}
+        parameters = [(name, p) for name, p in self.network.named_parameters() if name in of_head]
+        tensors = {name: flat.buffer[spans[name]].view(p.shape) for name, p in parameters}
+        weights = [name for name, tensor in tensors.items() if tensor.dim() > 1]
+        nothing = torch.empty(0, device=self.device)
+        return [Head(tensors[n], tensors.get(f"{n.rpartition('.')[0]}.bias", nothing)) for n in weights]
 
     # -- a session -----------------------------------------------------------------------------------------------------
 
-    def enter(self, trainer: StandInTrainer, logged: Logged) -> LightningModule:
-        """Begin a session: return a fresh copy of the seated module, on the tensors of the buffer."""
-        assert self._seated is not None
-        pristine = self._seated.module
-        in_buffer = tensors_of(pristine)
-        for name, parameter in pristine.named_parameters():
-            parameter.requires_grad_(name in self._seated.trainable)
+    @property
+    def running(self) -> list[Tensor]:
+        """The float buffers of the module that is run."""
+        names = {entry.name.removeprefix(f"{PART}.") for entry in self.flat.entries if entry.kind == "buffer"}
+        return [buffer for name, buffer in self.network.module.named_buffers() if name in names]
+
+    def fresh(self) -> LightningModule:
+        """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
+        template = self._seat.template
+        if has_hooks(template):
+            return self.blueprint.build(self.num_classes)
         try:
-            module = copy.deepcopy(pristine, {id(tensor): tensor for tensor in in_buffer.values()})
+            module: LightningModule = copy_of(template)
         except (TypeError, RuntimeError) as error:
             raise ConfigError(
-                f"{named(pristine)} cannot be copied for each session ({error}); leave out what has no copy"
+                f"{named(template)} cannot be copied for each session ({error}); leave out what has no copy"
             ) from error
-        attach(module, trainer, logged)
-        self.network.module, self._trainer, self._session_optimizer = module, trainer, None
         return module
 
-    def settle(self) -> None:
-        """Write tensors into the buffer that the module has replaced by new ones, instead of changing them in place."""
-        assert self._seated is not None
-        old, new = tensors_of(self._seated.module), tensors_of(self.network.module)
-        for name, tensor in old.items():
-            if name not in new or new[name].shape != tensor.shape:
-                raise ConfigError(f"{named(self.network.module)}: {name} was removed, or changed its shape; keep it")
-            if new[name].data_ptr() != tensor.data_ptr():
-                tensor.data.copy_(new[name].detach())
+    def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
+        """Give a fresh module the buffer's values, and the client's ``kept`` ones, by name."""
+        moving = {name for name, p in self._seat.module.named_parameters() if p.requires_grad}
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name in moving)
+        self.show(module)
+        self.flat.spread()
+        set_buffers(module, {**self._seat.kept, **kept})
 
-    def leave(self) -> None:
-        """End a session: its copies are gone."""
-        for model in (self, *self._replicas.values()):
-            assert isinstance(model, ModuleModel)
-            if model._seated is not None:
-                model.network.module = model._seated.module
-            model._session_optimizer, model._trainer = None, None
+    def end(self) -> dict[str, Tensor]:
+        """Take the values of the module that has trained; return those that last with the client, by name."""
+        self.flat.is_stale = True
+        kept = kept_of(self.network.module)
+        self.show(self._seat.module)
+        return {name: torch.view_as_real(tensor) if tensor.is_complex() else tensor for name, tensor in kept.items()}
 
-    def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
-        """Return the optimizer of this session."""
-        if self._session_optimizer is None:
-            assert self._trainer is not None, "models that train have been entered"
-            self._session_optimizer = ModuleOptimizer(settings, self.flat, self.network.module, self._trainer)
-        return self._session_optimizer
+    def load_kept(self, kept: Mapping[str, Tensor]) -> None:
+        """Load a client's kept buffers for an evaluation, by name; what is missing has its first value."""
+        set_buffers(self._seat.module, {**self._seat.kept, **kept})
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self._device
+
+    def optimizer(self, settings: LocalTraining) -> ModuleOptimizer:
+        """Return an optimizer for a session."""
+        return ModuleOptimizer(settings, self.flat)
 
     def forward(self, images: Tensor, precision: str) -> ModuleOutput:
-        """Return the images [B, 3, H, W] for ``Client.supervised_loss``: a module's only output is its loss."""
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
+        """Return the images [B, 3, H, W] for ``Client.supervised_loss``."""
         return ModuleOutput(self, images, precision)
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Load the global model [num_shared], and private tensors that the server has, by name."""
         self.seat(self._max_classes)
+        self.load_kept({})
         super().load_global(vector, tensors)
 
     def _twin(self) -> ModuleModel:
-        module = self.blueprint.build(self._max_classes).to(self.device)
-        network = ModuleNetwork(module, self.network.num_features)
+        network = ModuleNetwork(copy_of(self.blueprint.first).to(self.device), self.network.num_features)
         return ModuleModel(self.arch, self.blueprint, network, self._shared, self.groups, self._max_classes)
 
 
-def attach(module: LightningModule, trainer: StandInTrainer, logged: Logged) -> None:
-    """Give a copy of a module what stands for a Trainer's parts: trainer, log, optimizers, clipping of gradients."""
-    for part in module.modules():
-        if isinstance(part, Metric):  # it would gather from all ranks, which train other clients
-            part.distributed_available_fn = _is_alone
-    module.trainer = trainer  # type: ignore[assignment] # it has the parts that a client has
-    module.log = logged.of(module)  # type: ignore[method-assign] # the instance's own: Lightning's asks a loop
-    module.clip_gradients = _clip_gradients  # type: ignore[method-assign] # of this module alone
-    module.optimizers = lambda *_, **__: trainer.optimizers[0]  # type: ignore[assignment, method-assign]
+class ModuleOptimizer(LocalOptimizer):
+    """A view of the optimizers that Lightning steps, for methods: rates, parameters, gradients, the number of steps."""
 
+    def __init__(
+        self, settings: LocalTraining, flat: CopiedParameters
+    ) -> None:  # of no torch optimizer of the settings
+        self.settings, self.flat = settings, flat
+        self._views, self._earlier_state = None, {}
+        self.num_steps, self.work = 0, Work()
+        self.of_module: list[Optimizer] = []
+        """the optimizers of the training that runs"""
 
-def _is_alone() -> bool:
-    """Return False: metrics must not gather from all ranks."""
-    return False
+    @property
+    def groups(self) -> list[list[Tensor]]:  # type: ignore[override] # the base's is an attribute
+        """The parameters of each group of each optimizer; before a training the module's trainable ones, in one."""
+        groups = [group["params"] for group in self._groups] or [self.flat.module.parameters()]
+        return [[p for p in group if p.requires_grad and p.numel()] for group in groups]
 
+    @property
+    def parameters(self) -> list[Tensor]:  # type: ignore[override] # as above
+        """All parameters that are stepped."""
+        return [parameter for group in self.groups for parameter in group]
 
-def _clip_gradients(
-    optimizer: torch.optim.Optimizer,
-    gradient_clip_val: float | None = None,
-    gradient_clip_algorithm: str | None = None,
-) -> None:
-    """Clip the gradients of an optimizer's parameters, as ``LightningModule.clip_gradients`` does."""
-    if gradient_clip_val is None:
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if gradient_clip_algorithm == "value":
-        nn.utils.clip_grad_value_(parameters, gradient_clip_val)
-    else:
-        nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.of_module for group in optimizer.param_groups]
 
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each group."""
+        return [float(group["lr"]) for group in self._groups]
 
-def _bind(module: nn.Module, name: str, values: Tensor) -> None:
-    """Make a tensor of a module a view of ``values``, which it is of the size of."""
-    path, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(path)
-    old: Tensor = getattr(owner, leaf)
-    view = values.view(old.shape)
-    if isinstance(old, nn.Parameter):
-        old.data = view
-    else:
-        owner.register_buffer(leaf, view)
+    @property
+    def configured(self) -> Optimizer:
+        """The first optimizer."""
+        return self.of_module[0]
+
+    def reset(self, round_: int) -> None:  # noqa: ARG002 - the base's signature
+        """Begin to count steps again: each training has new optimizers."""
+        self.num_steps = 0
+
+    def count_step(self) -> None:
+        """Count a step that Lightning has taken."""
+        self.num_steps, self.work.steps = self.num_steps + 1, self.work.steps + 1
+
+    def release(self) -> None:
+        """Forget the optimizers."""
+        self.of_module = []
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Do nothing: schedules are the module's."""

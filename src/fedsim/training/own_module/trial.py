@@ -1,11 +1,9 @@
-"""A trial of a user's module before the run: one step on random images, on a copy that is thrown away."""
+"""A trial of a user's module before the run: a session like any other, of one step on random images, on a copy."""
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,21 +11,13 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsim.core.errors import ConfigError, FedSimError
-from fedsim.training.own_module.blueprint import Blueprint
-from fedsim.training.own_module.module_batch import LabelledImages
-from fedsim.training.own_module.module_model import attach
-from fedsim.training.own_module.rules import (
-    begin_batch,
-    end_batch,
-    features_of,
-    has_own,
-    loss_of,
-    named,
-    takes_batch_number,
-)
-from fedsim.training.own_module.schedules import configured
-from fedsim.training.own_module.stand_in import Logged, StandInTrainer
+from fedsim.core.errors import ConfigError
+from fedsim.training.batch import Batch
+from fedsim.training.own_module.blueprint import Blueprint, copy_of
+from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, events_of, train
+from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.network import features_of
+from fedsim.training.own_module.package import in_one_line, named
 
 
 class SameKind:
@@ -61,84 +51,91 @@ class StepTrial(NamedTuple):
     has_schedule: bool
     """whether it has a scheduler"""
     optimizer: SameKind
-    """makes optimizers like that of a client"""
+    """makes optimizers like the first one of a client"""
 
 
-class TrialImages(NamedTuple):
-    """The images of a trial."""
+class TrialImages(Batches):
+    """Random images in the sizes and numbers of the run; a trial trains on the first ones.
 
-    size: tuple[int, int]
-    """[H, W] of training images"""
-    test_size: tuple[int, int]
-    """[H, W] of test images"""
-    num_images: int
-    """of a batch"""
-    num_instances: int
-    """images of each identity"""
+    Args:
+        batch: images of a batch.
+        instances: images of each identity.
+        classes: number of identities.
+        batches: of an epoch.
+        trained: batches of the trial.
+        size: [H, W] of training images.
+        test_size: [H, W] of test images.
+        form: of the batches.
+    """
+
+    def __init__(
+        self, *, batch: int, instances: int, classes: int, batches: int, trained: int, size: tuple[int, int],
+        test_size: tuple[int, int], form: BatchForm,
+    ) -> None:  # fmt: skip
+        super().__init__([[batch] * batches])
+        self._instances, self._classes, self._trained, self._form = instances, classes, trained, form
+        self._size, self.test_size = size, test_size
+        self.device = torch.device("cpu")
+
+    def read(self, epoch: int) -> Iterator[Any]:
+        """Yield random batches."""
+        for size in self.sizes[epoch][: self._trained]:
+            count = torch.arange(size, device=self.device)
+            labels = (count // self._instances) % self._classes
+            images, *views = [self.images(size) for _ in range(self._form.num_views)]
+            yield self._form(Batch(images, labels, tuple(views), cameras=count % 2))
+
+    def images(self, count: int, of_test: bool = False) -> Tensor:
+        """Return random images [count, 3, H, W]."""
+        return torch.randn(count, 3, *(self.test_size if of_test else self._size), device=self.device)
 
 
-def try_module(blueprint: Blueprint, trials: TrialImages, device: torch.device) -> StepTrial:
-    """Let a copy of a module take one step; no random stream of the caller advances.
+class _Look(Events):
+    """Notes what Lightning has made of a module."""
+
+    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
+        """Look at the optimizers; raise ConfigError if they step what does not last."""
+        super().on_fit_start(trainer, module)
+        self.optimizers: list[Any] = trainer.optimizers
+        self.has_schedule = bool(trainer.lr_scheduler_configs)
+        of_module = {id(parameter) for parameter in module.parameters()}
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        if not groups:
+            raise ConfigError(f"{named(module)}: configure_optimizers returned no optimizer; return one")
+        if any(id(p) not in of_module for group in groups for p in group["params"]):
+            raise ConfigError(
+                f"{named(module)}: configure_optimizers has tensors that are not parameters of the module; register "
+                "them"
+            )
+
+
+def try_module(blueprint: Blueprint, images: TrialImages, horizon: Horizon, options: Options, seed: int) -> StepTrial:
+    """Let a copy of a module train a little; no random stream of the caller advances.
 
     Raises:
         ConfigError: in one line, if the module fails or breaks a rule.
     """
+    images.device = device = options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        module = copy.deepcopy(blueprint.first).to(device).train()
-        trainer = StandInTrainer(blueprint.name, first_epoch=0, epochs=1, rounds=1, batches=2, accumulate=1)
-        logged = Logged(None)
-        attach(module, trainer, logged)
-        optimizer, schedules = configured(module)
-        trainer.optimizers, trainer.lr_scheduler_configs = [optimizer], schedules
-        images = torch.randn(trials.num_images, 3, *trials.size, device=device)
-        labels = (torch.arange(trials.num_images, device=device) // trials.num_instances) % blueprint.num_classes
-        batch = LabelledImages(images, labels, torch.arange(trials.num_images, device=device) % 2)
-        logged.size = trials.num_images
-        with _in_one_line(module, "training"):
-            _step(module, optimizer, batch)
-            module.on_train_epoch_end()
-            logged.end_epoch()
-            for schedule in schedules:
-                schedule.step(module, schedule.interval, schedule.frequency)
-            module.on_train_end()
-            module.on_fit_end()
-        fresh = copy.deepcopy(blueprint.first).to(device).eval()
-        with _in_one_line(module, "taking features"):
-            width, head = _features(fresh, blueprint, torch.randn(2, 3, *trials.size, device=device))
-            features_of(fresh, torch.randn(2, 3, *trials.test_size, device=device))
-    return StepTrial(logged.all_names, width, head, bool(schedules), SameKind(optimizer))
+        module = blueprint.build(blueprint.num_classes)
+        look = events_of(_Look, module)(images)
+        with in_one_line(blueprint.name, "a training on random images"):
+            logged = train(module, images, look, horizon, options, seed)
+        with in_one_line(blueprint.name, "taking features of random images"):
+            fresh = copy_of(blueprint.first).to(device).eval()
+            width, head = _features(fresh, blueprint, images)
+            features_of(fresh, images.images(2, of_test=True))
+    return StepTrial(tuple(logged), width, head, look.has_schedule, SameKind(look.optimizers[0]))
 
 
-def _step(module: LightningModule, optimizer: Optimizer, batch: Any) -> None:
-    """Take one step as a client does."""
-    module.on_fit_start()
-    module.on_train_start()
-    module.on_train_epoch_start()
-    batch = begin_batch(module, batch, 0)
-    returned = module.training_step(batch, *([0] if takes_batch_number(module) else []))
-    loss = loss_of(module, returned)
-    module.on_before_backward(loss)
-    loss.backward()
-    module.on_after_backward()
-    module.on_before_optimizer_step(optimizer)
-    if has_own(module, "configure_gradient_clipping"):
-        module.configure_gradient_clipping(optimizer, None, "norm")
-    if has_own(module, "optimizer_step"):
-        module.optimizer_step(0, 0, optimizer, lambda: loss)
-    else:
-        optimizer.step()
-    module.on_before_zero_grad(optimizer)
-    end_batch(module, returned, batch, 0)
-
-
-def _features(module: LightningModule, blueprint: Blueprint, images: Tensor) -> tuple[int, frozenset[str]]:
+def _features(module: LightningModule, blueprint: Blueprint, images: TrialImages) -> tuple[int, frozenset[str]]:
     """Return the width of the features, and the names of the parameters that they do not depend on."""
-    features = features_of(module, images)
+    some = images.images(2)
+    features = features_of(module, some)
     width = features.shape[1]
     if blueprint.takes_classes:
-        larger = blueprint.build(blueprint.num_classes + 1).to(images.device).eval()
-        if features_of(larger, images).shape[1] != width:
+        larger = blueprint.ready(blueprint.num_classes + 1).to(images.device).eval()
+        if features_of(larger, some).shape[1] != width:
             raise ConfigError(
                 f"{named(module)} gives features whose number depends on num_classes; define embed(images), which "
                 "returns what the classifier gets"
@@ -149,18 +146,3 @@ def _features(module: LightningModule, blueprint: Blueprint, images: Tensor) -> 
         reached = torch.autograd.grad(features.sum(), [*trained.values()], allow_unused=True)
         head |= {name for name, gradient in zip(trained, reached, strict=True) if gradient is None}
     return width, frozenset(head)
-
-
-@contextmanager
-def _in_one_line(module: LightningModule, activity: str) -> Iterator[None]:
-    """Report errors of the user's code in one line."""
-    try:
-        yield
-    except FedSimError:
-        raise
-    except Exception as error:
-        *_, last = str(error).splitlines() or [""]
-        raise ConfigError(
-            f"{named(module)} failed in {activity}, on random images ({type(error).__name__}: {last.strip()}); try it "
-            "under lightning.Trainer, too"
-        ) from error

@@ -1,0 +1,361 @@
+"""Lightning's own Trainer trains a user's module in a session of a client.
+
+It runs within a step of the outer Trainer, on this rank's device alone: it takes no signal, writes no file, prints
+nothing, and sees one process. :class:`Events` are what fedsim adds, from a strategy and a callback of Lightning's kind.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.seed import isolate_rng
+from lightning_utilities.core import rank_zero
+from torch import Tensor, distributed
+
+from fedsim.core.seeding import seed_global_stream
+from fedsim.training.own_module.package import package_of
+
+
+class Horizon(NamedTuple):
+    """How long a module trains in the whole run, if its client takes part in every round."""
+
+    epochs: int = 1
+    """of this training"""
+    round_: int = 0
+    """the current one, from 0"""
+    rounds: int | None = 1
+    """of the run; None: it has no last one"""
+
+    @property
+    def first_epoch(self) -> int:
+        """The epochs of all earlier rounds."""
+        return self.epochs * self.round_
+
+    @property
+    def max_epochs(self) -> int:
+        """The epochs of the run; -1, as Lightning has it, if it has no last one."""
+        return -1 if self.rounds is None else self.epochs * self.rounds
+
+
+ONCE = Horizon()
+"""a single epoch of a single round"""
+
+
+class Batches:
+    """The batches of a training, as a loader of Lightning: those of ``epoch``, which is from 0 in each training."""
+
+    epoch = 0
+
+    def __init__(self, sizes: list[list[int]]) -> None:
+        self.sizes = sizes
+        """images of each batch of each epoch"""
+        self.begun = 0
+        """batches of the current epoch that have begun"""
+
+    def __len__(self) -> int:
+        return len(self.sizes[self.epoch])
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self.read(self.epoch), start=1):
+            self.begun = number
+            yield batch
+
+    def read(self, epoch: int) -> Iterator[Any]:
+        """Yield the batches of an epoch."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Images of the current batch."""
+        return self.sizes[self.epoch][self.begun - 1]
+
+
+class Events:
+    """fedsim's work in a training of ``batches``: a callback of Lightning's kind, which its strategy calls, too.
+
+    :func:`events_of` makes one. This kind advances epochs, and does nothing else.
+    """
+
+    logged: Logged
+    horizon: Horizon
+    outer: World
+
+    def __init__(self, batches: Batches) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def load(self, module: LightningModule) -> None:
+        """Set values: the module is on its device, and its optimizers are not made yet."""
+
+    def training_step(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Return the output of ``training_step`` for a batch."""
+        return step(*args)
+
+    def optimizer_step(self, step: Callable[[], Any]) -> Any:
+        """Take the step of an optimizer, with the closure that computes gradients; return its output."""
+        return step()
+
+    def after_batch(self) -> None:
+        """A batch is over."""
+
+    def after_epoch(self, epoch: int) -> None:
+        """Epoch ``epoch`` of this training is over, from 0."""
+
+    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
+        """See the optimizers, whose schedules go on from earlier rounds."""
+        _go_on(trainer, self.horizon)
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        """Give what is logged from here no weight."""
+        self.logged.weight = 0.0
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Give what is logged from here the weight of a batch."""
+        self.logged.weight = float(self.batches.size)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Let callbacks of the run talk to other ranks."""
+        with _seeing(self.outer):
+            self.after_batch()
+
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        """Go on to the next epoch, if there is one; give what is logged from here the weight of this one."""
+        batches = self.batches
+        self.logged.weight = float(sum(batches.sizes[batches.epoch][: batches.begun]))
+        self.after_epoch(batches.epoch)
+        if batches.epoch + 1 < len(batches.sizes):
+            batches.epoch, batches.begun = batches.epoch + 1, 0
+        else:
+            trainer.should_stop = True
+
+
+class Logged:
+    """A logger of Lightning that keeps sums over images."""
+
+    weight = 0.0
+    """images to which the next numbers belong"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: dict[str, Tensor] = {}
+        """name -> [sum, images] float64"""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002 - Lightning's
+        """Add numbers."""
+        for name, value in metrics.items():
+            if name != "epoch":  # which Lightning adds
+                sums = torch.tensor([float(value) * self.weight, self.weight], dtype=torch.float64)
+                self.sums[name] = self.sums.get(name, 0) + sums
+
+
+class Options(NamedTuple):
+    """Settings of a Trainer."""
+
+    device: torch.device
+    precision: str = "32-true"
+    accumulate: int = 1
+    grad_clip: float | None = None
+
+
+def events_of(kind: Any, module: LightningModule) -> Callable[..., Any]:
+    """Return a kind of events as a class of callbacks of the module's package."""
+    package: Any = package_of(module)
+    return _joined(kind, package.Callback)
+
+
+@cache
+def _joined(*bases: Any) -> type:
+    return type(bases[0].__name__, bases, {})
+
+
+def train(
+    module: LightningModule, batches: Batches, events: Events, horizon: Horizon, options: Options, seed: int
+) -> dict[str, Tensor]:
+    """Let Lightning train a module; return the numbers that it has logged: name -> [sum, images] float64."""
+    package: Any = package_of(module)
+    strategy = _joined(_Strategy, package.strategies.SingleDeviceStrategy)(options.device)
+    strategy.events, events.horizon = events, horizon
+    events.logged = _joined(Logged, package.loggers.logger.DummyLogger)()
+    module.prepare_data = _nothing  # type: ignore[method-assign] # of this copy: images are fedsim's
+    with _seeing(_ALONE) as events.outer, _outermost(), _quiet(package), isolate_rng(include_cuda=False):
+        _seed(seed)
+        trainer = package.Trainer(
+            accelerator=options.device.type, devices=1, strategy=strategy, precision=options.precision,
+            plugins=[import_module(f"{package.__name__}.plugins.environments").LightningEnvironment()],
+            max_epochs=horizon.max_epochs, accumulate_grad_batches=options.accumulate,
+            gradient_clip_val=options.grad_clip, logger=events.logged, callbacks=[events], log_every_n_steps=1,
+            reload_dataloaders_every_n_epochs=1, limit_val_batches=0, num_sanity_val_steps=0,
+            use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, enable_autolog_hparams=False, detect_anomaly=torch.is_anomaly_enabled(),
+        )  # fmt: skip
+        trainer._signal_connector.register_signal_handlers = _nothing  # they are the outer Trainer's
+        progress = trainer.fit_loop.epoch_progress.current
+        progress.ready = progress.started = progress.processed = progress.completed = horizon.first_epoch
+        _count_steps(trainer, horizon.first_epoch * -(-len(batches) // options.accumulate))
+        try:
+            trainer.fit(module, batches)
+        except _InterruptedError as error:
+            raise KeyboardInterrupt from error
+        finally:
+            module.trainer = None
+    return events.logged.sums
+
+
+class _SetUp(Events):
+    """Ends a training before its first batch."""
+
+    def on_fit_start(self, trainer: Any, *_: Any) -> None:
+        trainer.fit_loop.max_epochs = 0
+
+
+def set_up(module: LightningModule, horizon: Horizon, seed: int) -> None:
+    """Let Lightning call the hooks of a module that come before its training, such as ``setup``."""
+    batches = Batches([[1]] * horizon.epochs)
+    train(module, batches, events_of(_SetUp, module)(batches), horizon, Options(torch.device("cpu")), seed)
+
+
+def _count_steps(trainer: Any, steps: int) -> None:
+    """Let a Trainer count its optimizer steps on from the run's start."""
+    loop = trainer.fit_loop.epoch_loop
+    for progress in (
+        loop.automatic_optimization.optim_progress.optimizer.step,
+        loop.manual_optimization.optim_step_progress,
+    ):
+        progress.total.ready = progress.total.completed = steps
+
+
+class _Strategy:
+    """Additions to Lightning's strategy of a single device."""
+
+    events: Events
+
+    def _configure_launcher(self) -> None:
+        self._launcher = _Launcher()
+
+    def model_to_device(self) -> None:
+        super().model_to_device()  # type: ignore[misc] # of Lightning's strategy
+        self.events.load(self.lightning_module)  # type: ignore[attr-defined] # as above
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.events.training_step(partial(super().training_step, **kwargs), args)  # type: ignore[misc] # as above
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.events.optimizer_step(partial(super().optimizer_step, *args, **kwargs))  # type: ignore[misc] # as above
+
+    def save_checkpoint(self, *_: Any, **__: Any) -> None:
+        """Write nothing: a run's checkpoints hold its clients."""
+
+    def remove_checkpoint(self, *_: Any) -> None:
+        """Remove nothing."""
+
+    def teardown(self) -> None:
+        """Leave the module where it is: its values are read afterwards."""
+        self.precision_plugin.teardown()  # type: ignore[attr-defined] # as above
+
+
+class _InterruptedError(BaseException):
+    """Ctrl-C, under a name for which Lightning does not end the process."""
+
+
+class _Launcher:
+    """Runs a fit in this process; Ctrl-C is for the outer Trainer."""
+
+    is_interactive_compatible = True
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002 - Lightning's
+        try:
+            return function(*args, **kwargs)
+        except KeyboardInterrupt as error:
+            raise _InterruptedError from error
+
+
+def _go_on(trainer: Any, horizon: Horizon) -> None:
+    """Count the optimizer steps of earlier rounds, and step new schedulers for them."""
+    if not horizon.first_epoch:
+        return
+    trainer.fit_loop.setup_data()
+    module, batches = trainer.lightning_module, range(1, trainer.num_training_batches + 1)
+    if not module.automatic_optimization:  # each optimizer steps on each batch, and the module steps schedulers
+        _count_steps(trainer, horizon.first_epoch * len(batches) * max(len(trainer.optimizers), 1))
+        return
+    steps = [n for n in batches if n % trainer.accumulate_grad_batches == 0 or n == len(batches)]
+    for config in trainer.lr_scheduler_configs:
+        done = horizon.first_epoch // config.frequency
+        if config.interval == "step":
+            done = horizon.first_epoch * sum(n % config.frequency == 0 for n in steps)
+        for _ in range(0 if config.reduce_on_plateau else done):  # that one follows what is logged, and begins anew
+            module.lr_scheduler_step(config.scheduler, None)
+
+
+World = tuple[Any, int]
+"""torch's default process group, None if there is none, and Lightning's rank"""
+_ALONE: World = (None, 0)
+
+
+@contextmanager
+def _seeing(world: World) -> Iterator[World]:
+    """Let torch, Lightning, metrics and the module see a process group for a while; yield what they saw before."""
+    before = _see(world)
+    try:
+        yield before
+    finally:
+        _see(before)
+
+
+def _see(world: World) -> World:
+    before: World = None, getattr(rank_zero_only, "rank", 0)
+    if distributed.is_available():
+        before = distributed.GroupMember.WORLD, before[1]
+        distributed.GroupMember.WORLD = world[0]
+    rank_zero_only.rank = world[1]  # type: ignore[attr-defined] # Lightning sets it so
+    return before
+
+
+@contextmanager
+def _outermost() -> Iterator[None]:
+    """Let the module's autocast contexts be the outermost ones: others keep casts of weights that have moved since."""
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
+
+
+@contextmanager
+def _quiet(package: ModuleType) -> Iterator[None]:
+    """Silence what Lightning says about each Trainer."""
+    loggers = [rank_zero.log, logging.getLogger(package.__name__)]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(max(logger.level, logging.WARNING))
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _seed(seed: int) -> None:
+    """Seed the streams of torch, Python and NumPy."""
+    seed_global_stream(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stand for a function that is not needed."""
