@@ -1,5 +1,7 @@
 """The parser of a command is built once per process; no command line sees anything of an earlier one."""
 
+import gc
+
 import pytest
 import torchmetrics
 from jsonargparse import Namespace
@@ -87,6 +89,7 @@ def test_a_default_that_one_command_line_changes_is_back_in_the_next(printed, mo
 
 def test_help_has_the_text_of_fields_whatever_came_before(printed):
     assert torchmetrics.MetricTracker  # now, as help names all subclasses of Module that are imported
+    gc.collect()  # and those of earlier tests, as long as they live
     fresh = printed("fit", "-h", "all")
     fit._PARSERS.clear()
     config = printed("fit", "--print_config")
