@@ -345,6 +345,7 @@ def test_markup_that_stands_on_a_page_is_found(tmp_path):
     assert raw_markup(page) == ["[a](b.md)", ":class:", "- one\n- two"]
 
 
+@pytest.mark.others
 def test_the_site_has_every_document_and_no_markup_is_left(site):
     for path in (ROOT / "docs").rglob("*.md"):
         name = path.relative_to(ROOT / "docs").with_suffix(".html")
@@ -355,6 +356,7 @@ def test_the_site_has_every_document_and_no_markup_is_left(site):
     assert {path: found for path in site.rglob("*.html") if (found := raw_markup(path))} == {}
 
 
+@pytest.mark.others
 def test_the_site_fetches_nothing_from_a_network(site):
     fetched = {address for path in site.rglob("*.html") for address in Reader(path).fetched}
     fetched |= {address for path in site.rglob("*.css") for address in re.findall(r"url\(([^)]+)\)", path.read_text())}
@@ -363,6 +365,7 @@ def test_the_site_fetches_nothing_from_a_network(site):
     assert {address for address in fetched if address.startswith(("http:", "https:", "//"))} == set()
 
 
+@pytest.mark.others
 def test_the_site_has_a_page_for_every_method_and_public_name(site):
     pages = {path.stem: Reader(path) for path in (site / "methods").glob("*.html") if path.stem != "index"}
     titles = {name for page in pages.values() for name in re.findall(r"\w+", " ".join(page.titles))}
@@ -454,6 +457,7 @@ def write_authors_folder(folder):
                 Image.new("RGB", (16, 32), (20 * person, 90 * camera, 0)).save(path)
 
 
+@pytest.mark.others
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES[1:], ids=lambda path: path.stem)
 def test_commands_of_claims_run_to_their_end(path, tmp_path, monkeypatch, capsys):
@@ -480,6 +484,7 @@ OF_A_FOLDER = ["--model.backbone=SmallCNN", "--model.client.batch_size=8", "--mo
                "--trainer.precision=32-true", "--overwrite=true"]  # fmt: skip
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_commands_of_recipes_run_to_their_end(tmp_path, monkeypatch, capsys):
     """On a folder with one data set; of many seeds the first, without the loops that a cluster's jobs are."""
@@ -512,6 +517,7 @@ def shown(notebook):
     return [any(output.get("name") != "stderr" for output in cell.outputs) for cell in cells]
 
 
+@pytest.mark.others
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(path, tmp_path, monkeypatch, quick_python):
     """All cells, in a kernel of their own; a cell that fails, also in an assertion, fails here."""
@@ -584,6 +590,7 @@ def test_settings_of_the_page_have_a_sentence(reference):
     assert [key for key in silent if ".NAME." not in key and not key.startswith("model.server_optimizer.")] == []
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_each_command_has_a_page(reference):
     pages = dict(reference.command_pages())

@@ -65,6 +65,7 @@ def test_quick_rows_run_in_small_sizes(acceptance, bench, name):
     assert "raised" not in result.figure
 
 
+@pytest.mark.others
 @pytest.mark.slow
 @pytest.mark.dist
 def test_rows_of_whole_commands_run_in_small_sizes(acceptance, bench, quick_python):

@@ -26,6 +26,7 @@ def plain(tmp_path_factory):
     return run
 
 
+@pytest.mark.others
 def test_a_run_needs_no_extra(plain):
     commands = (
         ["fit", "--config", "tiny.yaml", "--run_dir", "run", "--trainer.check_val_every_n_epoch", "1"],
@@ -36,6 +37,7 @@ def test_a_run_needs_no_extra(plain):
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.others
 def test_a_setting_that_needs_one_names_it(plain):
     done = plain("fit", "--config", "tiny.yaml", "--run_dir", "other", "--model.evaluation.backend", "faiss")
     assert done.returncode == 2

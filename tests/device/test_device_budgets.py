@@ -46,6 +46,7 @@ def test_a_step_of_resnet_50_takes_few_launches(gpu):
     assert resnet(gpu, FedPav(), ADAMW, precision="bf16-mixed", grad_clip=1.0) <= 520
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_a_micro_batch_takes_few_launches_more_than_a_batch(gpu):
     """Batches of 4 in two micro-batches: two steps, but one update, and the sums on whole vectors."""
@@ -53,6 +54,7 @@ def test_a_micro_batch_takes_few_launches_more_than_a_batch(gpu):
     assert resnet(gpu, FedPav(), SGD, precision="bf16-mixed", micro_batch=2) <= 2 * (plain + 20) + 30
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_a_session_of_one_batch_takes_few_launches_more_than_its_batch(gpu):
     step = resnet(gpu, FedPav(), SGD, precision="bf16-mixed")

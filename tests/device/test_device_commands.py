@@ -58,6 +58,7 @@ def test_scores(command, run, capsys):
     assert "town0" in said[0]
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_features_rankings_and_maps(run, tmp_path):
     found = {}
@@ -120,6 +121,7 @@ def test_export(run, tmp_path):
     assert all(theirs[name].equal(tensor) for name, tensor in ours.items())
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_augment(tmp_path):
     config = tmp_path / "data.yaml"

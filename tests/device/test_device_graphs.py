@@ -71,6 +71,7 @@ def gpu():
         yield record
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_a_replayed_step_of_resnet_50_is_a_few_launches(gpu):
     training = LocalTraining(batch_size=4, optimizer=ADAMW, grad_clip=1.0, graph=True)
@@ -115,6 +116,7 @@ def test_reports_and_counts_are_those_of_plain_steps(gpu):
     assert gpu.kernels["replay"] > 5
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_the_last_shorter_batch_stays_outside_and_costs_no_recording(gpu):
     epochs = 3

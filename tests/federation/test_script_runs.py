@@ -270,6 +270,7 @@ trainer.fit(model, datamodule=data)
         assert [int(row["epoch"]) for row in csv.DictReader(file) if row["train/loss"]] == [0, 1, 2]
 
 
+@pytest.mark.others
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_script_whose_rank_fails_ends_though_the_end_of_python_would_wait(tmp_path):

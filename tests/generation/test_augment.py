@@ -74,6 +74,7 @@ def test_a_contact_sheet_is_drawn(config, tmp_path):
         assert 3 * 96 < sheet.height < 4 * 96
 
 
+@pytest.mark.others
 def test_people_of_256_x_128_pixels(config, tmp_path):
     options = ("--size", "[256, 128]", "--networks.scales", 3, "--networks.parts", 4, "--losses.soft_after", 0)
     args = ("augment", "fit", "--config", config, "--output", tmp_path / "g", "--clients", "[town2]", *options)
@@ -380,6 +381,7 @@ def test_help_says_what_settings_are(capsys):
     assert "[--appearance APPEARANCE]" in shown
 
 
+@pytest.mark.others
 def test_first_weights_need_not_be_there_any_more(config, tmp_path, capsys):
     """What a trained generator was begun with is no part of it."""
     weights = tmp_path / "resnet18.safetensors"

@@ -111,6 +111,7 @@ def test_commands_in_comments_are_options_of_the_commands(path):
             assert (ROOT / given.config).is_file() or "$" in given.config
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_the_worked_example_runs(tmp_path, capsys, monkeypatch, quick_judge):
     """The commands of docs/augmentation.md in their order, with few steps and one small round."""

@@ -90,6 +90,7 @@ def test_feddip_sends_nearly_what_table_3_prints():
     assert sent("table3_feddip") == pytest.approx(2.64, abs=0.015)
 
 
+@pytest.mark.others
 @pytest.mark.slow
 def test_feddip_sends_what_table_4_prints():
     """2.40 GB at 69.99 %."""
