@@ -179,6 +179,8 @@ LATER = {
     "model.head.init": "normal",
     "model.method.init_args.distillation.teacher_mode": "eval",
     "model.module": None,
+    "model.module_batch": None,
+    "model.module_counts_from": "run",
     "model.private": None,
     "model.method.init_args.lam_first": 5e-4,  # FedDIP's numbers did change: its authors' code
     "model.method.init_args.layer": "pool",
