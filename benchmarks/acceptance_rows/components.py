@@ -77,7 +77,7 @@ OWN_CONFIG = """
 seed_everything: 0
 trainer: {{limit_val_batches: 0, accelerator: {accelerator}, deterministic: true, enable_progress_bar: false}}
 model:
-  method: APFL
+  method: Ditto
   module: own.Own
   client: {{batch_size: 8}}
 data:
@@ -108,7 +108,7 @@ def flat_steps(bench: Bench) -> Outcome:
 
 
 def own_module(bench: Bench) -> Outcome:
-    """Run a user's module with dropout by two models for each client: resumed, and on two ranks if there are GPUs."""
+    """Run a user's module with dropout twice a session: resumed, and on two ranks if there are GPUs."""
     whole, parts = run_own(bench, "own", 3), run_own(bench, "own-parts", 1)
     fits.run([*own_options(bench, "own-parts", 3), "--ckpt_path", "last"], importing(bench.folder))
     outcome = compare("with and without a pause", whole, parts)

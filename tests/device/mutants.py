@@ -155,8 +155,6 @@ MUTANTS = [
            'client.generator("cdw augment")', "distil"),
     Mutant("training/session.py", "self._stream(purpose, self._images.device)", 'self._stream(purpose, "cpu")', "fit"),
     # -- streams of a device that something else seeds
-    Mutant("core/seeding.py", "torch.default_generator.manual_seed(seed)\n        yield",
-           "torch.manual_seed(seed)\n        yield", "own module"),
     Mutant("core/seeding.py", "torch.cuda.manual_seed_all(seed)", "pass", "own module"),
     # -- waits and races
     Mutant("training/running_metrics.py", "self._losses.append(loss)", "self._losses.append(loss.cpu())", "waits"),

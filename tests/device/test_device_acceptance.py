@@ -5,7 +5,6 @@ import importlib
 import logging
 import os
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -148,14 +147,9 @@ def test_maps_that_lose_their_order_fail_the_row(bench, monkeypatch):
     assert (result.verdict, result.figure.endswith("of 20 with snr")) == ("fail", True), result
 
 
-def test_a_stream_that_is_reset_fails_the_row_of_own_modules(bench, monkeypatch):
-    @contextmanager
-    def resetting(seed):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-
-    monkeypatch.setattr("fedsim.training.own_module.blueprint.seeded_host", resetting)
+def test_a_stream_that_nothing_seeds_fails_the_row_of_own_modules(bench, monkeypatch):
+    for place in ("client", "own_module.inner_trainer"):
+        monkeypatch.setattr(f"fedsim.training.{place}.seed_global_stream", lambda seed: None)
     result = judged(bench, "own-module")
     assert result.verdict == "fail", result
 
