@@ -7,6 +7,7 @@ import inspect
 import json
 import pkgutil
 import re
+import sys
 import textwrap
 from collections.abc import Mapping
 from functools import cache
@@ -56,8 +57,10 @@ def classes_below(base):
 
 def is_in_table(cls):
     """Whether a config can name a class whose arguments fedsim knows, or the class is a section."""
-    place = path_of(cls)
-    return place.startswith(ROOMS) and not place.startswith(OTHER_ROOMS) and not cls.__name__.startswith("_")
+    place, home = path_of(cls), vars(sys.modules[cls.__module__])
+    if home.get(cls.__name__) is not cls or cls.__name__.startswith("_"):  # a run makes classes of two others
+        return False
+    return place.startswith(ROOMS) and not place.startswith(OTHER_ROOMS)
 
 
 def hints_of(cls):
