@@ -27,7 +27,7 @@ WORKS = {
 LACKING = {
     "APFL", "DACS", "FedCAPR", "FedKLPR", "FedReID", "FedReIDFineTune", "FedUReID", "SKA", "SSCU",
 }  # fmt: skip
-"""methods that work on features, logits or layers of fedsim's own model"""
+"""methods that work on features, logits or layers of fedsim's own model, or step two models in turn"""
 
 
 def train(name, rounds, ckpt_path=None, **options):
@@ -75,7 +75,7 @@ def test_a_module_distils_from_features():
 )
 def test_methods_that_need_fedsims_own_model_say_so(method):
     model = Federation(method, Small)
-    with pytest.raises(ConfigError, match=r"^model\.method: \w+, as it is configured, works on features") as caught:
+    with pytest.raises(ConfigError, match=r"^model\.method: \w+, as it is configured, needs features") as caught:
         model.assemble(make_data(), 0, 1, torch.device("cpu"))
     assert type(method).__name__ in str(caught.value)
 

@@ -126,7 +126,7 @@ class Method(ABC):
         (``micro_batch``), because the method uses all of it at once, or steps more than once.
         ``plain_steps``: a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or the
         method does not train by ``client.train_on``. ``built_in_model``: the method works on features, logits or layers
-        of fedsim's own model, which a user's LightningModule (``model.module``) does not have.
+        of fedsim's own model, or steps two models in turn; a user's LightningModule (``model.module``) allows neither.
         """
         return frozenset()
 

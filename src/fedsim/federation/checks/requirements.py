@@ -75,8 +75,8 @@ def check_own_module(method: Method, task: str, has_ladder: bool) -> None:
     name = type(method).__name__
     if "built_in_model" in method.requires:
         raise ConfigError(
-            f"model.method: {name}, as it is configured, works on features, logits or layers of fedsim's own model, "
-            "which model.module lacks; choose another method, or a backbone"
+            f"model.method: {name}, as it is configured, needs features, logits or layers of fedsim's own model, or "
+            "steps two models in turn, which model.module does not allow; choose another method, or a backbone"
         )
     if getattr(method, "share_neck", True) is False:
         raise ConfigError(
