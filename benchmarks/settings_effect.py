@@ -167,9 +167,13 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "SKA, attention": model(method="SKA", backbone=named("SmallCNN", width=4, norm="se")),
     "WeightedPav, speed": model(method=named("WeightedPav", weighting="performance"), hardware=LINKS),
     "noise": model(privacy=named("WhiteNoise", beta=0.001)),
-    "differential privacy": model(privacy=named("DifferentialPrivacy", clip=1.0, noise_multiplier=0.1)),
+    "differential privacy": model(
+        method=named("FedPav", weighting="uniform"),
+        privacy=named("DifferentialPrivacy", clip=1.0, noise_multiplier=0.1),
+        bn_stats="local",
+    ),
     "UCB": model(selection=FEW_CLIENTS),
-    "trimmed mean": model(aggregation=named("TrimmedMean", trim=0.34)),
+    "trimmed mean": model(aggregation=named("TrimmedMean", trim=0.33)),
     "FedAdam": model(server_optimizer="FedAdam"),
     "center": model(objective={"center": {}}),
 }

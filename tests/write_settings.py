@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ForwardRef, Literal, get_args, get_origin, get_type_hints
 
 import lightning
 import torch
@@ -68,8 +68,15 @@ def hints_of(cls):
     made_of = cls if dataclasses.is_dataclass(cls) or cls in (StartOptions, TrainerOptions) else cls.__init__
     try:
         return get_type_hints(made_of, include_extras=True)
-    except (NameError, TypeError, AttributeError):
+    except NameError:  # a library names a type that it imports for type checkers only: of the others it is known
+        return {name: hint for name, hint in inspect.get_annotations(made_of).items() if not names_in(hint)}
+    except (TypeError, AttributeError):
         return {}
+
+
+def names_in(hint):
+    """Return the types of an annotation that are known by name only."""
+    return [part for part in parts_of(hint) if isinstance(part, str | ForwardRef)]
 
 
 def parameters_of(cls):

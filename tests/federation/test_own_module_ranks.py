@@ -122,5 +122,5 @@ def test_wrong_modules_of_a_config_end_in_one_line(config, tmp_path, capsys):
     assert "torch.nn.Linear" in line("--model.module=torch.nn.Linear")
     assert "lrr" in line("--model.module.init_args.lrr=0.1")
     assert "model.private: no tensor of Small is named like" in line("--model.private=[head.*]")
-    assert "works on features" in line("--model.method=APFL")
+    assert "needs features, logits or layers of fedsim's own model" in line("--model.method=APFL")
     assert not (tmp_path / "other").exists()
