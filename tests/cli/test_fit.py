@@ -137,7 +137,7 @@ def test_wrong_config_files(capsys, tmp_path):
     assert "model.client.batchsize" in refuse(capsys, "fit", "--config", unknown)
     line = refuse(capsys, "fit")
     assert "model.method; give a config with these fields, such as --config quickstart" in line
-    assert f"{tmp_path}: is a folder; give a config file" in refuse(capsys, "fit", "--config", tmp_path)
+    assert f"{tmp_path} is a folder, not a file" in refuse(capsys, "fit", "--config", tmp_path)
 
 
 def test_other_commands_refuse_in_one_line_too(capsys, tmp_path):

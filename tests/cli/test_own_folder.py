@@ -11,7 +11,7 @@ import pytest
 
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import expanded
+from fedsim.core.paths import expanded
 from fedsim.core.run_lock import LOCK_FILE, RunLock
 from fedsim.federation.callbacks import FolderStart
 from fedsim.methods import FedPav

@@ -211,7 +211,7 @@ def test_labels_that_are_wrong_are_refused_in_one_line(lines, message, tmp_path)
 
 
 def test_folders_that_are_not_there(tmp_path, caplog):
-    with pytest.raises(DataError, match=r"nowhere: no such folder; set data\.generated\.root"):
+    with pytest.raises(DataError, match=r"data\.generated\.root: .*nowhere is not there: no such folder"):
         _ = add_to(tmp_path / "nowhere").federated
     with pytest.raises(DataError, match="holds no folder of a client; expected town0, town1, town2"):
         _ = add_to(tmp_path).federated

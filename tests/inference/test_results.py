@@ -112,7 +112,7 @@ def test_features_of_a_folder_are_those_of_the_model_with_their_files(run, pictu
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--images", "nowhere"], "--images: nowhere is no folder"),
+        (["--images", "nowhere"], "nowhere is not there: no such folder"),
         (["--images", "empty"], "--images: empty holds no images"),
         (["--images", "damaged"], "damaged/a.png"),
         (["--client", "nobody"], "client"),

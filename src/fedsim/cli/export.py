@@ -14,8 +14,10 @@ from torch import Tensor
 from fedsim._version import __version__
 from fedsim.cli.commands import call
 from fedsim.cli.run_directory import describe_checkpoint
+from fedsim.core.checked import checked
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
+from fedsim.core.paths import Model, SavedRun
 from fedsim.core.sparse_file import write_sparse
 from fedsim.inference.networks import Network, OfScript, holds_module, saved_network
 from fedsim.inference.tensors import chosen_tensors
@@ -33,8 +35,9 @@ def run(args: list[str]) -> str:
     return call(export, args, "export")
 
 
+@checked("--")
 def export(
-    ckpt_path: str, output: str, arch: str | None = None, client: str | None = None, sparse: bool = False,
+    ckpt_path: SavedRun, output: Model, arch: str | None = None, client: str | None = None, sparse: bool = False,
     mean: bool = False,
 ) -> str:  # fmt: skip
     """Write a model of a checkpoint as a safetensors file, or as ONNX where ``output`` ends with ``.onnx``.
@@ -71,8 +74,6 @@ def export(
     if mean and (client is not None or sparse):
         raise ConfigError("--mean: averages the whole models of all clients; leave --client and --sparse out")
     tensors, masks = chosen_tensors(checkpoint, source, arch, client, mean)
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder; give --output the name of a file")
     masks = {name: mask for name, mask in masks.items() if not bool(mask.all())}
     if sparse and not masks:
         raise ConfigError("--sparse: the model is not pruned; leave it out, or give --client a client that prunes")

@@ -34,8 +34,9 @@ from fedsim.cli.run_directory import (
 )
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import expanded, missing_folders, remove_empty
+from fedsim.core.files import missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
+from fedsim.core.paths import expanded
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_LISTED

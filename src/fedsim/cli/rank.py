@@ -14,8 +14,11 @@ from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
 
+from fedsim.core.checked import checked
+from fedsim.core.checks import Count, Natural
 from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError, DataError, FedSimError
+from fedsim.core.paths import Arrays, InputFile
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
 from fedsim.evaluation.ranker import Ranker, score_blocks
@@ -28,8 +31,9 @@ from fedsim.parsing.error_lines import parsed
 T = TypeVar("T")
 
 
+@checked("--")
 def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import fedsim.rank
-    features: str,
+    features: InputFile,
     distance: Distance = "cosine",
     camera_aware: bool = True,
     junk_pids: tuple[int, ...] = (-1,),
@@ -37,13 +41,13 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     single_gallery_shot: bool = False,
     backend: BackendName = "auto",
     device: str = "cpu",
-    expand: int = 0,
+    expand: Natural = 0,
     alpha: float = 0.0,
     rerank: bool = False,
-    k1: int = 20,
-    k2: int = 6,
+    k1: Count = 20,
+    k2: Count = 6,
     lambda_: float = 0.3,
-    save_ranking: str | None = None,
+    save_ranking: Arrays | None = None,
     json: bool = False,
 ) -> str:
     """Score features of queries and gallery.
@@ -71,7 +75,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
         DataError: if the file cannot be used, or no query has a match.
         ConfigError: if an option is wrong.
     """
-    _check_options(distance, rerank, expand, save_ranking)
+    _check_options(distance, rerank, expand)
     file = read_features(Path(features), camera_aware, tuple(junk_pids))
     labels = file.labels
     if labels.num_valid == 0:
@@ -102,20 +106,10 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     return _as_json(ranking) if json else _as_table(ranking)
 
 
-def _check_options(distance: Distance, rerank: bool, expand: int, save_ranking: str | None) -> None:
+def _check_options(distance: Distance, rerank: bool, expand: int) -> None:
     for name, wanted in (("rerank", rerank), ("expand", expand != 0)):
         if wanted and distance != "cosine":
             raise ConfigError(f"--{name}: is defined for --distance cosine")
-    if expand < 0:
-        raise ConfigError(f"--expand: {expand} is negative")
-    if save_ranking is not None:  # check before the work that its result can be written
-        path = Path(save_ranking)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be written ({error.strerror}); choose another --save_ranking") from error
-        if path.is_dir():
-            raise DataError(f"{path}: is a folder; give --save_ranking the name of a file")
 
 
 @contextmanager

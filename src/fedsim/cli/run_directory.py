@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import expanded, make_folder, replacing
+from fedsim.core.files import replacing
 from fedsim.core.names import file_name
+from fedsim.core.paths import expanded, make_folder
 from fedsim.core.run_lock import RunLock
 from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks import TESTS

@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DataError, RunsFailedError
-from fedsim.core.files import expanded, make_folder
+from fedsim.core.paths import FILE, expanded, make_folder
 from fedsim.papers.files import with_paper
 from fedsim.parsing.command_line import given
 from fedsim.parsing.config_files import read_sections, with_shipped
@@ -132,7 +132,7 @@ def _chosen_sweep(config: Namespace) -> tuple[str, Any]:
     if file is not None and configs:
         raise ConfigError("--config: is for --method and --paper; write it into the command of the file")
     if file is not None:
-        return file, read_content(Path(file))
+        return file, read_content(Path(FILE.check(file, "FILE")))
     if config.method is not None:
         content = sweep_of_method(config.method, configs, bool(config.print) or find_spec("wandb") is not None)
     else:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Real
 from operator import ge, gt, le, lt
+from typing import Annotated, Any
 
 from fedsim.core.errors import ConfigError
 
@@ -44,9 +48,13 @@ def within(section: str, interval: str, **fields: Number) -> None:
     Traceback (most recent call last):
     fedsim.core.errors.ConfigError: model.selection.fraction: 0.0 is not in (0, 1]
     """
+    _refuse(section, fields, _inside(interval), f"is not in {interval}")
+
+
+def _inside(interval: str) -> Callable[[float], bool]:
     low, high = map(float, interval[1:-1].split(","))
     above, below = (ge if interval[0] == "[" else gt), (le if interval[-1] == "]" else lt)
-    _refuse(section, fields, lambda value: above(value, low) and below(value, high), f"is not in {interval}")
+    return lambda value: above(value, low) and below(value, high)
 
 
 def _refuse(section: str, fields: Mapping[str, Number], passes: Callable[[float], bool], problem: str) -> None:
@@ -65,3 +73,32 @@ def known(field: str, names: Iterable[str], among: Collection[str], kind: str = 
     for name in names:
         if name not in among:
             raise ConfigError(f"{field}: there is no {kind} {name}; choose from {', '.join(among)}")
+
+
+@dataclass(frozen=True)
+class NumberKind:
+    """A kind of number by its interval; it annotates arguments of :func:`fedsim.core.checked.checked`."""
+
+    interval: str
+    """as in :func:`within`; infinite numbers are never valid"""
+    number_class: Any = int
+    """class of the number"""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return the number; raise ConfigError, beginning with ``name``, if it is none of the interval.
+
+        >>> NumberKind("[1, inf)").check(3, "workers")
+        3
+        """
+        if isinstance(value, bool) or not isinstance(value, self.number_class) or not math.isfinite(value):
+            raise ConfigError(f"{name}: {value} is no {self.number_class.__name__}; give one in {self.interval}")
+        if not _inside(self.interval)(value):
+            raise ConfigError(f"{name}: {value} is not in {self.interval}")
+        return value
+
+
+Count = Annotated[int, NumberKind("[1, inf)")]
+Natural = Annotated[int, NumberKind("[0, inf)")]
+Seed = Annotated[int, NumberKind(f"[0, {2**32 - 1}]")]
+Rate = Annotated[float, NumberKind("(0, inf)", Real)]
+Share = Annotated[float, NumberKind("[0, 1]", Real)]

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from fedsim.core.errors import ConfigError
-
-
-def make_folder(path: Path, setting: str) -> None:
-    """Make a folder for results, which may exist, and its parents, before there are results.
-
-    Raises:
-        ConfigError: if it cannot be made or written to, naming the ``setting`` that holds the path.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{setting}: {path} cannot be a folder ({error.strerror}); name another") from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"{setting}: {path} cannot be written; name another")
 
 
 def missing_folders(*paths: Path) -> list[Path]:
@@ -39,35 +22,6 @@ def remove_empty(folders: Iterable[Path]) -> None:
         for folder in folders:
             with suppress(FileNotFoundError):  # it was never made
                 folder.rmdir()
-
-
-def expanded(text: str, setting: str) -> str:
-    """Return a path with ``~`` and ``$VARIABLES`` replaced: libraries replace some of them, each others.
-
-    Raises:
-        ConfigError: if it is empty, or names a variable that is not set; the message names the ``setting``.
-
-    >>> expanded("runs/a", "run_dir")
-    'runs/a'
-    """
-    for names in re.findall(r"\$(?:(\w+)|\{([^}]*)\})", text):
-        if (name := "".join(names)) not in os.environ:
-            raise ConfigError(
-                f"{setting}: {text} names the variable {name}, which is not set; set it, or write the path"
-            )
-    path = os.path.expanduser(os.path.expandvars(text))
-    if not path.strip():
-        raise ConfigError(f"{setting}: is empty; is a variable of your command not set? name a folder, or leave it out")
-    return path
-
-
-def given_path(text: str) -> Path:
-    """Return the path that a setting means, absolute: a config may be used in another folder than it was made for.
-
-    >>> given_path("~/data").is_absolute(), given_path("data").is_absolute()
-    (True, True)
-    """
-    return Path(text).expanduser().absolute()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError, NotReadyError
 from fedsim.core.names import printable, problem_of_name
+from fedsim.core.paths import FOLDER
 from fedsim.data import datasets
 from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.datasets.base import files_of
@@ -67,8 +68,7 @@ def findings_in(root: Path, everything: bool = False) -> list[Finding]:
     Raises:
         DataError: if there is no such folder.
     """
-    if not root.is_dir():
-        raise DataError(f"{root.absolute()}: no such folder")
+    FOLDER.check(root, "--root")
     findings = [f for f in find_data(root) if everything or f.found is not None or not f.problem.startswith(_ABSENT)]
     return findings + find_market_folders(root, {f.layout.partition(":")[0] for f in findings})
 

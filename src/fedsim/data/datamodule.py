@@ -18,7 +18,7 @@ from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import at_least, positive
 from fedsim.core.cores import usable_cores
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import given_path
+from fedsim.core.paths import given_path
 from fedsim.core.shared import shared_array
 from fedsim.data import decoded
 from fedsim.data.augmentation import MAX_PIXELS, Augmentation
@@ -145,7 +145,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         if manifest is not None:
             _check_left_out(decided)
         self.sources = [] if source is None else source if isinstance(source, list) else [source]
-        self.manifest = None if manifest is None else given_path(manifest)
+        self.manifest = None if manifest is None else given_path(manifest, "data.manifest")
         names = {alias: name for source in self.sources for alias, name in source.folder_names.items()}
         public = None if public is None else names.get(public, public)
         self.unseen, self.public, self.val = tuple(names.get(name, name) for name in unseen or ()), public, val
@@ -156,7 +156,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         self.size, self.test_size = size, test_size or size
         self.augmentation, self.generated = augmentation, generated
         self.cache: Cache = cache
-        self.cache_dir = None if cache_dir is None else given_path(cache_dir)
+        self.cache_dir = None if cache_dir is None else given_path(cache_dir, "data.cache_dir")
         self.workers, self.on_corrupt, self.dry_run = workers, on_corrupt, dry_run
         self.limit_client_batches = limit_client_batches
         self._standins: TemporaryDirectory[str] | None = None  # as long as this object

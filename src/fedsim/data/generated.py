@@ -33,8 +33,9 @@ from PIL import Image
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import given_path, new_folder
+from fedsim.core.files import new_folder
 from fedsim.core.names import file_names
+from fedsim.core.paths import FOLDER, given_path
 from fedsim.data.federated import ClientData, FederatedData, GeneratedImages
 from fedsim.data.images import ImageFiles
 from fedsim.data.pixels import Pixels
@@ -111,9 +112,8 @@ def add_generated(federated: FederatedData, settings: Generated) -> FederatedDat
 
     Raise DataError if no client has any, or a file is wrong; the message names client, file and identity.
     """
-    root = given_path(settings.root)
-    if not root.is_dir():
-        raise DataError(f"{root}: no such folder; set data.generated.root, or data.generated to null")
+    root = given_path(settings.root, "data.generated.root")
+    FOLDER.check(root, "data.generated.root")
     folders = folders_of_clients(root, federated)
     missing = [client for client, folder in folders.items() if not folder.is_dir()]
     if len(missing) == len(federated.clients):

@@ -62,9 +62,14 @@ def _entries(folder: Path) -> list[tuple[str, bool]]:
     """Return names and whether they are folders, sorted, without rubbish."""
     try:
         with os.scandir(folder) as entries:
-            return sorted((entry.name, entry.is_dir()) for entry in entries if not is_rubbish(entry.name))
+            return sorted((entry.name, _is_folder(entry)) for entry in entries if not is_rubbish(entry.name))
     except OSError as error:
         raise DataError(f"{folder}: cannot be listed ({error.strerror}); give yourself the right to read it") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, or a link to one; a link into a folder that may not be entered is none."""
+    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
 
 
 def left_out_in(folder: Path, read: Container[str]) -> Iterator[LeftOut]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import given_path
+from fedsim.core.paths import FOLDER, given_path
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Index, ReIDSource, Split
 from fedsim.data.leftovers import LeftOut, images_outside, left_out_in, sub_folders
 from fedsim.data.listing import read_folder
@@ -49,7 +50,7 @@ class MarketFolders(ReIDSource):
         names: Annotated[list[str] | None, Facts(is_list_of_names=True)] = None,
         unlabelled: bool = False,
     ) -> None:
-        self.root, self.names, self.unlabelled = given_path(root), names, unlabelled
+        self.root, self.names, self.unlabelled = given_path(root, "data.source.root"), names, unlabelled
 
     def domains(self) -> list[Domain]:
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""
@@ -61,8 +62,7 @@ class MarketFolders(ReIDSource):
 
     def _folders(self) -> list[Path]:
         """Return the folder of each data set; raise DataError if there is none."""
-        if not self.root.is_dir():
-            raise DataError(f"{self.root}: no such folder; set data.source.root to the folder of your data sets")
+        FOLDER.check(self.root, "data.source.root")
         if self.names is not None:
             return [self.root / name for name in self.names]
         if is_market_folder(self.root):
@@ -75,7 +75,7 @@ class MarketFolders(ReIDSource):
 
 def is_market_folder(folder: Path) -> bool:
     """Whether a folder is a data set in Market-1501 layout: it has one of its sub-folders."""
-    return any((folder / part).is_dir() for part in PARTS)
+    return any(os.path.isdir(folder / part) for part in PARTS)
 
 
 def market_folders(root: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import Strategy
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.false_alarms import ignore_false_alarms
-from fedsim.core.files import expanded
+from fedsim.core.paths import expanded
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.evaluation.summary import score_rows
 from fedsim.federation.callbacks import (

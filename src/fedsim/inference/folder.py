@@ -6,15 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsim.core.checked import checked
+from fedsim.core.checks import Count
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
+from fedsim.core.paths import Arrays, InputFolder, SavedRun
 from fedsim.data.leftovers import has_image_suffix, is_rubbish
 from fedsim.inference.model import load_model
 
 
+@checked("--")
 def predict_images(
-    ckpt_path: str, images: str, output: str | None = None, client: str | None = None, checkpoint: str = "best",
-    arch: str | None = None, device: str = "cpu", batch_size: int = 64,
+    ckpt_path: SavedRun, images: InputFolder, output: Arrays | None = None, client: str | None = None,
+    checkpoint: str = "best", arch: str | None = None, device: str = "cpu", batch_size: Count = 64,
 ) -> str:  # fmt: skip
     """Write the features of all images in a folder and its sub-folders, with their files, into an npz file.
 
@@ -34,16 +38,14 @@ def predict_images(
         DataError: if there are no images, one cannot be read, or the file cannot be written.
         ConfigError: if there is no such model.
     """
-    folder, run = Path(images).expanduser(), Path(ckpt_path).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"--images: {folder} is no folder; name one with image files")
+    folder, run = Path(images), Path(ckpt_path)
     candidates = (path for path in folder.rglob("*") if has_image_suffix(path.name))
     files = sorted(path for path in candidates if not any(map(is_rubbish, path.relative_to(folder).parts)))
     if not files:
         raise DataError(f"--images: {folder} holds no images; their names end with .jpg, .png and the like")
     if output is None and not (run / "checkpoints").is_dir():
         raise DataError(f"--output: {run} is no run directory; name the file for the features")
-    path = run / "features" / f"images-{folder.resolve().name}.npz" if output is None else Path(output).expanduser()
+    path = run / "features" / f"images-{folder.resolve().name}.npz" if output is None else Path(output)
     features = load_model(run, client, checkpoint, arch, device).embed(files, batch_size)
     names = np.array([file.relative_to(folder).as_posix() for file in files])
     try:

@@ -13,8 +13,10 @@ from lightning import LightningModule
 from PIL import Image
 from torch import Tensor, nn
 
+from fedsim.core.checked import checked
 from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError
+from fedsim.core.paths import Saved
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
 from fedsim.inference.networks import OfScript, Size, saved_network
 from fedsim.inference.tensors import chosen_tensors
@@ -89,8 +91,9 @@ def _one(image: Picture) -> Images:
     return ImageFiles([Path(image)])
 
 
+@checked()
 def load_model(
-    run: str | os.PathLike[str], client: str | None = None, checkpoint: str = "best", arch: str | None = None,
+    run: Saved, client: str | None = None, checkpoint: str = "best", arch: str | None = None,
     device: str = "cpu", *, module: MakesModule | LightningModule | None = None, size: Size | None = None,
 ) -> SavedModel:  # fmt: skip
     """Load a model of a run.
@@ -112,7 +115,7 @@ def load_model(
         DataError: if there is no checkpoint, or it cannot be read.
         ConfigError: if it has no such model, or its network is unknown.
     """
-    place, path = device_named(device), _checkpoint(Path(run).expanduser(), checkpoint)
+    place, path = device_named(device), _checkpoint(Path(run), checkpoint)
     content = read_checkpoint(path)
     try:
         tensors, _ = chosen_tensors(content, path, arch, client, mean=False)

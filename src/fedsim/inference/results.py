@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.core.checked import checked
+from fedsim.core.paths import Saved
 from fedsim.evaluation.summary import score_rows
 from fedsim.report.figure import plot_curves
 from fedsim.report.groups import group_opened
@@ -94,7 +95,8 @@ class RunResults:
         return score_rows((self.summary[part] or {}).get("metrics", {}))
 
 
-def load_run(run: str | os.PathLike[str]) -> RunResults:
+@checked()
+def load_run(run: Saved) -> RunResults:
     """Open the results of a run.
 
     >>> rows = load_run("runs/mine").rounds  # doctest: +SKIP
@@ -105,4 +107,4 @@ def load_run(run: str | os.PathLike[str]) -> RunResults:
     Raises:
         DataError: if it is none, or its summary is damaged.
     """
-    return RunResults(Path(run).expanduser())
+    return RunResults(Path(run))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.paths import FILE
 from fedsim.models.attention import holds_attention
 from fedsim.models.style import holds_style
 
@@ -93,9 +94,7 @@ def read_file(weights: str) -> dict[str, Tensor]:
     Checkpoints of training programs are unwrapped, and the leading ``module.`` of parallel training is removed. Raises
     ConfigError if there is no such file, or no state dict in it.
     """
-    path = Path(weights).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"backbone.weights: no file {path}; give an existing file or a name of public weights")
+    path = Path(FILE.check(weights, "backbone.weights"))
     try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise many types for a damaged file

@@ -17,6 +17,7 @@ import yaml
 
 from fedsim.core.errors import DataError
 from fedsim.core.names import one_line
+from fedsim.core.paths import FILE, expanded
 from fedsim.parsing.documents import as_yaml, parse_json, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.settings.options import WITH_TRAINER
@@ -52,7 +53,7 @@ def with_shipped(args: Sequence[str]) -> list[str]:
 
 
 def _file_of(config: str) -> str:
-    if config.startswith("{") or Path(config).exists():
+    if config.startswith("{") or os.path.exists(config := expanded(config, "--config")):
         return config
     return str(shipped_configs().get(config.removeprefix("configs/").removesuffix(".yaml"), config))
 
@@ -71,8 +72,9 @@ def read_config(path: str) -> dict[str, Any]:
                 raise
             text = one_line(path, 80)
             raise DataError(f"--config: {text} is not a file; write settings into a file, or as options") from error
-    if os.path.isdir(path):
-        raise DataError(f"{path}: is a folder; give a config file")
+    path = _file_of(path)
+    if os.path.exists(path):
+        FILE.check(path, "a config")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # also of a name, or a content, that is no text

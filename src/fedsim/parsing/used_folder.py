@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError, FedSimError
-from fedsim.core.files import expanded
+from fedsim.core.paths import expanded
 from fedsim.core.run_lock import WAYS, RunLock
 from fedsim.parsing.output import rank_of_this_process
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.paths import RUN
 from fedsim.report.experiment import Experiment
 from fedsim.report.runs import Run, metrics_files, read_run
 
@@ -20,10 +21,10 @@ def named_folder(text: str) -> tuple[Path, str]:
     """
     name, sign, folder = text.partition("=")
     if not sign or Path(text).exists() or "/" in name:
-        return Path(text), ""
+        return Path(RUN.check(text, "runs")), ""
     if not name.strip() or not folder:
         raise ConfigError(f"runs: {text} is no run directory, and no name with one, such as Mine=runs/b")
-    return Path(folder), name.strip()
+    return Path(RUN.check(folder, "runs")), name.strip()
 
 
 def open_runs(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from fedsim.core.checked import checked
+from fedsim.core.checks import Count
 from fedsim.core.errors import ConfigError
+from fedsim.core.paths import Figure, Page
 from fedsim.report.choice import honest_rule
 from fedsim.report.comparison import compare_with
 from fedsim.report.convergence import convergence_table, fairness_table
@@ -26,13 +28,14 @@ from fedsim.report.significance import differences_table, intervals_table
 log = logging.getLogger(__name__)
 
 
+@checked("--")
 def report(
     runs: list[str],
     metric: str | None = None,
     rule: RuleName | None = None,
     by: Literal["rank1", "mAP"] | None = None,
     sets: list[str] | None = None,
-    horizon: int = 300,
+    horizon: Count = 300,
     target: str | None = None,
     fairness: bool = False,
     significance: bool = False,
@@ -40,12 +43,12 @@ def report(
     unfinished: bool = False,
     compare: str | None = None,
     format: Format = "table",
-    figure: str | None = None,
-    curves: str | None = None,
-    cmc: str | None = None,
-    tradeoff: str | None = None,
-    participation: str | None = None,
-    html: str | None = None,
+    figure: Figure | None = None,
+    curves: Figure | None = None,
+    cmc: Figure | None = None,
+    tradeoff: Figure | None = None,
+    participation: Figure | None = None,
+    html: Page | None = None,
 ) -> str:
     """Return a table with a row per test set and a column per method and model; cells ``metric / rank1`` in percent.
 
@@ -84,11 +87,7 @@ def report(
         ConfigError: if an option is wrong.
         DataError: if a directory is not a run directory, or runs lack what an option needs.
     """
-    files = {
-        "figure": figure, "curves": curves, "cmc": cmc, "tradeoff": tradeoff, "participation": participation,
-        "html": html,
-    }  # fmt: skip
-    _check_options(metric, horizon, compare, format, files)
+    _check_options(metric, compare, format)
     if by is not None and rule != "oracle":
         raise ConfigError("--by: is for --rule oracle; leave it out, or give --rule oracle")
     if html is not None:
@@ -120,19 +119,12 @@ def report(
     return "\n\n".join(parts)
 
 
-def _check_options(
-    metric: str | None, horizon: int, compare: str | None, format_: Format, files: Mapping[str, str | None]
-) -> None:
-    """Raise ConfigError for a wrong option; ``files`` are those to write, by option."""
+def _check_options(metric: str | None, compare: str | None, format_: Format) -> None:
+    """Raise ConfigError for a wrong option."""
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
-    if horizon < 1:
-        raise ConfigError(f"--horizon: must be at least 1, got {horizon}")
     if compare is not None and format_ != "table":
         raise ConfigError(f"--format: {format_} does not support --compare; use table, or leave --compare out")
-    for option, file in files.items():
-        if file is not None and (not file or os.path.isdir(file)):
-            raise ConfigError(f"--{option}: {file or 'an empty text'} is no file to write; name one")
 
 
 def _further_blocks(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, RunsFailedError
-from fedsim.core.files import expanded
+from fedsim.core.paths import expanded
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.options import check_options
 from fedsim.report import report

@@ -15,8 +15,9 @@ from jsonargparse import ArgumentParser, Namespace
 from fedsim.cli.augment.checks import check_fit, check_pretrain, choose_clients, open_data
 from fedsim.cli.augment.processes import fit_in_processes
 from fedsim.cli.augment.settings import keep_settings
-from fedsim.core.errors import ConfigError
-from fedsim.core.files import make_folder
+from fedsim.core.checked import checked
+from fedsim.core.checks import Count, Seed
+from fedsim.core.paths import Config, OutputFolder, make_folder
 from fedsim.core.seeding import derive_seed, seeded_host
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import folders_of_clients
@@ -42,20 +43,21 @@ from fedsim.settings.facts import NOTHING, ROUNDING, facts_of
 log = logging.getLogger(__name__)
 
 
+@checked("--")
 def fit(
-    config: Annotated[str | list[str], NOTHING],
+    config: Annotated[Config, NOTHING],
     appearance: Backbone,
-    output: Annotated[str, NOTHING] = "generators",
+    output: Annotated[OutputFolder, NOTHING] = "generators",
     networks: Networks = Networks(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
     losses: LossWeights = LossWeights(),  # noqa: B008 - frozen
     training: GeneratorSteps = GeneratorSteps(),  # noqa: B008 - frozen
     size: tuple[int, int] | None = None,
     pretrain: str | None = None,
     clients: Annotated[list[str] | None, NOTHING] = None,
-    processes: Annotated[int, NOTHING] = 1,
+    processes: Annotated[Count, NOTHING] = 1,
     device: Annotated[str, NOTHING] = "auto",
-    threads: Annotated[int, ROUNDING] = 1,
-    seed: int = 0,
+    threads: Annotated[Count, ROUNDING] = 1,
+    seed: Seed = 0,
     *,
     row: Annotated[int | None, NOTHING],
     options: Annotated[Mapping[str, Any], NOTHING],
@@ -87,9 +89,7 @@ def fit(
     Returns:
         a table of the quality of the images.
     """
-    if processes < 1 or threads < 1:
-        raise ConfigError("--processes, --threads: must be at least 1")
-    data, root, number = open_data(config), Path(output).expanduser(), row or 0
+    data, root, number = open_data(config), Path(output), row or 0
     chosen, pixels = choose_clients(data, clients), size or data.size
     folders = folders_of_clients(root, data.federated)
     check_fit(chosen, pixels, appearance, networks)

@@ -14,27 +14,29 @@ from tqdm import tqdm
 from fedsim.cli.augment.checks import choose_clients, open_data
 from fedsim.cli.augment.fit import built, fit_parser, settings_of_generators
 from fedsim.cli.augment.settings import read_settings
-from fedsim.core.errors import ConfigError
-from fedsim.core.files import make_folder
+from fedsim.core.checked import checked
+from fedsim.core.checks import Count, Rate, Seed, Share
+from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture, make_folder
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import check_is_free, folders_of_clients, write_generated
 from fedsim.data.images import Size
 from fedsim.generation.fitting import device_of, needing_memory
 from fedsim.generation.networks import AppearanceEncoder, Generator, Networks
 from fedsim.generation.saved import check_trained, hash_images, restore
-from fedsim.generation.sheet import check_sheet_file, join_sheets, swap_sheet, write_sheet
+from fedsim.generation.sheet import join_sheets, swap_sheet, write_sheet
 from fedsim.generation.swaps import make_swaps, sample_pairs, soft_labels, swap_grid
 
 SwapLabels = Literal["teacher", "appearance"]
 """Source of the label of a swapped image."""
 
 
+@checked("--")
 def preview(
-    config: str | list[str],
-    generators: str = "generators",
-    output: str = "swaps.png",
+    config: Config,
+    generators: InputFolder = "generators",
+    output: Picture = "swaps.png",
     clients: list[str] | None = None,
-    people: int = 6,
+    people: Count = 6,
     device: str = "auto",
 ) -> str:
     """Draw contact sheets: appearances of some people on the structures of others.
@@ -47,10 +49,7 @@ def preview(
         people: rows and columns of each client's sheet, at most as many as it has identities.
         device: auto, cpu, cuda or cuda:N.
     """
-    if people < 1:
-        raise ConfigError(f"--people: {people} is less than 1")
-    check_sheet_file(Path(output), "--output")
-    data, root, sheets = open_data(config), Path(generators).expanduser(), []
+    data, root, sheets = open_data(config), Path(generators), []
     torch_device = device_of(device)
     backbone, networks, size = _networks_of(root)
     of_generators = folders_of_clients(root, data.federated)
@@ -69,17 +68,18 @@ def preview(
     return f"wrote {output}: a column per appearance, a row per structure; clients: {len(sheets)}"
 
 
+@checked("--")
 def write(
-    config: str | list[str],
-    generators: str = "generators",
-    output: str = "generated",
-    ratio: float = 1.0,
+    config: Config,
+    generators: InputFolder = "generators",
+    output: OutputFolder = "generated",
+    ratio: Rate = 1.0,
     labels: SwapLabels = "teacher",
-    least: float = 0.01,
+    least: Share = 0.01,
     clients: list[str] | None = None,
     device: str = "auto",
-    threads: int = 1,
-    seed: int = 0,
+    threads: Count = 1,
+    seed: Seed = 0,
 ) -> str:
     """Write swapped images of each client, for data.generated.root.
 
@@ -98,13 +98,7 @@ def write(
         threads: CPU threads. Images depend on it in the last bits, which rounding mostly hides.
         seed: seed of the pairs that are swapped.
     """
-    if threads < 1:
-        raise ConfigError("--threads: must be at least 1")
-    if not 0 < ratio < np.inf:
-        raise ConfigError(f"--ratio: {ratio} is not a positive number")
-    if not 0 <= least <= 1:
-        raise ConfigError(f"--least: {least} is not in [0, 1]")
-    data, root, folder, counts = open_data(config), Path(generators).expanduser(), Path(output).expanduser(), []
+    data, root, folder, counts = open_data(config), Path(generators), Path(output), []
     chosen = choose_clients(data, clients)
     backbone, networks, size = _networks_of(root)
     of_generators, of_images = (folders_of_clients(place, data.federated) for place in (root, folder))

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from fedsim.core.checked import checked
+from fedsim.core.checks import Natural
 from fedsim.core.errors import ConfigError
+from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture, Table
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.manifest import hash_rows, write_manifest
 from fedsim.data.market import MarketFolders
@@ -19,7 +22,8 @@ from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.values import check_values
 
 
-def manifest(config: str | list[str], output: str = "federation.csv") -> str:
+@checked("--")
+def manifest(config: Config, output: Table = "federation.csv") -> str:
     """Write the images of each client and of each test set as a CSV file for data.manifest.
 
     Args:
@@ -38,7 +42,8 @@ def manifest(config: str | list[str], output: str = "federation.csv") -> str:
     return f"wrote {output}: {len(data.federated.clients)} clients, {len(rows)} rows\nsha256 {hash_rows(rows)}"
 
 
-def prepare(config: str | list[str], cache_dir: str | None = None, workers: int = 2, verify: bool = False) -> str:
+@checked("--")
+def prepare(config: Config, cache_dir: OutputFolder | None = None, workers: Natural = 2, verify: bool = False) -> str:
     """Decode all images that a run with this config needs; runs with the same data.cache_dir map them into memory.
 
     Can be interrupted and started again.
@@ -49,13 +54,12 @@ def prepare(config: str | list[str], cache_dir: str | None = None, workers: int 
         workers: number of processes that decode.
         verify: compare existing files with their checksums.
     """
-    if workers < 0:
-        raise ConfigError(f"--workers: {workers} is less than 0")
-    folder = None if cache_dir is None else Path(cache_dir).expanduser()
+    folder = None if cache_dir is None else Path(cache_dir)
     return prepare_data(data_of(config), folder, workers, verify)
 
 
-def preview(config: str | list[str] | None = None, root: str | None = None, output: str = "preview.png") -> str:
+@checked("--")
+def preview(config: Config | None = None, root: InputFolder | None = None, output: Picture = "preview.png") -> str:
     """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
 
     Args:

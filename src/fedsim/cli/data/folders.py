@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedsim.core.checked import checked
+from fedsim.core.checks import Count
+from fedsim.core.paths import InputFile, InputFolder, OutputFolder
 from fedsim.data.check import findings_in, refuse_unusable, table_of
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
 from fedsim.data.cuhksysu import cut_people
@@ -12,7 +15,8 @@ from fedsim.data.splits import SplitStyle
 from fedsim.parsing.output import print_text
 
 
-def check(root: str, all: bool = False) -> str:
+@checked("--")
+def check(root: InputFolder, all: bool = False) -> str:
     """List the data sets in a folder, the papers' or your own, and check that they are complete.
 
     The exit code is 1 if one of them cannot be used. Your own images are opened, but their pixels are not decoded.
@@ -21,14 +25,15 @@ def check(root: str, all: bool = False) -> str:
         root: the folder of data sets.
         all: also list the papers' data sets that are missing, with the folders where they are expected.
     """
-    folder = Path(root).expanduser()
+    folder = Path(root)
     findings = findings_in(folder, all)
     print_text(table_of(folder, findings))
     refuse_unusable(findings)
     return ""
 
 
-def convert(mat: str, protocol: str, output: str, variant: Variant = "detected") -> str:
+@checked("--")
+def convert(mat: InputFile, protocol: InputFile, output: OutputFolder, variant: Variant = "detected") -> str:
     """Turn CUHK03's original file into folders that CUHK03NP reads.
 
     Args:
@@ -37,25 +42,27 @@ def convert(mat: str, protocol: str, output: str, variant: Variant = "detected")
         output: the folder of data sets, in which cuhk03-np is written.
         variant: bounding boxes of a detector, or labeled by hand.
     """
-    source, protocol_file, target = (Path(path).expanduser() for path in (mat, protocol, output))
+    source, protocol_file, target = map(Path, (mat, protocol, output))
     folder, counts = convert_cuhk03(source, protocol_file, target, variant)
     return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
 
 
-def cut(root: str, output: str) -> str:
+@checked("--")
+def cut(root: InputFolder, output: OutputFolder) -> str:
     """Cut the people of CUHK-SYSU's test set out of its pictures, into folders that CUHKSYSU reads.
 
     Args:
         root: the owners' folder, with annotation/test/train_test/TestG50.mat and Image/SSM.
         output: the folder of data sets, in which cuhksysu4reid is written.
     """
-    folder, counts = cut_people(Path(root).expanduser(), Path(output).expanduser())
+    folder, counts = cut_people(Path(root), Path(output))
     return f"wrote {folder}: {', '.join(f'{part} {count:,}' for part, count in counts.items())} images"
 
 
+@checked("--")
 def splits(
-    folder: str, num: int = 10, fraction: float = 0.5, style: SplitStyle = "one_query", cross_camera: bool = True,
-    asking: list[int] | None = None,
+    folder: InputFolder, num: Count = 10, fraction: float = 0.5, style: SplitStyle = "one_query",
+    cross_camera: bool = True, asking: list[int] | None = None,
 ) -> str:  # fmt: skip
     """Sample splits of a small test set into queries and galleries, and write them as splits.json into its folder.
 

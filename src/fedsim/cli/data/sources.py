@@ -8,8 +8,10 @@ from pathlib import Path
 from tabulate import tabulate
 
 from fedsim.cli.data.configs import data_of
+from fedsim.core.checked import checked
 from fedsim.core.errors import NotReadyError
 from fedsim.core.names import printable
+from fedsim.core.paths import Config, Picture
 from fedsim.data.images import Domain
 from fedsim.data.preview import write_contact_sheet
 from fedsim.parsing.output import print_text
@@ -22,7 +24,8 @@ _SMALL = (128, 64)
 def check_source_of(settings: list[str]) -> Callable[..., str]:
     """Return the command for ``settings``, words of the section data."""
 
-    def check(config: list[str] | None = None, picture: str | None = None) -> str:
+    @checked("--")
+    def check(config: Config | None = None, picture: Picture | None = None) -> str:
         """List the data sets that data.source reads, and check their labels and some of their images.
 
         The exit code is 1 if one of them cannot be used.
@@ -51,7 +54,8 @@ def check_source_of(settings: list[str]) -> Callable[..., str]:
 def preview_source_of(settings: list[str]) -> Callable[..., str]:
     """Return the command for ``settings``, words of the section data."""
 
-    def preview(config: list[str] | None = None, output: str = "preview.png") -> str:
+    @checked("--")
+    def preview(config: Config | None = None, output: Picture = "preview.png") -> str:
         """Draw a contact sheet of the data sets that data.source reads: a few people, seen by several cameras.
 
         Args:

@@ -70,8 +70,8 @@ def _parser() -> ArgumentParser:
 
 def _wish(options: dict[str, Any]) -> Wish:
     """Read the machine's part of the fit from its configs, then from options."""
-    configs = options.pop("config") or []
-    contents = [_sections(path) for path in ([configs] if isinstance(configs, str) else configs)]
+    configs = options.pop("config")
+    contents = [_sections(path) for path in ([configs] if isinstance(configs, str) else configs or [])]
     fields: dict[str, Any] = {}
     for content in (*contents, options):
         trainer = content.get("trainer") or {}

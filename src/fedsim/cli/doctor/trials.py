@@ -30,6 +30,7 @@ from fedsim.cli.doctor.facts import (
 from fedsim.core.cores import usable_cores
 from fedsim.core.nvidia import nvidia_driver
 from fedsim.core.parents import following
+from fedsim.core.paths import expanded
 from fedsim.core.room import memory_room, room_of
 
 LIMIT = 120.0
@@ -106,7 +107,7 @@ def quick_facts(wish: Wish, environ: Mapping[str, str]) -> MachineFacts:
         visible=environ.get("CUDA_VISIBLE_DEVICES"),
         cores=usable_cores(),
         memory=memory_room(),
-        disk=room_of(Path(wish.run_dir).expanduser()),
+        disk=room_of(Path(expanded(wish.run_dir, "run_dir"))),
         slurm=slurm_of(environ),
         wandb=wandb_of(environ, Path.home(), Path.cwd()),
     )

@@ -7,10 +7,12 @@ import math
 from pathlib import Path
 
 from fedsim.cli.commands import call
+from fedsim.core.checked import checked
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import given_path, replacing
+from fedsim.core.files import replacing
 from fedsim.core.names import check_text, printable
 from fedsim.core.nvidia import visible_gpus
+from fedsim.core.paths import InputFolder, Settings, given_path
 from fedsim.data.federated import RetrievalSet
 from fedsim.data.federations import build_federation, check_names
 from fedsim.data.images import Domain, Split
@@ -73,14 +75,15 @@ def run(args: list[str]) -> str:
     return call(init, args, "init")
 
 
-def init(folder: str, output: str = "fedsim.yaml") -> str:
+@checked("--")
+def init(folder: InputFolder, output: Settings = "fedsim.yaml") -> str:
     """Write a config with comments for a folder of data sets in Market-1501 layout.
 
     Args:
         folder: a folder of one data set, or of several.
         output: the config to write; it must not exist.
     """
-    root, path = given_path(folder), Path(output)
+    root, path = given_path(folder, "--folder"), Path(output)
     if path.exists():
         raise ConfigError(f"--output: {path} exists already; give another name, or remove it")
     check_text(str(root), "--folder")

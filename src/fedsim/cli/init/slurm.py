@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 from fedsim.cli.commands import call
+from fedsim.core.checked import checked
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
 from fedsim.core.names import printable
+from fedsim.core.paths import OutputFolder
 
 _SCRIPTS = Path(__file__).parents[2] / "slurm"
 _PATH = re.compile(r"\bslurm/(?=\w+\.(?:sbatch|sh)\b)")
@@ -21,7 +23,8 @@ def run(args: list[str]) -> str:
     return call(write_scripts, args, "slurm")
 
 
-def write_scripts(folder: str = "slurm") -> str:
+@checked("--")
+def write_scripts(folder: OutputFolder = "slurm") -> str:
     """Write the scripts for Slurm into a folder; submit them from the folder in which this command ran.
 
     Args:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import given_path
+from fedsim.core.paths import given_path
 from fedsim.data.images import Domain, ReIDSource
 from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
 from fedsim.settings.facts import NOTHING
@@ -47,7 +48,7 @@ class DataSet(ReIDSource):
     """whether its files are drawn"""
 
     def __init__(self, root: Annotated[str, NOTHING]) -> None:
-        self.root = given_path(root)
+        self.root = given_path(root, "data.source.root")
 
     def domains(self) -> list[Domain]:
         """Return the data set; see :meth:`ReIDSource.domains`."""
@@ -66,7 +67,7 @@ class DataSet(ReIDSource):
         inner = sub_folders(self.root) if self.root.is_dir() else []
         below = (folder / name for name in self.folders for folder in inner)
         for folder in (*(self.root / name for name in self.folders), self.root, *below):
-            if folder.is_dir() and all(self._is_part(folder / part) for part in self.holds):
+            if os.path.isdir(folder) and all(self._is_part(folder / part) for part in self.holds):
                 return folder
         raise DataError(
             f"{self.root}: holds no {self.name}, which is a folder {self.folders[0]} with {', '.join(self.holds)}; "
@@ -75,7 +76,7 @@ class DataSet(ReIDSource):
 
     def _is_part(self, path: Path) -> bool:
         """Whether a part of the data set is there."""
-        return path.exists()
+        return os.path.exists(path)
 
     @abstractmethod
     def _read(self, folder: Path) -> Domain:

@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import given_path
+from fedsim.core.paths import given_path
 from fedsim.data.datasets.base import files_of
 from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
 from fedsim.data.leftovers import LeftOut, image_files, left_out_beside, sub_folders
@@ -52,7 +52,7 @@ class FedReIDBench(ReIDSource):
     def __init__(
         self, root: Annotated[str, NOTHING], names: Annotated[list[str] | None, Facts(is_list_of_names=True)] = None
     ) -> None:
-        self.root, self.names = given_path(root), names
+        self.root, self.names = given_path(root, "data.source.root"), names
 
     def domains(self) -> list[Domain]:
         """Return one domain per folder; see :meth:`ReIDSource.domains`."""

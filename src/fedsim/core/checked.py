@@ -1,0 +1,84 @@
+"""Functions whose annotated arguments are checked by their kinds: one check for each kind of value."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.paths import PathKind
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@runtime_checkable
+class Kind(Protocol):
+    """A kind of value: it annotates an argument, as in ``Annotated[int, NumberKind('[1, inf)')]``."""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return the value to use; raise ConfigError or DataError, beginning with ``name``, if it cannot be used."""
+
+
+def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function check those of its arguments that have a kind, None excepted; an output never replaces an input.
+
+    ``prefix``: before an argument's name in messages: hyphens for an option.
+
+    >>> from fedsim.core.checks import Count
+    >>> @checked("--")
+    ... def images(batch_size: Count = 64) -> int:
+    ...     return batch_size
+    >>> images(batch_size=0)
+    Traceback (most recent call last):
+    fedsim.core.errors.ConfigError: --batch_size: 0 is not in [1, inf)
+    """
+
+    def with_checks(function: Callable[P, R]) -> Callable[P, R]:
+        signature, kinds = inspect.signature(function), kinds_of(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            values = bound.arguments
+            for name, kind in kinds.items():
+                if values[name] is not None:
+                    values[name] = kind.check(values[name], f"{prefix}{name}")
+            _check_outputs(values, kinds, prefix)
+            return function(*bound.args, **bound.kwargs)
+
+        plain = get_type_hints(function)
+        parameters = [p.replace(annotation=plain[name]) for name, p in signature.parameters.items()]
+        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # for the parser
+        return call
+
+    return with_checks
+
+
+def kinds_of(function: Callable[..., Any]) -> dict[str, Kind]:
+    """Return argument -> its kind, of those that have one."""
+    hints = get_type_hints(function, include_extras=True).items()
+    kinds = {name: kind for name, hint in hints if (kind := next(_kinds_in(hint), None)) is not None}
+    return dict(sorted(kinds.items(), key=lambda item: isinstance(item[1], PathKind)))  # no disk is read for a typo
+
+
+def _kinds_in(hint: Any) -> Iterator[Kind]:
+    """Yield the kinds of a type, or of a member of a union."""
+    yield from (kind for kind in getattr(hint, "__metadata__", ()) if isinstance(kind, Kind))
+    for member in get_args(hint):
+        yield from _kinds_in(member)
+
+
+def _check_outputs(values: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> None:
+    """Refuse a file to write that is also another argument."""
+    files: dict[str, str] = {}
+    of_paths = {name: kind for name, kind in kinds.items() if isinstance(kind, PathKind) and values[name] is not None}
+    for name, kind in sorted(of_paths.items(), key=lambda item: item[1].is_written):
+        for path in values[name] if isinstance(values[name], list) else [values[name]]:
+            first_name = files.setdefault(os.path.realpath(path), name)
+            if kind.is_written and first_name != name:
+                raise ConfigError(f"{prefix}{name}: {path} is the file of {prefix}{first_name}, too; name another")

@@ -1,0 +1,164 @@
+"""Paths that users give: each kind of path has one check, for all commands, options and functions."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fedsim.core.errors import ConfigError, DataError
+
+_REMEDY = "is a variable of your command not set? name a file or folder, or leave it out"
+
+
+def expanded(value: object, setting: str) -> str:
+    """Return a path with ``~`` and ``$VARIABLES`` replaced: libraries replace some of them, each others.
+
+    Raises:
+        ConfigError: if it is empty or no path, or names a user or a variable that is not there; the message names the
+            ``setting``.
+
+    >>> expanded("runs/a", "run_dir")
+    'runs/a'
+    """
+    if not isinstance(value, str | os.PathLike) or "\0" in (text := os.fsdecode(value)):
+        raise ConfigError(f"{setting}: {value!r} is no path; name a file or folder")
+    for names in re.findall(r"\$(?:(\w+)|\{([^}]*)\})", text):
+        if (name := "".join(names)) not in os.environ:
+            raise ConfigError(
+                f"{setting}: {text} names the variable {name}, which is not set; set it, or write the path"
+            )
+    path = os.path.expanduser(os.path.expandvars(text))
+    if not path.strip():
+        raise ConfigError(f"{setting}: is empty; {_REMEDY}")
+    if path.startswith("~") and not os.path.lexists(path):
+        raise ConfigError(
+            f"{setting}: {path} is in the home of a user who is not known here; write the path, or ./{path}"
+        )
+    return path
+
+
+def given_path(value: object, setting: str) -> Path:
+    """Return the path that a setting means, absolute: a config may be used in another folder than it was made for.
+
+    Errors are those of :func:`expanded`.
+
+    >>> given_path("~/data", "data.source.root").is_absolute(), given_path("data", "data.source.root").is_absolute()
+    (True, True)
+    """
+    return Path(expanded(value, setting)).absolute()
+
+
+@dataclass(frozen=True)
+class PathKind:
+    """A kind of path, with its checks; it annotates arguments of :func:`fedsim.core.checked.checked`."""
+
+    holds: Literal["file", "folder", "file or folder"]
+    is_written: bool = False
+    suffixes: tuple[str, ...] = ()
+    """those that the writer has; empty: any"""
+    is_read_later: bool = False
+    """whether a reader with better advice checks it"""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return a path as text, or all of a list, with ``~`` replaced; ``name``: of the option, for messages.
+
+        Raises:
+            ConfigError: see :func:`expanded`.
+            DataError: if there is no such file or folder, or it cannot be read, or written.
+        """
+        if isinstance(value, list):
+            return [self.check(part, name) for part in value]
+        if self.is_read_later:
+            return value
+        text = expanded(value, name)
+        if problem := self._problem_written(Path(text)) if self.is_written else self._problem_read(Path(text)):
+            raise DataError(f"{name}: {os.path.abspath(text)} {problem}; name another")
+        return text
+
+    def _problem_read(self, path: Path) -> str:
+        """Return why a path cannot be read; empty if it can."""
+        try:
+            mode = os.stat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return f"is not there: no such {self.holds}"
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        if problem := self._other_kind(mode):
+            return problem
+        can_read = os.access(path, os.R_OK | os.X_OK if stat.S_ISDIR(mode) else os.R_OK)
+        return "" if can_read else "cannot be read (Permission denied); give yourself the right to read it"
+
+    def _other_kind(self, mode: int) -> str:
+        """Return in which way a file of this ``mode`` is of another kind."""
+        if stat.S_ISDIR(mode):
+            return "is a folder, not a file" if self.holds == "file" else ""
+        if not stat.S_ISREG(mode):
+            return f"is a pipe or a device, no {self.holds}"
+        return "is no folder" if self.holds == "folder" else ""
+
+    def _problem_written(self, path: Path) -> str:
+        """Return why a path cannot be written; empty if it can."""
+        if self.holds == "folder":
+            return problem_of_folder(path)
+        if self.suffixes and path.suffix.lower() not in self.suffixes:
+            return f"ends with {path.suffix or 'no suffix'}, not with one of {', '.join(self.suffixes)}"
+        try:
+            if problem := self._other_kind(os.stat(path).st_mode):
+                return problem
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            return f"cannot be written ({error.strerror})"
+        else:
+            if not os.access(path, os.W_OK):
+                return "cannot be written (Permission denied)"
+        problem = problem_of_folder(path.parent)
+        return problem and f"cannot be written ({path.parent} {problem})"
+
+
+def problem_of_folder(path: Path) -> str:
+    """Return why a folder for results cannot be made or written to; empty if it can."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not os.path.isdir(existing):
+        return "cannot be a folder (File exists)" if existing == path else f"cannot be a folder ({existing} is none)"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else "cannot be a folder that is written (Permission denied)"
+
+
+def make_folder(path: Path, setting: str) -> None:
+    """Make a folder for results, which may exist, and its parents, before there are results.
+
+    Raises:
+        ConfigError: if it cannot be made or written to, naming the ``setting`` that holds the path.
+    """
+    problem = problem_of_folder(path)
+    try:
+        if not problem:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be a folder ({error.strerror})"
+    if problem:
+        raise ConfigError(f"{setting}: {path} {problem}; name another")
+
+
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pdf")
+_FIGURES = (".eps", ".jpeg", ".jpg", ".pdf", ".pgf", ".png", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp")
+
+Config = Annotated[str | list[str], PathKind("file", is_read_later=True)]
+InputFile = Annotated[str, PathKind("file")]
+InputFolder = Annotated[str, PathKind("folder")]
+Saved = Annotated[str | os.PathLike[str], PathKind("file or folder")]
+"""a run directory, or a checkpoint"""
+SavedRun = Annotated[str, PathKind("file or folder")]
+OutputFolder = Annotated[str, PathKind("folder", is_written=True)]
+Picture = Annotated[str, PathKind("file", is_written=True, suffixes=_IMAGES)]
+Figure = Annotated[str, PathKind("file", is_written=True, suffixes=_FIGURES)]
+Page = Annotated[str, PathKind("file", is_written=True, suffixes=(".html", ".htm"))]
+Arrays = Annotated[str, PathKind("file", is_written=True, suffixes=(".npz",))]
+Table = Annotated[str, PathKind("file", is_written=True, suffixes=(".csv",))]
+Settings = Annotated[str, PathKind("file", is_written=True, suffixes=(".yaml", ".yml", ".json"))]
+Model = Annotated[str, PathKind("file", is_written=True, suffixes=(".safetensors", ".onnx"))]
+FILE, FOLDER, RUN = PathKind("file"), PathKind("folder"), PathKind("file or folder")
