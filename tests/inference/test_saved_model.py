@@ -11,13 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
+import fedsim.inference.model as model_module
 from fedsim import load_model, rank
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.feature_file import Files, read_features, write_features
 from fedsim.evaluation.ranking import RetrievalLabels
+from fedsim.inference.tensors import chosen_tensors
 from fedsim.methods import FedPav
+from fedsim.sweep.seeds import seeds_and_parallel
 from small import fit, make_model
 from tiny_run import TINY
 
@@ -124,6 +127,44 @@ def test_a_file_that_is_no_image_is_named(run, tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"a\.jpg: cannot read this image"):
         load_model(run).embed([tmp_path / "a.jpg"])
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_an_opened_deep_picture_has_the_features_of_its_file(mode, run, tmp_path):
+    ramp = np.linspace(0, 1 if mode == "F" else 65535, 64).reshape(8, 8)
+    values = ramp.astype({"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode])
+    Image.fromarray(values).save(tmp_path / "deep.tif")
+    model = load_model(run)
+    with Image.open(tmp_path / "deep.tif") as picture:
+        assert picture.mode == mode
+        assert torch.equal(model.embed(picture), model.embed(tmp_path / "deep.tif"))
+    grey = Image.fromarray(np.floor(ramp / ramp.max() * 255 + 0.5).astype(np.uint8))
+    assert torch.equal(model.embed(tmp_path / "deep.tif"), model.embed(grey)), "scaled by its range"
+
+
+def test_floats_in_place_of_pixels_and_wrong_counts_are_refused(run, tmp_path):
+    model = load_model(run)
+    with pytest.raises(ConfigError, match=r"^images: a tensor must be RGB pixels"):
+        model(torch.rand(1, 3, *model.size))
+    for count in (0, -3, True, 1.5):
+        with pytest.raises(ConfigError, match=r"^batch_size: "):
+            model.embed([], batch_size=count)
+    with pytest.raises(DataError, match=r"^images: cannot read this picture \(its floats reach 9e\+09"):
+        model.embed(Image.fromarray(np.full((2, 2), 9e9, dtype=np.float32)))
+    with pytest.raises(ConfigError, match=r"^--seeds: 4294967296 is not in"):
+        seeds_and_parallel(["--seeds", "4294967296"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(value, run, monkeypatch):
+    def with_one(*args, **options):
+        tensors, masks = chosen_tensors(*args, **options)
+        name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
+        return {**tensors, name: torch.full_like(tensors[name], value)}, masks
+
+    monkeypatch.setattr(model_module, "chosen_tensors", with_one)
+    with pytest.raises(DataError, match=r"holds numbers that are not finite"):
+        load_model(run)
 
 
 def test_the_page_runs_as_it_stands(run, pictures, tmp_path, monkeypatch, capsys):

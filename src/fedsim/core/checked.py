@@ -52,7 +52,7 @@ def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
             return function(*bound.args, **bound.kwargs)
 
         plain = get_type_hints(function)
-        parameters = [p.replace(annotation=plain[name]) for name, p in signature.parameters.items()]
+        parameters = [p.replace(annotation=plain.get(name, p.annotation)) for name, p in signature.parameters.items()]
         call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # for the parser
         return call
 

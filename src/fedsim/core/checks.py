@@ -99,6 +99,7 @@ class NumberKind:
 
 Count = Annotated[int, NumberKind("[1, inf)")]
 Natural = Annotated[int, NumberKind("[0, inf)")]
-Seed = Annotated[int, NumberKind(f"[0, {2**32 - 1}]")]
+SEED = NumberKind(f"[0, {2**32 - 1}]")
+Seed = Annotated[int, SEED]
 Rate = Annotated[float, NumberKind("(0, inf)", Real)]
 Share = Annotated[float, NumberKind("[0, 1]", Real)]

@@ -56,7 +56,7 @@ def given_path(value: object, setting: str) -> Path:
 class PathKind:
     """A kind of path, with its checks; it annotates arguments of :func:`fedsim.core.checked.checked`."""
 
-    holds: Literal["file", "folder", "file or folder"]
+    holds: Literal["file", "folder", "checkpoint or run directory"]
     is_written: bool = False
     suffixes: tuple[str, ...] = ()
     """those that the writer has; empty: any"""
@@ -150,9 +150,9 @@ _FIGURES = (".eps", ".jpeg", ".jpg", ".pdf", ".pgf", ".png", ".ps", ".svg", ".sv
 Config = Annotated[str | list[str], PathKind("file", is_read_later=True)]
 InputFile = Annotated[str, PathKind("file")]
 InputFolder = Annotated[str, PathKind("folder")]
-Saved = Annotated[str | os.PathLike[str], PathKind("file or folder")]
+Saved = Annotated[str | os.PathLike[str], PathKind("checkpoint or run directory")]
 """a run directory, or a checkpoint"""
-SavedRun = Annotated[str, PathKind("file or folder")]
+SavedRun = Annotated[str, PathKind("checkpoint or run directory")]
 OutputFolder = Annotated[str, PathKind("folder", is_written=True)]
 Picture = Annotated[str, PathKind("file", is_written=True, suffixes=_IMAGES)]
 Figure = Annotated[str, PathKind("file", is_written=True, suffixes=_FIGURES)]
@@ -161,4 +161,4 @@ Arrays = Annotated[str, PathKind("file", is_written=True, suffixes=(".npz",))]
 Table = Annotated[str, PathKind("file", is_written=True, suffixes=(".csv",))]
 Settings = Annotated[str, PathKind("file", is_written=True, suffixes=(".yaml", ".yml", ".json"))]
 Model = Annotated[str, PathKind("file", is_written=True, suffixes=(".safetensors", ".onnx"))]
-FILE, FOLDER, RUN = PathKind("file"), PathKind("folder"), PathKind("file or folder")
+FILE, FOLDER, RUN = PathKind("file"), PathKind("folder"), PathKind("checkpoint or run directory")

@@ -102,10 +102,15 @@ def opened(path: Path, remedy: str = "replace or remove it") -> Iterator[Image.I
 def read_rgb(path: Path) -> Image.Image:
     """Return an image upright as RGB, 8 bits a channel; raise DataError naming the file if it cannot be read."""
     with opened(path) as image:
-        image.load()
-        turn = _TURNS.get(_orientation(image))  # after loading: Pillow itself turns TIFF then
-        rgb = (_grey(image) if _is_deep(image.mode) else image).convert("RGB")
-        return rgb if turn is None else rgb.transpose(turn)
+        return upright_rgb(image)
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Return an opened picture upright as RGB, 8 bits a channel; raise ValueError or OSError if it is damaged."""
+    image.load()
+    turn = _TURNS.get(_orientation(image))  # after loading: Pillow itself turns TIFF then
+    rgb = (_grey(image) if _is_deep(image.mode) else image).convert("RGB")
+    return rgb if turn is None else rgb.transpose(turn)
 
 
 def upright_size(path: Path) -> tuple[int, int]:

@@ -14,10 +14,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedsim.core.checked import checked
+from fedsim.core.checks import Count
 from fedsim.core.devices import device_named
-from fedsim.core.errors import ConfigError
-from fedsim.core.paths import Saved
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.paths import FILE, Saved
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
+from fedsim.data.reading import upright_rgb
 from fedsim.inference.networks import OfScript, Size, saved_network
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.onnx_file import Layer, PixelsToFeatures
@@ -48,12 +50,18 @@ class SavedModel(nn.Module):
         """height and width of its images; method, model and round"""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map RGB images [B, 3, H, W] uint8, of :attr:`size`, to features [B, D] float32, not normalised."""
+        """Map RGB images [B, 3, H, W] uint8, of :attr:`size`, to features [B, D] float32, not normalised.
+
+        Raises:
+            ConfigError: if they are no such pixels: floats would be normalised twice.
+        """
+        _check_pixels(images)
         features: Tensor = self.features(images)
         return features
 
+    @checked()
     @torch.no_grad()
-    def embed(self, images: Picture | Sequence[Picture] | Tensor, batch_size: int = 64) -> Tensor:
+    def embed(self, images: Picture | Sequence[Picture] | Tensor, batch_size: Count = 64) -> Tensor:
         """Return the features [n, D] of images, float32 on the CPU, not normalised, as ``fedsim predict`` writes them.
 
         Images of another size than :attr:`size` are resized by Pillow's bicubic filter with antialiasing, as in
@@ -76,19 +84,26 @@ class SavedModel(nn.Module):
 
 def _images(images: Picture | Sequence[Picture] | Tensor) -> Images:
     if isinstance(images, Tensor):
-        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
-            kind = f"{str(images.dtype)[6:]} {list(images.shape)}"
-            raise ConfigError(f"images: a tensor must be RGB pixels, uint8 [n, 3, h, w], and this is {kind}")
+        _check_pixels(images)
         return ImageArray(images.permute(0, 2, 3, 1).cpu().contiguous().numpy())
     if isinstance(images, str | os.PathLike | Image.Image):
         images = [images]
     return ImagesInParts([_one(image) for image in images])
 
 
+def _check_pixels(images: Tensor) -> None:
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
+        kind = f"{str(images.dtype)[6:]} {list(images.shape)}"
+        raise ConfigError(f"images: a tensor must be RGB pixels, uint8 [n, 3, h, w], and this is {kind}")
+
+
 def _one(image: Picture) -> Images:
     if isinstance(image, Image.Image):
-        return ImageArray(np.asarray(image.convert("RGB"))[None])
-    return ImageFiles([Path(image)])
+        try:
+            return ImageArray(np.asarray(upright_rgb(image))[None])
+        except Exception as error:  # damaged pictures raise many types
+            raise DataError(f"images: cannot read this picture ({error}); give another one") from error
+    return ImageFiles([Path(FILE.check(image, "images"))])
 
 
 @checked()
@@ -121,6 +136,8 @@ def load_model(
         tensors, _ = chosen_tensors(content, path, arch, client, mean=False)
     except ConfigError as error:  # its options are arguments here
         raise ConfigError(str(error).removeprefix("--")) from error
+    if wrong := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+        raise DataError(f"{path}: {wrong} holds numbers that are not finite; give another checkpoint")
     network, layer, size = saved_network(path, content, tensors, client, OfScript(module, size))
     progress = content["loops"]["fit_loop"]["epoch_progress"]["current"]
     about = {"method": content[CONTENT_KEY]["method"], "model": f"client {client}" if client else "global"}

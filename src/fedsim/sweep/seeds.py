@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedsim.core.checks import SEED
 from fedsim.core.errors import ConfigError, RunsFailedError
 from fedsim.core.paths import expanded
 from fedsim.parsing.command_line import options_in
@@ -40,6 +41,8 @@ def run(words: Sequence[str]) -> str:
 def seeds_and_parallel(words: Sequence[str]) -> tuple[list[str], list[int], int]:
     """Return the words without ``--seeds`` and ``--parallel``, each seed once, and the number of parallel runs."""
     options, seeds = take_numbers(list(words), "--seeds")
+    for seed in seeds:
+        SEED.check(seed, "--seeds")
     options, parallel = take_numbers(options, "--parallel")
     if len(parallel) > 1 or 0 in parallel:
         raise ConfigError("--parallel: give the number of parallel runs, 1 or more")
