@@ -124,7 +124,7 @@ def test_a_file_says_what_it_is_and_others_may_read_it(dip, tmp_path, capsys):
 )
 def test_a_model_that_a_method_puts_together_is_refused(method, tmp_path, capsys):
     fit(make_model(method)).trainer.save_checkpoint(tmp_path / "last.ckpt")
-    args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x", "--client", "town0"]
+    args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x.safetensors", "--client", "town0"]
     assert f"{type(method).__name__} assembles a client's model in a way of its own" in refuse(capsys, "export", *args)
 
 
@@ -143,10 +143,11 @@ def test_what_cannot_be_exported_is_refused_in_a_line(lottery, dip, tmp_path, ca
 def test_a_model_without_pruned_weights_has_no_sparse_file(tmp_path, capsys):
     model = fit(make_model(LotteryFL(target=0.0)), rounds=1)
     model.trainer.save_checkpoint(tmp_path / "last.ckpt")
-    args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x", "--client", "town0"]
+    args = ["--ckpt_path", tmp_path / "last.ckpt", "--output", tmp_path / "x.safetensors", "--client", "town0"]
     assert "the model is not pruned" in refuse(capsys, "export", *args, "--sparse", "true")
-    assert exported(capsys, *args).startswith(f"wrote {tmp_path / 'x'}: client town0 model of LotteryFL, round 1; ")
-    assert torch.equal(load_file(tmp_path / "x")["conv1.weight"], named(model)["backbone.conv1.weight"])
+    line = f"wrote {args[3]}: client town0 model of LotteryFL, round 1; "
+    assert exported(capsys, *args).startswith(line)
+    assert torch.equal(load_file(tmp_path / "x.safetensors")["conv1.weight"], named(model)["backbone.conv1.weight"])
     assert set(read_checkpoint(tmp_path / "last.ckpt")["fedsim"]["ledger"]["unpruned"]) == {"town0", "town1", "town2"}
 
 

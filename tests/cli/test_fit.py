@@ -143,9 +143,9 @@ def test_wrong_config_files(capsys, tmp_path):
 def test_other_commands_refuse_in_one_line_too(capsys, tmp_path):
     garbage = tmp_path / "garbage.ckpt"
     garbage.write_bytes(b"not a checkpoint")
-    assert "no such checkpoint" in refuse(capsys, "export", "--ckpt_path", "nowhere.ckpt", "--output", "x")
+    assert "no such checkpoint" in refuse(capsys, "export", "--ckpt_path", "nowhere.ckpt", "--output", "x.safetensors")
     assert "is a file; checkpoints of fedsim are directories" in refuse(
-        capsys, "export", "--ckpt_path", garbage, "--output", "x"
+        capsys, "export", "--ckpt_path", garbage, "--output", "x.safetensors"
     )
     assert "holds no summary.json" in refuse(capsys, "report", tmp_path)
     assert "no such folder" in refuse(capsys, "data", "preview", "--root", tmp_path / "nowhere")
@@ -348,7 +348,7 @@ def test_export_loads_into_plain_torchvision(finished, tmp_path):
 def test_export_of_a_method_without_a_global_model_says_so(finished, capsys, tmp_path):
     folder, _ = finished
     checkpoint = folder / "local0" / "checkpoints" / "last.ckpt"
-    line = refuse(capsys, "export", "--ckpt_path", checkpoint, "--output", tmp_path / "x")
+    line = refuse(capsys, "export", "--ckpt_path", checkpoint, "--output", tmp_path / "x.safetensors")
     assert "no global model" in line
     assert not (tmp_path / "x").exists()
     good = folder / "pav" / "checkpoints" / "last.ckpt"
