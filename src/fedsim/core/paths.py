@@ -104,8 +104,6 @@ class PathKind:
         """Return why a path cannot be written; empty if it can."""
         if self.holds == "folder":
             return problem_of_folder(path)
-        if self.suffixes and path.suffix.lower() not in self.suffixes:
-            return f"ends with {path.suffix or 'no suffix'}, not with one of {', '.join(self.suffixes)}"
         try:
             if problem := self._other_kind(os.stat(path).st_mode):
                 return problem
@@ -116,6 +114,8 @@ class PathKind:
         else:
             if not os.access(path, os.W_OK):
                 return "cannot be written (Permission denied)"
+        if self.suffixes and path.suffix.lower() not in self.suffixes:
+            return f"ends with {path.suffix or 'no suffix'}, not with one of {', '.join(self.suffixes)}"
         problem = problem_of_folder(path.parent)
         return problem and f"cannot be written ({path.parent} {problem})"
 
