@@ -542,7 +542,7 @@ def test_prepare_knows_the_home_folder(tree, tmp_path, monkeypatch):
 
 
 def test_prepare_refuses_a_negative_number_of_processes(tree, tmp_path):
-    with pytest.raises(ConfigError, match="--workers: -1 is less than 0"):
+    with pytest.raises(ConfigError, match="--workers: -1 is negative"):
         run_data_command(["prepare", "--config", config(tmp_path, tree), "--workers=-1"])
 
 

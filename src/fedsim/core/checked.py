@@ -34,7 +34,7 @@ def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     ...     return batch_size
     >>> images(batch_size=0)
     Traceback (most recent call last):
-    fedsim.core.errors.ConfigError: --batch_size: 0 is not in [1, inf)
+    fedsim.core.errors.ConfigError: --batch_size: 0 is less than 1
     """
 
     def with_checks(function: Callable[P, R]) -> Callable[P, R]:

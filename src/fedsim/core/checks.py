@@ -91,9 +91,10 @@ class NumberKind:
         3
         """
         if isinstance(value, bool) or not isinstance(value, self.number_class) or not math.isfinite(value):
-            raise ConfigError(f"{name}: {value} is no {self.number_class.__name__}; give one in {self.interval}")
+            raise ConfigError(f"{name}: {value} is no {'integer' if self.number_class is int else 'finite number'}")
         if not _inside(self.interval)(value):
-            raise ConfigError(f"{name}: {value} is not in {self.interval}")
+            in_words = {"[1, inf)": "is less than 1", "[0, inf)": "is negative", "(0, inf)": "is not positive"}
+            raise ConfigError(f"{name}: {value} {in_words.get(self.interval, f'is not in {self.interval}')}")
         return value
 
 
