@@ -18,17 +18,20 @@ fi
 # shellcheck disable=SC2034
 FEDSIM_SRUN=(srun --kill-on-bad-exit=1)
 
-# fedsim in a container: one of the two lines for srun, and the third line, since no container has Slurm's scontrol.
+# fedsim in a container: one of the two lines for srun.
 # FEDSIM_SRUN+=(apptainer exec --nv --bind "$PWD" fedsim.sif)
 # FEDSIM_SRUN+=(--container-image="$PWD/fedsim.sqsh" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")  # Pyxis
-# FEDSIM_IN_CONTAINER=yes
 
-# Ends the job with fedsim's exit code. Code 138 is 128 + SIGUSR1: the time was up, and fedsim asked Slurm to start the job
-# again, unless it ran in a container; then it is asked here.
+# Ends the job with fedsim's exit code. Code 138 is 128 + SIGUSR1: the time was up. fedsim asks Slurm to start the job again,
+# unless it runs in a container, or the signal came before it could listen. So Slurm is asked here, too: a second request
+# changes nothing.
+# export FEDSIM_REQUEUE=no             # together with Preemption's requeue: false
 end_job() {
-    if [[ "$1" == 138 && -n "${FEDSIM_IN_CONTAINER:-}" ]]; then
+    if [[ "$1" == 138 && "${FEDSIM_REQUEUE:-yes}" != no ]]; then
         # of an array only this task
-        scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+        job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+        echo "job $job: its time is up; Slurm is asked to start it again" >&2
+        scontrol requeue "$job" || true
     fi
     exit "$1"
 }

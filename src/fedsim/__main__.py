@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from fedsim._version import __version__
+from fedsim.core.errors import StopSignal
 from fedsim.core.names import did_you_mean
+from fedsim.core.stop_signals import listening
 from fedsim.parsing.output import end_output, prepare_output, print_error, print_text
 
 COMMANDS = {
@@ -60,11 +63,15 @@ def main(args: list[str] | None = None) -> int:
         exit code: 0, or 2 after a wrong command, option, config, folder or file; 1 if runs of a sweep failed, or
         doctor found a problem that prevents a fit.
     """
-    prepare_output()
-    try:
-        return _run(sys.argv[1:] if args is None else args)
-    finally:
-        end_output()
+    with listening(to_the_end=args is None):
+        prepare_output()
+        try:
+            return _run(sys.argv[1:] if args is None else args)
+        except (StopSignal, KeyboardInterrupt) as stop:  # before the command has its own handling of errors
+            print_error(str(stop) or "interrupted")
+            return 128 + getattr(stop, "signum", signal.SIGINT)
+        finally:
+            end_output()
 
 
 def _run(args: list[str]) -> int:

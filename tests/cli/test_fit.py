@@ -280,7 +280,9 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
-    FolderStart(tmp_path, overwrite=True).prepare()
+    start = FolderStart(tmp_path, overwrite=True)
+    start.prepare()
+    start.settle(ends=True)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["notes"]
 
 
@@ -366,7 +368,7 @@ def test_report_groups_seeds_and_draws(finished, capsys, tmp_path):
     assert f"{np.mean(scores):.1f}+-{np.std(scores, ddof=1):.1f}" in table
     assert "seeds 0, 1" in table
     assert Image.open(figure).size[0] > 600
-    assert "cannot write the figure" in refuse(capsys, "report", *runs, "--figure", tmp_path / "figure.foo")
+    assert "ends with .foo" in refuse(capsys, "report", *runs, "--figure", tmp_path / "figure.foo")
     assert main(["report", *runs, "--best", "--metric", "rank1"]) == 0
     assert "rank-1 in percent, round with the best val/mAP" in capsys.readouterr().out
 

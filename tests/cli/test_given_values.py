@@ -21,7 +21,8 @@ from fedsim.cli.rank import rank_file
 from fedsim.core.checked import kinds_of
 from fedsim.core.checks import NumberKind
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.paths import PathKind, given_path, make_folder
+from fedsim.core.files import make_folder
+from fedsim.core.paths import PathKind, given_path
 from fedsim.data.check import find_data
 from fedsim.data.market import market_folders
 from fedsim.inference.folder import predict_images

@@ -12,6 +12,7 @@ import pytest
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.core.paths import expanded
+from fedsim.core.replaced_run import bring_back
 from fedsim.core.run_lock import LOCK_FILE, RunLock
 from fedsim.federation.callbacks import FolderStart
 from fedsim.methods import FedPav
@@ -145,10 +146,26 @@ def test_a_run_that_cannot_begin_puts_everything_back(run, way):
     assert content(run) == before
 
 
-def test_what_a_killed_fit_moved_aside_goes_with_the_next_one(run):
-    (run / "replaced-0123.tmp" / "0-metrics.csv").mkdir(parents=True)
-    FolderStart(run, True).prepare()
-    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml"]
+def test_a_replaced_run_is_kept_until_the_new_one_stands_alone(run):
+    before, start = content(run), FolderStart(run, True)
+    start.prepare()
+    start.settle()
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "replaced-run"]
+    bring_back(run)
+    assert content(run) == before
+    start.prepare()
+    shutil.copytree(
+        run / "replaced-run" / "checkpoints" / "last.ckpt", run / "checkpoints" / "last.ckpt", symlinks=True
+    )
+    start.settle()
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints"]
+
+
+def test_without_checkpoints_a_replaced_run_goes_with_the_end(run):
+    start = FolderStart(run, True)
+    start.prepare()
+    start.settle(ends=True)
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints"]
 
 
 def test_checkpoints_without_a_summary_are_a_run(run):

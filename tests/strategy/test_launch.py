@@ -12,7 +12,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.federation.callbacks import Preemption
 from fedsim.federation.trainer import Trainer
-from fedsim.strategy.launch import await_rank_0, awaiting_ranks, check_address, follow_launcher, requeue
+from fedsim.strategy.launch import await_rank_0, awaiting_ranks, check_address, follow_launcher
 from small import refuse
 
 STEP = {
@@ -246,46 +246,7 @@ def test_rank_0_speaks_first_where_the_launcher_ends_all_at_the_first_exit(monke
     assert not await_rank_0(2, {})
 
 
-# -- starting again ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def scontrol(tmp_path, monkeypatch):
-    """A program of that name; returns what it was asked."""
-
-    def make(code):
-        path = tmp_path / "bin" / "scontrol"
-        path.parent.mkdir()
-        path.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/asked"\necho "Job is\n unknown" >&2\nexit {code}\n')
-        path.chmod(0o755)
-        monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
-        return lambda: (tmp_path / "asked").read_text()
-
-    return make
-
-
-def test_a_job_or_its_task_is_started_again(scontrol, caplog):
-    asked = scontrol(0)
-    requeue({"SLURM_JOB_ID": "12"})
-    requeue({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"})
-    requeue({})
-    assert asked() == "requeue 12\nrequeue 12_3\n"
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
-
-
-def test_what_slurm_refuses_is_one_warning(scontrol, caplog):
-    scontrol(1)
-    requeue({"SLURM_JOB_ID": "12"})
-    assert [record.getMessage() for record in caplog.records] == [
-        "job 12 does not start again by itself: scontrol requeue failed (Job is unknown)"
-    ]
-
-
-def test_a_missing_scontrol_is_one_warning(caplog, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    requeue({"SLURM_JOB_ID": "12"})
-    assert len(caplog.records) == 1
-    assert "scontrol" in caplog.records[0].getMessage()
+# -- other launchers ---------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_started_again_unless_told_otherwise():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 
@@ -12,8 +13,9 @@ from jsonargparse import get_loader, set_loader, set_parsing_settings
 
 from fedsim.cli.commands import call, plain_command
 from fedsim.core.collector import imports_without_collection
-from fedsim.core.errors import PeerError, RunStoppedError
+from fedsim.core.errors import PeerError, RunStoppedError, StopSignal
 from fedsim.core.false_alarms import ignore_false_alarms
+from fedsim.core.slurm_job import requeue
 from fedsim.papers.files import rotation_in, with_paper
 from fedsim.parsing.command_line import checked, given, merged, options_in
 from fedsim.parsing.config_files import normalise, with_shipped
@@ -44,7 +46,7 @@ def run_command(args: list[str]) -> int:
             from fedsim.federation.callbacks.tracking import end_run
 
             end_run(code)
-        if has_failed and "torch" in sys.modules:
+        if has_failed and "fedsim.strategy.sharing" in sys.modules:  # else this process has joined no others
             _leave_other_ranks(code)
     return code
 
@@ -69,12 +71,25 @@ def _code_of(args: list[str]) -> tuple[int, bool]:
         failure = failure_of(error, " ".join(args[:2] if args[0] in ("augment", "data") else args[:1]))
         if failure is None:  # a defect, or the parser's own exit: not caught
             raise
+        if (
+            isinstance(error, StopSignal)
+            and error.signum == signal.SIGUSR1
+            and args[0] == "fit"
+            and rank_of_this_process() == 0
+        ):
+            failure = failure._replace(message="; ".join(filter(None, (failure.message, requeue()))))
         _report(error, failure)
         # if a signal has ended the run, only rank 0 returns the signal's code; under torchrun all ranks do, because an
         # agent whose ranks succeed waits minutes for the other agents
         returns_code = rank_of_this_process() == 0 or "TORCHELASTIC_RUN_ID" in os.environ
-        return failure.code if returns_code or not isinstance(error, RunStoppedError) else 0, True
+        return failure.code if returns_code or not isinstance(error, RunStoppedError | StopSignal) else 0, True
     return 0, False
+
+
+def _start_again(failure: CommandFailure) -> CommandFailure:
+    """Let Slurm start a fit again whose time was up while it did not train; return the failure with a line on it."""
+    line = requeue() if rank_of_this_process() == 0 else ""
+    return failure._replace(message=f"{failure.message}; {line}") if line else failure
 
 
 def _run(command: str, words: list[str]) -> None:
@@ -134,7 +149,7 @@ def _report(error: BaseException, failure: CommandFailure) -> None:
     rank = rank_of_this_process()
     if rank == 0 or is_alone() or (isinstance(error, PeerError) and error.rank == 0):
         print_error(failure.message)
-    elif not isinstance(error, PeerError | RunStoppedError):
+    elif not isinstance(error, PeerError | RunStoppedError | StopSignal):
         from fedsim.strategy.launch import await_rank_0
 
         if await_rank_0(failure.code):

@@ -37,6 +37,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.paths import expanded
+from fedsim.core.replaced_run import bring_back
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_LISTED
@@ -130,6 +131,7 @@ class FedSimCLI(LightningCLI):
         finally:
             if self.lock is not None:
                 self.lock.release()
+                bring_back(self.lock.folder)
 
     def _call(self, args: list[str]) -> None:
         """Parse the arguments, build the objects, and run the command."""
@@ -298,7 +300,10 @@ class FedSimCLI(LightningCLI):
         kwargs["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in kwargs["callbacks"])
         check_accelerator(config["accelerator"], warns=self.subcommand != "describe")
         with naming_the_field(vars(config)):
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
+        # the command and Preemption listen; Lightning's handlers would only set a flag, or wait for the other ranks
+        trainer._signal_connector.register_signal_handlers = _nothing
+        return trainer
 
     def _callbacks(self, config: Namespace) -> list[Callback]:
         callbacks: list[Callback] = _as_list(config["callbacks"])
@@ -376,6 +381,10 @@ class FedSimCLI(LightningCLI):
         if self.trainer.is_global_zero:
             log.info(self.scored.line)
             print_text(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _expand_paths(config: Namespace) -> None:

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import replacing
+from fedsim.core.files import make_folder, replacing
 from fedsim.core.names import file_name
-from fedsim.core.paths import expanded, make_folder
+from fedsim.core.paths import expanded
+from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at
 from fedsim.core.run_lock import RunLock
 from fedsim.evaluation.query_file import write_queries
-from fedsim.federation.callbacks import TESTS
 from fedsim.federation.callbacks.summary import versions
 from fedsim.federation.federation import Federation
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.output import rank_of_this_process
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 from fedsim.strategy.run_checkpoints import (
-    CHECKPOINTS,
     Resumed,
     check_rounds,
     checkpoint_at,
@@ -58,6 +57,7 @@ def find_checkpoint(checkpoint: str, run_dir: Path, fitting: bool) -> Path | Non
     Raises:
         DataError: if there is none.
     """
+    bring_back_at(run_dir if checkpoint in ("last", "best") else Path(checkpoint))
     if checkpoint not in ("last", "best"):
         return checkpoint_at(Path(checkpoint), fitting)
     path = checkpoint_named(run_dir, checkpoint)
@@ -147,6 +147,7 @@ def look_for_fit(run_dir: Path) -> None:
     """Raise ConfigError if another fit runs in the folder, and changes its files while they are read."""
     if rank_of_this_process() == 0:  # which will have the lock when other ranks start
         RunLock(run_dir).look()
+        bring_back(run_dir)
 
 
 def keep_scores(run_dir: Path | None, scored: Settled, model: Federation, conditions: Mapping[str, Any]) -> str:

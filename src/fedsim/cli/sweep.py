@@ -16,7 +16,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, DataError, RunsFailedError
-from fedsim.core.paths import FILE, expanded, make_folder
+from fedsim.core.files import make_folder
+from fedsim.core.paths import FILE, expanded
 from fedsim.papers.files import with_paper
 from fedsim.parsing.command_line import given
 from fedsim.parsing.config_files import read_sections, with_shipped

@@ -67,3 +67,11 @@ class RunStoppedError(FedSimError, RuntimeError):
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
+
+
+class StopSignal(BaseException):
+    """Signal ``signum``, raised where it arrived. It is no Exception, which the interrupted code might catch."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum

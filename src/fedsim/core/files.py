@@ -9,6 +9,32 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedsim.core.errors import ConfigError
+
+
+def problem_of_folder(path: Path) -> str:
+    """Return why a folder for results cannot be made or written to; empty if it can."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not os.path.isdir(existing):
+        return "cannot be a folder (File exists)" if existing == path else f"cannot be a folder ({existing} is none)"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else "cannot be a folder that is written (Permission denied)"
+
+
+def make_folder(path: Path, setting: str) -> None:
+    """Make a folder for results, which may exist, and its parents, before there are results.
+
+    Raises:
+        ConfigError: if it cannot be made or written to, naming the ``setting`` that holds the path.
+    """
+    problem = problem_of_folder(path)
+    try:
+        if not problem:
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be a folder ({error.strerror})"
+    if problem:
+        raise ConfigError(f"{setting}: {path} {problem}; name another")
+
 
 def missing_folders(*paths: Path) -> list[Path]:
     """Return the folders of ``paths`` and above that do not exist yet, inner ones first, for :func:`remove_empty`."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import problem_of_folder
+from fedsim.core.replaced_run import bring_back_at
 
 _REMEDY = "is a variable of your command not set? name a file or folder, or leave it out"
 
@@ -63,7 +65,7 @@ class PathKind:
     is_read_later: bool = False
     """whether a reader with better advice checks it"""
 
-    def check(self, value: Any, name: str) -> Any:
+    def check(self, value: Any, name: str, remedy: str = "name another") -> Any:
         """Return a path as text, or all of a list, with ``~`` replaced; ``name``: of the option, for messages.
 
         Raises:
@@ -71,12 +73,14 @@ class PathKind:
             DataError: if there is no such file or folder, or it cannot be read, or written.
         """
         if isinstance(value, list):
-            return [self.check(part, name) for part in value]
+            return [self.check(part, name, remedy) for part in value]
         if self.is_read_later:
             return value
         text = expanded(value, name)
+        if self.holds == RUN.holds:
+            bring_back_at(Path(text))
         if problem := self._problem_written(Path(text)) if self.is_written else self._problem_read(Path(text)):
-            raise DataError(f"{name}: {os.path.abspath(text)} {problem}; name another")
+            raise DataError(f"{name}: {os.path.abspath(text)} {problem}; {remedy}")
         return text
 
     def _problem_read(self, path: Path) -> str:
@@ -118,30 +122,6 @@ class PathKind:
             return f"ends with {path.suffix or 'no suffix'}, not with one of {', '.join(self.suffixes)}"
         problem = problem_of_folder(path.parent)
         return problem and f"cannot be written ({path.parent} {problem})"
-
-
-def problem_of_folder(path: Path) -> str:
-    """Return why a folder for results cannot be made or written to; empty if it can."""
-    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
-    if not os.path.isdir(existing):
-        return "cannot be a folder (File exists)" if existing == path else f"cannot be a folder ({existing} is none)"
-    return "" if os.access(existing, os.W_OK | os.X_OK) else "cannot be a folder that is written (Permission denied)"
-
-
-def make_folder(path: Path, setting: str) -> None:
-    """Make a folder for results, which may exist, and its parents, before there are results.
-
-    Raises:
-        ConfigError: if it cannot be made or written to, naming the ``setting`` that holds the path.
-    """
-    problem = problem_of_folder(path)
-    try:
-        if not problem:
-            path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"cannot be a folder ({error.strerror})"
-    if problem:
-        raise ConfigError(f"{setting}: {path} {problem}; name another")
 
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pdf")

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import missing_folders, remove_empty
-from fedsim.core.paths import make_folder
+from fedsim.core.files import make_folder, missing_folders, remove_empty
 
 LOCK_FILE = "fit.lock"
 WAYS = "give another --run_dir, --overwrite true to replace it, or --ckpt_path last to continue it"

@@ -20,6 +20,7 @@ from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.paths import expanded
+from fedsim.core.replaced_run import bring_back
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.evaluation.summary import score_rows
 from fedsim.federation.callbacks import (
@@ -158,6 +159,8 @@ class Trainer(lightning.Trainer):
             beginning.leave(self)
             self._open_metrics(False)
             lock.release()
+            if self.is_global_zero:
+                bring_back(start.folder)
 
     def _open_metrics(self, is_open: bool) -> None:
         """Let numbers into metrics.csv, in a fit only."""
@@ -186,6 +189,8 @@ class Trainer(lightning.Trainer):
     def _settled(self, start: FolderStart, options: dict[str, Any]) -> FolderStart:
         """Return the start of a fit with its checkpoint, which is added to the ``options`` of the fit."""
         path = options.get("ckpt_path")
+        if self.is_global_zero:
+            bring_back(start.folder)
         if path is None and start.restart:
             path = checkpoint_named(start.folder, "last")
         if path is None:

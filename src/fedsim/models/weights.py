@@ -94,7 +94,7 @@ def read_file(weights: str) -> dict[str, Tensor]:
     Checkpoints of training programs are unwrapped, and the leading ``module.`` of parallel training is removed. Raises
     ConfigError if there is no such file, or no state dict in it.
     """
-    path = Path(FILE.check(weights, "backbone.weights"))
+    path = Path(FILE.check(weights, "backbone.weights", "give an existing file or a name of public weights"))
     try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise many types for a damaged file

@@ -16,7 +16,15 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.core.errors import ConfigError, FedSimError, NoResultError, NotReadyError, RunsFailedError, RunStoppedError
+from fedsim.core.errors import (
+    ConfigError,
+    FedSimError,
+    NoResultError,
+    NotReadyError,
+    RunsFailedError,
+    RunStoppedError,
+    StopSignal,
+)
 from fedsim.core.names import did_you_mean, one_line
 from fedsim.parsing.class_names import missing_class, unknown_argument
 from fedsim.parsing.output import print_text
@@ -56,7 +64,7 @@ class CommandFailure(NamedTuple):
 
 def failure_of(error: BaseException, command: str) -> CommandFailure | None:
     """Return message and exit code for a command's exception; None for a defect of fedsim and for an orderly exit."""
-    if isinstance(error, RunStoppedError):
+    if isinstance(error, RunStoppedError | StopSignal):
         return CommandFailure(str(error), 128 + error.signum)
     # Lightning raises SystemExit on Ctrl-C
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):

@@ -12,8 +12,6 @@ from fedsim.core.errors import DataError
 
 Floats = NDArray[np.float64]
 
-QUERIES_FILE = "queries.npz"
-
 
 @dataclass(frozen=True, eq=False)
 class Queries:

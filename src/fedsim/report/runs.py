@@ -12,11 +12,12 @@ from typing import Any
 from fedsim.core.errors import DataError
 from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.names import metric_name, metric_parts
+from fedsim.core.replaced_run import QUERIES_FILE
 from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import parse_json
 from fedsim.report.damage import KINDS, check_evaluation, check_summary
 from fedsim.report.experiment import Experiment, doubts_about, doubts_about_log, experiment_of
-from fedsim.report.queries import QUERIES_FILE, QueryFile, read_queries
+from fedsim.report.queries import QueryFile, read_queries
 from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import Flat, flat
 

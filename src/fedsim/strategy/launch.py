@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, MutableMapping
@@ -338,7 +336,7 @@ def _named(host: str) -> str:
     return f"{host} (the name of Slurm's first node)" if is_default else host
 
 
-# -- the end, and a new start ------------------------------------------------------------------------------------------
+# -- the end -----------------------------------------------------------------------------------------------------------
 
 
 def await_rank_0(code: int, environ: Environment = os.environ) -> bool:
@@ -352,21 +350,3 @@ def await_rank_0(code: int, environ: Environment = os.environ) -> bool:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
     time.sleep(_LINGER)
     return True
-
-
-def requeue(environ: Environment = os.environ) -> None:
-    """Ask Slurm to start this job's script again; Slurm then ends this job. Failures are logged as a warning."""
-    job = environ.get("SLURM_JOB_ID")
-    if job is None:
-        return
-    if "SLURM_ARRAY_JOB_ID" in environ:  # this task only, not the whole array
-        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    try:
-        result = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False)
-        problem = "" if result.returncode == 0 else re.sub(r"\s+", " ", result.stderr.strip()) or "without a reason"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
-    if problem:
-        log.warning("job %s does not start again by itself: scontrol requeue failed (%s)", job, problem)
-    else:
-        log.info("Slurm starts job %s again", job)

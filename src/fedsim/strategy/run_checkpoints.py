@@ -11,12 +11,10 @@ from typing import Any
 import yaml
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.replaced_run import CHECKPOINTS
 from fedsim.core.versions import current_version
 from fedsim.settings.changes import Change, changes_between
 from fedsim.strategy.checkpoint_files import find_version
-
-CHECKPOINTS = "checkpoints"
-"""folder of them"""
 
 
 def checkpoint_at(path: Path, fitting: bool = False) -> Path:

@@ -17,7 +17,8 @@ from fedsim.cli.augment.processes import fit_in_processes
 from fedsim.cli.augment.settings import keep_settings
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count, Seed
-from fedsim.core.paths import Config, OutputFolder, make_folder
+from fedsim.core.files import make_folder
+from fedsim.core.paths import Config, OutputFolder
 from fedsim.core.seeding import derive_seed, seeded_host
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import folders_of_clients

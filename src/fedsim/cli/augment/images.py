@@ -16,7 +16,8 @@ from fedsim.cli.augment.fit import built, fit_parser, settings_of_generators
 from fedsim.cli.augment.settings import read_settings
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count, Rate, Seed, Share
-from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture, make_folder
+from fedsim.core.files import make_folder
+from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import check_is_free, folders_of_clients, write_generated
 from fedsim.data.images import Size

@@ -14,22 +14,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from fedsim.core.errors import DataError, RunStoppedError
+from fedsim.core.errors import DataError, RunStoppedError, StopSignal
 from fedsim.core.parents import following
 from fedsim.core.placement import place
+from fedsim.core.slurm_job import requeue
 from fedsim.parsing.documents import as_yaml
-from fedsim.strategy.launch import requeue
 
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-class _SignalReceived(BaseException):
-    """A signal, raised in the main thread. It is no Exception, which the interrupted code might catch."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 @contextmanager
@@ -52,17 +45,17 @@ def ending_on_signals(is_first: bool) -> Iterator[None]:
     """
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise _SignalReceived(number)
+        raise StopSignal(number)
 
     with _handling(stop):
         try:
             yield
-        except _SignalReceived as received:
+        except StopSignal as received:
             if is_first:
                 log.info("the training so far is kept; the same command continues it")
-            if is_first and received.number == signal.SIGUSR1:
-                requeue()
-            raise RunStoppedError(received.number) from None
+            if is_first and received.signum == signal.SIGUSR1 and (line := requeue()):
+                log.warning(line)
+            raise RunStoppedError(received.signum) from None
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 from fedsim.federation.callbacks.beginning import RunBeginning
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
-from fedsim.federation.callbacks.run_folder import TESTS, FolderStart
+from fedsim.federation.callbacks.run_folder import FolderStart
 from fedsim.federation.callbacks.script_config import ScriptConfig, describe_script
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile, RunSummary, ScoreLastRound
 from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run, reach_mlflow, reach_wandb
 from fedsim.federation.events import RoundCallback
 
 __all__ = [
-    "TESTS",
     "FolderStart",
     "KeepConfig",
     "MetricsFile",

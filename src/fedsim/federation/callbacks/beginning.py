@@ -109,6 +109,16 @@ class RunBeginning(RoundCallback):
         elif trainer.is_global_zero:
             self._lock.check()
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove a replaced run when the new one has a checkpoint."""
+        if self._has_begun and trainer.is_global_zero:
+            self._folder.settle()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove a replaced run, also where no checkpoints are written."""
+        if self._has_begun and trainer.is_global_zero:
+            self._folder.settle(ends=True)
+
     def _begin(self, trainer: Trainer, module: LightningModule) -> None:
         """Take the run directory; if that fails on rank 0, all ranks stop."""
         with strategy_of(trainer).together():

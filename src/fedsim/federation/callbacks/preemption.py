@@ -15,10 +15,10 @@ from typing import Any
 from lightning import LightningModule, Trainer
 
 from fedsim.core.errors import ConfigError, RunStoppedError
+from fedsim.core.slurm_job import requeue
 from fedsim.core.versions import current_version
 from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.events import RoundCallback, strategy_of, was_stopped
-from fedsim.strategy.launch import requeue
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport
 
@@ -130,8 +130,8 @@ class Preemption(RoundCallback):
         self._ask_to_start_again(trainer, number)
 
     def _ask_to_start_again(self, trainer: Trainer, number: int | None) -> None:
-        if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero:
-            requeue()
+        if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero and (line := requeue()):
+            log.warning(line)
 
 
 def _nothing() -> None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics_rows import METRICS_FILE, metrics_files
+from fedsim.core.errors import ConfigError
+from fedsim.core.metrics_rows import metrics_files
+from fedsim.core.replaced_run import drop_replaced, is_finished, move_aside, put_back, stands_alone
 from fedsim.core.run_lock import WAYS
-from fedsim.federation.callbacks.summary import QUERIES_FILE
-from fedsim.federation.callbacks.tracking import MLFLOW_ID_FILE, RUN_ID_FILE
-from fedsim.strategy.run_checkpoints import CHECKPOINTS, checkpoint_named
+from fedsim.strategy.run_checkpoints import checkpoint_named
 
-TESTS = "tests"
-"""Folder with the scores of fedsim test: one file per checkpoint."""
-_ASIDE = "replaced-"  # begin of the name of a folder with a run that is about to be removed
+_COPIES = "metrics-before-"  # begin of the name of a folder with copies of a continued run's metrics
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class FolderStart:
         if self.overwrite or not os.path.isdir(self.folder) or self.continues:
             return
         if summary.exists():
-            if self.restart and not _is_finished(summary):
+            if self.restart and not is_finished(self.folder):
                 return
         elif self.restart or checkpoint_named(self.folder, "last") is None:
             return
@@ -60,42 +56,41 @@ class FolderStart:
         """Make room for the fit, and let it ``begin``; call it on the first rank only.
 
         A checkpoint in the folder continues its run, and ``begin`` may change its files of metrics. Otherwise
-        ``overwrite`` replaces a run in the folder; files of two runs are never mixed. The older run is moved aside, and
-        removed after ``begin``; if that fails, everything is back in its place.
+        ``overwrite`` replaces a run in the folder; files of two runs are never mixed. The older run is moved aside
+        until :meth:`settle`; if ``begin`` fails, everything is back in its place.
 
         Raises:
             ConfigError: if the folder holds a run that is neither continued nor replaced.
         """
         self.check_free()
-        aside = self.folder / f"{_ASIDE}{secrets.token_hex(4)}.tmp"
         if self.continues:
+            self._continue(begin)
+            return
+        keeps = self.overwrite and stands_alone(self.folder)
+        # a fit that begins again is still the same run of W&B or MLflow
+        move_aside(self.folder, with_ids=self.overwrite or not self.restart)
+        try:
+            begin()
+        except BaseException:
+            put_back(self.folder)
+            raise
+        if not keeps:
+            drop_replaced(self.folder)
+
+    def _continue(self, begin: Callable[[], None]) -> None:
+        """Let a fit ``begin`` that changes the files of metrics; if that fails, they are as they were."""
+        aside = self.folder / f"{_COPIES}{secrets.token_hex(4)}.tmp"
+        try:
             with _copied([(path, aside / path.name) for path in metrics_files(self.folder)]):
                 begin()
-        else:
-            # a fit that begins again is still the same run of W&B or MLflow
-            ids = () if self.restart and not self.overwrite else (RUN_ID_FILE, MLFLOW_ID_FILE)
-            files = enumerate(_files_of_run(self.folder, ids))
-            with _moved([(path, aside / f"{i}-{path.name}") for i, path in files]):
-                begin()
-        for leftover in self.folder.glob(f"{_ASIDE}*.tmp"):  # also of a killed fit
-            shutil.rmtree(leftover, ignore_errors=True)
+        finally:
+            for leftover in self.folder.glob(f"{_COPIES}*.tmp"):  # also of a killed fit
+                shutil.rmtree(leftover, ignore_errors=True)
 
-
-def _is_finished(summary: Path) -> bool:
-    try:
-        return bool(json.loads(summary.read_bytes())["finished"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{summary}: cannot be read ({type(error).__name__}); was it edited?") from error
-
-
-def _files_of_run(folder: Path, ids: Sequence[str]) -> Iterator[Path]:
-    """Yield the files and folders of a run, and the files of ``ids``; the summary, which marks a run, is the last."""
-    summary, checkpoints = folder / "summary.json", [*(folder / CHECKPOINTS).glob("*.ckpt*")]
-    is_run = summary.exists() or bool(checkpoints)  # else folders of these names are the user's
-    names = (*ids, *((QUERIES_FILE, "features", "rankings", "maps", TESTS) if is_run else ()))
-    metrics = metrics_files(folder) if is_run else folder.glob(METRICS_FILE)
-    paths = [*metrics, *(folder / name for name in names), *checkpoints, summary]
-    return (path for path in paths if os.path.lexists(path))
+    def settle(self, ends: bool = False) -> None:
+        """Remove the replaced run if the new one has a whole checkpoint, or ``ends``; for the first rank only."""
+        if self.overwrite and (ends or stands_alone(self.folder)):
+            drop_replaced(self.folder)
 
 
 @contextmanager
@@ -105,26 +100,6 @@ def _copied(copies: Iterable[tuple[Path, Path]]) -> Iterator[None]:
         for source, target in copies:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
-            back.callback(_move_back, target, source)
+            back.callback(target.replace, source)
         yield
         back.pop_all()
-
-
-@contextmanager
-def _moved(moves: Iterable[tuple[Path, Path]]) -> Iterator[None]:
-    """Move files and folders for a block; move them back if it fails."""
-    with ExitStack() as back:
-        for source, target in moves:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.rename(target)
-            back.callback(_move_back, target, source)
-        yield
-        back.pop_all()
-
-
-def _move_back(moved: Path, place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():  # of the new run
-        shutil.rmtree(place, ignore_errors=True)
-    moved.replace(place)
-    with suppress(OSError):  # other things are in it, too
-        moved.parent.rmdir()

@@ -23,6 +23,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from fedsim._version import __version__
 from fedsim.core.files import naming, replacing
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
+from fedsim.core.replaced_run import QUERIES_FILE
 from fedsim.evaluation.query_file import write_queries
 from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.checks.compatibility import data_of
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
 
 log = logging.getLogger(__name__)
-
-QUERIES_FILE = "queries.npz"
-"""file in the run directory with scores of single queries in the last evaluation; see evaluation/query_file.py"""
 
 
 def federation_of(pl_module: LightningModule) -> Federation:

@@ -25,6 +25,7 @@ from fedsim._version import __version__
 from fedsim.core.errors import RunStoppedError
 from fedsim.core.files import replacing
 from fedsim.core.names import metric_name, metric_parts
+from fedsim.core.replaced_run import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, Kind, few_names
 from fedsim.federation.callbacks.summary import federation_of
@@ -35,8 +36,6 @@ from fedsim.settings.table import setting_at
 
 log = logging.getLogger(__name__)
 
-RUN_ID_FILE = "wandb_id"
-"""file in the run directory with the id of the W&B run that a resumed job continues"""
 
 _CHARTED = ("mAP", "rank1")
 """metrics with a chart for each data set"""
@@ -294,10 +293,6 @@ def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
         for (split, kind), lines in groups.items()
         if len(lines) <= MAX_NAMES
     }
-
-
-MLFLOW_ID_FILE = "mlflow_id"
-"""file in the run directory with the id of the MLflow run that a resumed job continues"""
 
 
 def reach_mlflow(logger: MLFlowLogger) -> None:

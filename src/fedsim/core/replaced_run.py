@@ -1,0 +1,132 @@
+"""A run that another fit replaces in its folder: it is kept aside until the new run can stand alone.
+
+Aside, the files keep their names. A killed fit leaves one of two folders: ``replaced-run.tmp``, some files of which are
+still, or again, at their places, and ``replaced-run``, which has them all. Of the second, the run is put back unless
+the new one has a whole checkpoint or has finished.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import make_folder
+from fedsim.core.metrics_rows import METRICS_FILE, metrics_files
+from fedsim.core.run_lock import RunLock
+from fedsim.core.versions import current_version
+
+CHECKPOINTS = "checkpoints"
+"""folder of a run's checkpoints"""
+TESTS = "tests"
+"""folder with the scores of fedsim test: one file per checkpoint"""
+QUERIES_FILE = "queries.npz"
+"""file with the scores of single queries, of the last evaluation"""
+RUN_ID_FILE, MLFLOW_ID_FILE = "wandb_id", "mlflow_id"
+"""files with the ids of the runs of W&B and MLflow that a resumed job continues"""
+_WRITTEN = ("config.yaml", QUERIES_FILE, "features", "rankings", "maps", TESTS)
+_ASIDE, _MOVING = "replaced-run", "replaced-run.tmp"
+
+log = logging.getLogger(__name__)
+
+
+def files_of_run(folder: Path, with_ids: bool = True) -> Iterator[Path]:
+    """Yield the files and folders of a run; the summary, which marks a run, is the last."""
+    summary, checkpoints = folder / "summary.json", [*(folder / CHECKPOINTS).glob("*.ckpt*")]
+    is_run = summary.exists() or bool(checkpoints)  # else folders of these names are the user's
+    names = (*((RUN_ID_FILE, MLFLOW_ID_FILE) if with_ids else ()), *(_WRITTEN if is_run else ()))
+    metrics = metrics_files(folder) if is_run else folder.glob(METRICS_FILE)
+    paths = [*metrics, *(folder / name for name in names), *checkpoints, summary]
+    return (path for path in paths if path.is_symlink() or path.exists())
+
+
+def stands_alone(folder: Path) -> bool:
+    """Return whether the run in a folder has a whole checkpoint, or has finished without one."""
+    checkpoints = (folder / CHECKPOINTS).glob("*.ckpt")
+    if any(path.is_file() or current_version(path) is not None for path in checkpoints):
+        return True
+    with suppress(DataError):
+        return is_finished(folder)
+    return False
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the run in a folder has finished; raise DataError if its summary is damaged."""
+    summary = folder / "summary.json"
+    try:
+        return bool(json.loads(summary.read_bytes())["finished"])
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{summary}: cannot be read ({type(error).__name__}); was it edited?") from error
+
+
+def move_aside(folder: Path, with_ids: bool) -> None:
+    """Move a run's files aside; if that fails, all are back in their places. For the owner of the folder's lock."""
+    _settle(folder)
+    try:
+        for path in files_of_run(folder, with_ids):
+            _move(path, folder / _MOVING / path.relative_to(folder))
+        if (folder / _MOVING).exists():
+            (folder / _MOVING).rename(folder / _ASIDE)
+    except BaseException:
+        put_back(folder)
+        raise
+
+
+def put_back(folder: Path) -> None:
+    """Put the run that was moved aside back in its place, and remove the files of the one that was to replace it."""
+    if (folder / _ASIDE).exists():
+        for path in files_of_run(folder):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        (folder / _ASIDE).rename(folder / _MOVING)
+    for place in sorted((folder / _MOVING).glob("*")):
+        within = sorted(place.iterdir()) if place.name == CHECKPOINTS else [place]
+        for path in within:
+            _move(path, folder / path.relative_to(folder / _MOVING))
+    shutil.rmtree(folder / _MOVING, ignore_errors=True)
+
+
+def drop_replaced(folder: Path) -> None:
+    """Remove the run that was moved aside."""
+    shutil.rmtree(folder / _ASIDE, ignore_errors=True)
+
+
+def bring_back(folder: Path) -> None:
+    """Settle the replacement that a fit has left unfinished, unless a fit is at work in the folder.
+
+    A line is logged if the replaced run is back.
+    """
+    if not any(os.path.isdir(folder / name) for name in (_ASIDE, _MOVING)):
+        return
+    lock = RunLock(folder)
+    with suppress(ConfigError):  # a fit is at work, or the folder is another user's
+        lock.acquire()
+        try:
+            _settle(folder)
+        finally:
+            lock.release()
+
+
+def bring_back_at(path: Path) -> None:
+    """Settle an unfinished replacement, see :func:`bring_back`, of a run directory, or in that of a checkpoint."""
+    parents = path.absolute().parents
+    bring_back(next((parent.parent for parent in parents if parent.name == CHECKPOINTS), path))
+
+
+def _settle(folder: Path) -> None:
+    if (folder / _ASIDE).exists() and stands_alone(folder):
+        drop_replaced(folder)
+    elif any((folder / name).exists() for name in (_ASIDE, _MOVING)):
+        put_back(folder)
+        log.warning("%s: a fit that was to replace this run ended before its first checkpoint; the run is back", folder)
+
+
+def _move(path: Path, place: Path) -> None:
+    make_folder(place.parent, "run_dir")
+    path.rename(place)
