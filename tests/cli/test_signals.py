@@ -158,3 +158,18 @@ def test_other_threads_leave_signals_alone():
     thread.start()
     thread.join()
     assert handlers == [signal.SIG_DFL]
+
+
+def test_a_command_whose_main_thread_is_stuck_ends():
+    program = """
+import os, signal, threading
+from fedsim.core import stop_signals
+stop_signals._PATIENCE = 0.1
+with stop_signals.listening(to_the_end=True):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        threading.Event().wait(600)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (143, "fedsim: error: stopped by SIGTERM; its main thread was stuck\n")

@@ -25,7 +25,7 @@ def listening(to_the_end: bool) -> Iterator[None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in _SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]
-    owner = os.getpid()
+    owner, timers = os.getpid(), list[threading.Timer]()
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's
         if os.getpid() != owner:  # a fork, which has no command to end
@@ -34,9 +34,9 @@ def listening(to_the_end: bool) -> Iterator[None]:
             return
         for each in numbers:  # what ends the command is not interrupted
             signal.signal(each, signal.SIG_IGN)
-        timer = threading.Timer(_PATIENCE, _end, [number])
-        timer.daemon = True
-        timer.start()
+        timers.append(threading.Timer(_PATIENCE, _end, [number]))
+        timers[-1].daemon = True
+        timers[-1].start()
         raise StopSignal(number)
 
     for number in numbers:
@@ -44,6 +44,8 @@ def listening(to_the_end: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        for timer in timers:
+            timer.cancel()
         for number in numbers:
             signal.signal(number, signal.SIG_IGN if to_the_end else signal.SIG_DFL)
 
