@@ -70,7 +70,8 @@ class Server:
     """Answers the five operations that ``wandb sweep`` and ``wandb agent`` of W&B 0.31 ask for, on the loopback.
 
     Args:
-        draw: sweep as W&B sent it -> iterator of draws, option -> value.
+        draw: sweep as W&B sent it -> iterator of draws, option -> value; or of the id of a run that is started again,
+            with the whole config that it has logged.
     """
 
     def __init__(self, draw):
@@ -124,10 +125,17 @@ class Server:
         draw = next(self.queue, None)
         if draw is None:
             return {"type": "exit"}
-        self.number += 1
-        args = {name: {"value": value} for name, value in draw.items()}
         program = yaml.safe_load(self.config)["program"]
-        return {"type": "run", "run_id": f"draw{self.number}", "program": program, "args": args}
+        if isinstance(draw, tuple):
+            run_id, config = draw
+            return {"type": "resume", "run_id": run_id, "program": program, "args": as_args(config)}
+        self.number += 1
+        return {"type": "run", "run_id": f"draw{self.number}", "program": program, "args": as_args(draw)}
+
+
+def as_args(config):
+    """The arguments of an agent's command."""
+    return {name: {"value": value} for name, value in config.items()}
 
 
 class _Handler(BaseHTTPRequestHandler):

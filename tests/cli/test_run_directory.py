@@ -72,8 +72,8 @@ def test_without_a_best_one_the_last_is_taken(copy):
 def test_export_takes_a_run_directory(run, tmp_path, caplog):
     names = {"run": run, "best": run / "checkpoints" / "best.ckpt", "last": run / "checkpoints" / "last.ckpt"}
     for name, given in names.items():
-        call("export", "--ckpt_path", given, "--output", tmp_path / name)
-    tensors = {name: load_file(tmp_path / name)["conv1.weight"] for name in names}
+        call("export", "--ckpt_path", given, "--output", tmp_path / f"{name}.safetensors")
+    tensors = {name: load_file(tmp_path / f"{name}.safetensors")["conv1.weight"] for name in names}
     assert tensors["run"].equal(tensors["best"])
     assert not tensors["run"].equal(tensors["last"])
     best = f"checkpoint {names['best']}: round 2, best by val/mAP"

@@ -1,9 +1,15 @@
 """Versions of a directory: whenever the writer is killed, a reader finds a whole version."""
 
+import errno
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
 import pytest
 
 from fedsim.core import versions
-from fedsim.core.versions import begin_version, current_version, publish_version
+from fedsim.core.versions import begin_version, current_version, holding, publish_version
 
 
 def write(folder, text):
@@ -68,3 +74,70 @@ def test_a_writer_that_is_killed_anywhere_leaves_a_whole_version(tmp_path, monke
     assert read(folder) == ("one" if at < 4 else "two")  # flush, rename, flush, pointer, removal
     publish_version(write(folder, "three"))
     assert read(folder) == "three"
+
+
+def newest_elsewhere(folder):
+    """What another process finds."""
+    code = (
+        f"from pathlib import Path; from fedsim.core.versions import *; print(current_version(Path({str(folder)!r})))"
+    )
+    return Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+
+
+def test_a_version_that_is_read_stays_until_the_reader_has_ended(tmp_path):
+    folder = tmp_path / "last.ckpt"
+    publish_version(write(folder, "one"))
+    with holding():
+        assert read(folder) == "one"
+        publish_version(write(folder, "two"))
+        publish_version(write(folder, "three"))
+        with holding():
+            assert read(folder / ".." / "last.ckpt") == "one"
+        assert read(folder) == "one"
+        assert newest_elsewhere(folder) == folder / "v3"
+    assert read(folder) == "three"
+    publish_version(write(folder, "four"))
+    wait_for_removals()
+    assert sorted(path.name for path in folder.iterdir()) == ["current", "v4"]
+
+
+def test_a_version_that_goes_while_it_is_found_is_found_again(tmp_path, monkeypatch):
+    folder = tmp_path / "last.ckpt"
+    publish_version(write(folder, "one"))
+    found = versions._newest
+
+    def newest(place):
+        version = found(place)
+        monkeypatch.setattr(versions, "_newest", found)
+        publish_version(write(folder, "two"))
+        wait_for_removals()
+        return version
+
+    monkeypatch.setattr(versions, "_newest", newest)
+    with holding():
+        assert read(folder) == "two"
+
+
+def test_an_empty_directory_is_not_held(tmp_path):
+    with holding():
+        assert current_version(tmp_path / "none") is None
+
+
+def test_without_locks_of_the_file_system_a_version_is_found(tmp_path, monkeypatch):
+    folder = tmp_path / "last.ckpt"
+    publish_version(write(folder, "one"))
+
+    def flock(*args):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(versions.fcntl, "flock", flock)
+    with holding():
+        assert read(folder) == "one"
+    publish_version(write(folder, "two"))
+    assert read(folder) == "two"
+
+
+def wait_for_removals():
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()

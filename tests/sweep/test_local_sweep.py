@@ -311,7 +311,10 @@ def test_wandbs_own_agent_runs_a_shipped_sweep(tmp_path, quick_python):
 
     def draw_as_a_server_would(sent):
         assert sent["parameters"].keys() == sweep.parameters.keys()
-        return samples(sweep, 2)
+        yield from samples(sweep, 2)
+        [log] = logs(tmp_path / "runs" / "sweep-sweep1" / "draw2")
+        # of a preempted run: all that it has logged, and W&B's own key
+        yield "draw2", log.config | {"_wandb": {"cli_version": "0.31.0", "t": {"1": [1, 2]}}}
 
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     with Server(draw_as_a_server_would) as server:
@@ -330,13 +333,15 @@ def test_wandbs_own_agent_runs_a_shipped_sweep(tmp_path, quick_python):
         folder = tmp_path / "runs" / "sweep-sweep1" / f"draw{number}"
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["finished"], said
-        [log] = logs(folder)
+        log = logs(folder)[0]
         assert log.id == f"draw{number}"  # the server knows the run by this name
         assert log.of("run")[0]["sweep_id"] == "sweep1"
         assert {name: log.config[name] for name in sample} == sample
         assert log.config["model"]["client"]["batch_size"] == sample["model.client.batch_size"]
         assert math.isclose(log.last("val/mAP"), summary["final"]["metrics"]["val/mAP"], rel_tol=1e-6)
         assert log.of("exit")[0].get("exit_code", 0) == 0
+    assert said.count("nothing to train") == 1, said
+    assert "fedsim: error" not in said
 
 
 # -- the end of the parent ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from fedsim.core.errors import PeerError, RunStoppedError, StopSignal
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.slurm_job import requeue
 from fedsim.papers.files import rotation_in, with_paper
+from fedsim.parsing.agent_words import words_of_first_start
 from fedsim.parsing.command_line import checked, given, merged, options_in
 from fedsim.parsing.config_files import normalise, with_shipped
 from fedsim.parsing.environment import check_environment, is_alone
@@ -95,7 +96,7 @@ def _start_again(failure: CommandFailure) -> CommandFailure:
 def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
     check_environment()  # Lightning would read these variables in its import
-    words = checked(words, is_kept=command in WITH_TRAINER)
+    words = checked(words_of_first_start(words) if command == "fit" else words, is_kept=command in WITH_TRAINER)
     set_loader("yaml", lambda text: _load_yaml(with_quotes(text)), exceptions=(yaml.YAMLError,))
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:

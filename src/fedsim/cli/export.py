@@ -19,6 +19,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.paths import Model, SavedRun
 from fedsim.core.sparse_file import write_sparse
+from fedsim.core.versions import holding
 from fedsim.inference.networks import Network, OfScript, holds_module, saved_network
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.attention import holds_attention
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 
 def run(args: list[str]) -> str:
     """Run ``fedsim export [options]``; the options are those of :func:`export`."""
-    return call(export, args, "export")
+    with holding():
+        return call(export, args, "export")
 
 
 @checked("--")

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from importlib import import_module
@@ -25,7 +26,6 @@ from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     Settled,
     default_run_dir,
-    folder_of_sweep_run,
     keep_scores,
     look_for_fit,
     make_run_dir,
@@ -39,6 +39,7 @@ from fedsim.core.names import check_name, check_text
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import bring_back
 from fedsim.core.run_lock import RunLock, message_of_change
+from fedsim.core.versions import holding
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.federation.callbacks import (
@@ -57,6 +58,7 @@ from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
 from fedsim.federation.federation import Federation
 from fedsim.papers.files import OfAPaper
+from fedsim.parsing.agent_words import folder_of_sweep_run, keep_words
 from fedsim.parsing.command_line import given, merged, with_clients
 from fedsim.parsing.documents import SafeLoader
 from fedsim.parsing.error_lines import parser_errors_explained
@@ -95,7 +97,8 @@ def run(command: str, args: list[str]) -> None:
     """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe`` with the words after it, which are checked."""
     give_old_addresses()
     _let_loggers_stand_alone()
-    FedSimCLI([command, *with_clients(with_own_config(command, args))])
+    with nullcontext() if command == "fit" else holding():
+        FedSimCLI([command, *with_clients(with_own_config(command, args))], args)
 
 
 def give_old_addresses() -> None:
@@ -116,8 +119,8 @@ def _let_loggers_stand_alone() -> None:
 class FedSimCLI(LightningCLI):
     """LightningCLI with fedsim's defaults, one run directory per run, and errors of one line."""
 
-    def __init__(self, args: list[str]) -> None:
-        self.command = args[0]
+    def __init__(self, args: list[str], words: list[str] | None = None) -> None:
+        self.command, self.words = args[0], words or args[1:]
         self.asks_for_help = asks_for_help(args)
         self.lock: RunLock | None = None
         self._missing: list[Path] = []  # folders that a command makes, and that are removed with its refusal
@@ -196,7 +199,7 @@ class FedSimCLI(LightningCLI):
             method = str(config["model"]["method"]["class_path"])
             config["run_dir"] = default_run_dir(method, config["seed_everything"])
             if self.subcommand == "fit" and folder_of_sweep_run() and config["ckpt_path"] is None:
-                config["ckpt_path"] = "last"  # W&B's agent starts a preempted run again with the same command
+                config["ckpt_path"] = "last"  # W&B's agent starts a preempted run again
         self.run_dir = Path(config["run_dir"])
         check_text(str(self.run_dir), "run_dir")
         check_name(os.path.basename(os.path.abspath(self.run_dir)) or "root", "run_dir", "choose another folder")
@@ -253,6 +256,7 @@ class FedSimCLI(LightningCLI):
             self.lock = lock  # last: all other checks of settings have passed
             lock.acquire()
             start.check_free()  # again: another fit may have ended in between
+            keep_words(self.run_dir, self.words)
             for logger in self.trainer.loggers:
                 if isinstance(logger, MLFlowLogger):
                     reach_mlflow(logger)
@@ -302,7 +306,7 @@ class FedSimCLI(LightningCLI):
         with naming_the_field(vars(config)):
             trainer = super().instantiate_trainer(**kwargs)
         # the command and Preemption listen; Lightning's handlers would only set a flag, or wait for the other ranks
-        trainer._signal_connector.register_signal_handlers = _nothing
+        trainer._signal_connector.register_signal_handlers = _nothing  # type: ignore[method-assign] # no other way
         return trainer
 
     def _callbacks(self, config: Namespace) -> list[Callback]:

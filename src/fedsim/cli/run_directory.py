@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import make_folder, replacing
-from fedsim.core.names import file_name
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at
 from fedsim.core.run_lock import RunLock
 from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks.summary import versions
 from fedsim.federation.federation import Federation
+from fedsim.parsing.agent_words import folder_of_sweep_run
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.output import rank_of_this_process
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
@@ -38,12 +37,6 @@ log = logging.getLogger(__name__)
 def default_run_dir(method: str, seed: int) -> str:
     """Return the default run directory: runs/METHOD-seedN, or the folder of a run that W&B's agent has started."""
     return folder_of_sweep_run() or f"runs/{method.rpartition('.')[2].lower()}-seed{seed}"
-
-
-def folder_of_sweep_run() -> str | None:
-    """Return the folder of a run of W&B's agent, the same one if the server repeats the run; None for other runs."""
-    sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
-    return f"runs/sweep-{file_name(sweep)}/{file_name(run)}" if sweep and run else None
 
 
 def find_checkpoint(checkpoint: str, run_dir: Path, fitting: bool) -> Path | None:

@@ -3,14 +3,19 @@
 ``NAME/`` holds versions ``v1``, ``v2``, ... and a file ``current`` with the name of the newest. A version is written
 under a partial name, flushed to the disk, renamed, and then becomes current. Whenever the writers are killed, either
 the old version is current or the new one is complete.
+
+A reader holds a version by a shared lock on it (:func:`holding`); writers leave it until the reader has ended.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.core.files import flush_directory, replacing
@@ -38,16 +43,69 @@ def publish_version(partial: Path) -> Path:
     with replacing(folder / _POINTER) as pointer:
         pointer.write_text(version.name + "\n")
     for old in _versions(folder):
-        if old != version:
+        if old != version and (file := _locked(old, fcntl.LOCK_EX)) is not None:
             # renamed first: a removal that is killed then leaves no half of a version
             doomed = old.rename(old.with_name(old.name + ".tmp"))
+            os.close(file)
             # in a thread: removing gigabytes takes a noticeable time
             threading.Thread(target=shutil.rmtree, args=(doomed, True)).start()
     return version
 
 
+_held: dict[Path, tuple[Path, int]] | None = None
+"""in a block of :func:`holding`: directory -> the version that it has found first, and the open file of its lock"""
+
+
+@contextmanager
+def holding() -> Iterator[None]:
+    """Let a reader find the same versions in the whole block, though a fit writes the next ones meanwhile."""
+    global _held
+    if _held is not None:
+        yield
+        return
+    _held = {}
+    try:
+        yield
+    finally:
+        for _, file in _held.values():
+            os.close(file)
+        _held = None
+
+
+def _locked(version: Path, kind: int) -> int | None:
+    """Return an open file of a version with a lock; None if others hold it, or it has been removed.
+
+    A file system without locks gives it unlocked.
+    """
+    try:
+        file = os.open(version, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    except OSError:
+        return file
+    if version.is_dir() and os.path.samestat(os.fstat(file), version.stat()):
+        return file
+    os.close(file)
+    return None
+
+
 def current_version(folder: Path) -> Path | None:
-    """Return the newest complete version in ``folder``, or None if there is none."""
+    """Return the newest complete version in ``folder``, or None if there is none; see :func:`holding`."""
+    if _held is None:
+        return _newest(folder)
+    place = folder.resolve()
+    while place not in _held and (version := _newest(folder)) is not None:
+        if (file := _locked(version, fcntl.LOCK_SH)) is not None:
+            _held[place] = version, file
+    return _held[place][0] if place in _held else None
+
+
+def _newest(folder: Path) -> Path | None:
     try:
         name = (folder / _POINTER).read_text().strip()
     except (OSError, UnicodeDecodeError):

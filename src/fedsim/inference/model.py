@@ -18,6 +18,7 @@ from fedsim.core.checks import Count
 from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.paths import FILE, Saved
+from fedsim.core.versions import holding
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
 from fedsim.data.reading import upright_rgb
 from fedsim.inference.networks import OfScript, Size, saved_network
@@ -131,14 +132,15 @@ def load_model(
         ConfigError: if it has no such model, or its network is unknown.
     """
     place, path = device_named(device), _checkpoint(Path(run), checkpoint)
-    content = read_checkpoint(path)
-    try:
-        tensors, _ = chosen_tensors(content, path, arch, client, mean=False)
-    except ConfigError as error:  # its options are arguments here
-        raise ConfigError(str(error).removeprefix("--")) from error
-    if wrong := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
-        raise DataError(f"{path}: {wrong} holds numbers that are not finite; give another checkpoint")
-    network, layer, size = saved_network(path, content, tensors, client, OfScript(module, size))
+    with holding():
+        content = read_checkpoint(path)
+        try:
+            tensors, _ = chosen_tensors(content, path, arch, client, mean=False)
+        except ConfigError as error:  # its options are arguments here
+            raise ConfigError(str(error).removeprefix("--")) from error
+        if wrong := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+            raise DataError(f"{path}: {wrong} holds numbers that are not finite; give another checkpoint")
+        network, layer, size = saved_network(path, content, tensors, client, OfScript(module, size))
     progress = content["loops"]["fit_loop"]["epoch_progress"]["current"]
     about = {"method": content[CONTENT_KEY]["method"], "model": f"client {client}" if client else "global"}
     return SavedModel(network, layer, size, {**about, "round": progress["started"]}).to(place)
