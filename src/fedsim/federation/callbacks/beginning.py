@@ -115,9 +115,9 @@ class RunBeginning(RoundCallback):
             self._folder.settle()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove a replaced run, also where no checkpoints are written."""
+        """Remove a replaced run, also where checkpoints are switched off."""
         if self._has_begun and trainer.is_global_zero:
-            self._folder.settle(ends=True)
+            self._folder.settle(ends=not trainer.checkpoint_callbacks)
 
     def _begin(self, trainer: Trainer, module: LightningModule) -> None:
         """Take the run directory; if that fails on rank 0, all ranks stop."""
