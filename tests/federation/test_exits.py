@@ -177,6 +177,41 @@ def test_a_run_in_which_no_client_trained_ends_with_1(config, capsys, options):
     assert "no client returned an update that counts in 2 rounds" in capsys.readouterr().err
 
 
+NOTHING = ["--trainer.max_steps=0", "--trainer.max_time=00:00:00:00", "--trainer.max_epochs=0"]
+
+
+@pytest.mark.parametrize("option", NOTHING)
+def test_a_run_of_no_round_ends_with_1_and_leaves_an_older_one(config, capsys, option):
+    run, rounds = config.parent / "run", "--trainer.max_epochs=2"
+    assert main(fit(config, option)) == 1
+    assert not run.exists()
+    assert main(fit(config)) == 0
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    words = [["--overwrite=true", option]]
+    words += [["--ckpt_path", run, rounds, option]] if "epochs" not in option else []
+    for more in words:
+        capsys.readouterr()
+        assert main(fit(config, *more)) == 1
+        output = capsys.readouterr()
+        assert output.err.endswith("no round was trained; see trainer.max_epochs, max_steps and max_time\n")
+        assert "checkpoint" not in output.out + output.err.splitlines()[-1]
+        assert "wrote" not in output.out
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_is_complete_has_nothing_to_train_and_ends_with_0(config, capsys):
+    assert main(fit(config)) == 0
+    assert main(fit(config, "--ckpt_path", config.parent / "run")) == 0
+    assert "mean seen" in capsys.readouterr().out
+
+
+def test_a_quick_check_names_no_results(config, capsys):
+    assert main(fit(config)) == 0
+    capsys.readouterr()
+    assert main(fit(config, "--trainer.fast_dev_run=true", "--overwrite=true")) == 0
+    assert capsys.readouterr().out.endswith("trainer.fast_dev_run: a round was trained, and nothing is written\n")
+
+
 def test_the_baseline_without_any_training_is_a_result(config, caplog):
     assert main(fit(config, "--config", "methods/random_guess")) == 0
     assert "no client returned an update that counts in 1 rounds" in caplog.text

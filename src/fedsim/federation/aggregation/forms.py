@@ -1,4 +1,4 @@
-"""The form of uploads: what a client sends has the shapes, the types and the device that the server expects."""
+"""Checks of the form of uploads: shapes, types and devices are those that the server expects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedsim.training.messages import Upload
 
 
 def check_form(sender: object, client: Client, upload: object, extras: Mapping[str, tuple[int, ...]]) -> Upload:
-    """Return what a method, an attack or a privacy mechanism sends for a client.
+    """Check and return an upload of a method, an attack or a privacy mechanism for a client.
 
     ``extras``: name -> shape of the further tensors that the method declares. Values are checked at the end of the
     session.
