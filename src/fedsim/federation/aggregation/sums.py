@@ -184,7 +184,7 @@ class Aggregator:
         return upload if statistics.is_plain else replace(upload, vector=statistics.encode(upload.vector))
 
     def checked(self, sender: object, client: Client, upload: object) -> Upload:
-        """Check and return an upload of ``sender`` for a client; see :func:`~fedsim.federation.aggregation.forms.check_form`."""
+        """Check and return an upload of ``sender`` for a client; see :func:`check_form`."""
         return check_form(sender, client, upload, self._shapes.get(client.model.arch, {}))
 
     def limited(self, contribution: Upload) -> list[tuple[Tensor, float]]:
