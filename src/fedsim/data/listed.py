@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from fedsim.data.images import Domain, ReIDSource, Split
 from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, summary
@@ -14,8 +16,6 @@ from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, summary
 log = logging.getLogger(__name__)
 
 _SHOWN = 3  # names in a line
-
-_Labelled = list[tuple[Path, int]]
 
 
 def listed(source: ReIDSource) -> list[Domain]:
@@ -40,13 +40,15 @@ def copies_in(domain: Domain, is_thorough: bool = False) -> list[Path]:
     """
     if domain.train is None:
         return []
-    train, tests = _files(domain.train), [*_files(domain.query), *_files(domain.gallery)]
-    if not is_thorough:
-        train, tests = _related(train, tests, not domain.unlabelled)
-    sizes = {path: _size(path) for path, _ in [*train, *tests]}
-    common = {sizes[path] for path, _ in train} & {sizes[path] for path, _ in tests} - {0}
-    digests = {_digest(path) for path, _ in train if sizes[path] in common}
-    return [path for path, _ in tests if sizes[path] in common and _digest(path) in digests]
+    parts = [[domain.train], [domain.query, domain.gallery]]
+    if is_thorough:
+        train, tests = ([path for split in part for path in _files(split)] for part in parts)
+    else:
+        train, tests = _related(parts, not domain.unlabelled)
+    sizes = {path: _size(path) for path in [*train, *tests]}
+    common = {sizes[path] for path in train} & {sizes[path] for path in tests} - {0}
+    digests = {_digest(path) for path in train if sizes[path] in common}
+    return [path for path in tests if sizes[path] in common and _digest(path) in digests]
 
 
 def line_of_copies(copies: Sequence[Path]) -> str:
@@ -57,19 +59,23 @@ def line_of_copies(copies: Sequence[Path]) -> str:
     return f"{len(copies):,} test images are also training images ({names}); remove them from one of the two"
 
 
-def _related(train: _Labelled, tests: _Labelled, knows_identities: bool) -> tuple[_Labelled, _Labelled]:
-    """Return the files of both parts that have a name or an identity of the other part."""
-    common = set.intersection(*({os.path.basename(path) for path, _ in part} for part in (train, tests)))
-    known = set.intersection(*({pid for _, pid in part if pid > 0 and knows_identities} for part in (train, tests)))
-    if not common and not known:
-        return [], []
-    kept = ([(path, pid) for path, pid in part if pid in known or path.name in common] for part in (train, tests))
-    return next(kept), next(kept)
+def _related(parts: Sequence[Sequence[Split]], knows_identities: bool) -> Iterator[list[Path]]:
+    """Yield the files of each part that have a name or an identity of the other one; nearly always none have."""
+    names = [{path.name for split in part for path in _files(split)} for part in parts]
+    pids = [np.unique(np.concatenate([split.pids for split in part])) for part in parts]
+    common, known = names[0] & names[1], np.intersect1d(pids[0], pids[1])
+    known = known[known > 0] if knows_identities else known[:0]
+    for part in parts:
+        related = []
+        for split in part if common or len(known) else ():
+            is_known = np.isin(split.pids, known).tolist()
+            locations = zip(split.images.locations(), is_known, strict=True)
+            related += [path for path, is_one in locations if path and (is_one or path.name in common)]
+        yield related
 
 
-def _files(split: Split) -> _Labelled:
-    pairs = zip(split.images.locations(), split.pids.tolist(), strict=True)
-    return [(path, pid) for path, pid in pairs if path is not None]
+def _files(split: Split) -> list[Path]:
+    return [path for path in split.images.locations() if path is not None]
 
 
 def _size(path: Path) -> int:
