@@ -1,4 +1,6 @@
-"""Small data sets in Market-1501 layout, whose names are those of the files; all images are black."""
+"""Small data sets in Market-1501 layout, whose names are those of the files; no two images have the same colour."""
+
+from zlib import crc32
 
 from PIL import Image
 
@@ -10,7 +12,7 @@ TRAIN, QUERY, GALLERY = PARTS
 def put(path, size=(4, 8)):
     """An image, whatever its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size).save(path, format="PNG")
+    Image.new("RGB", size, crc32(bytes(path)) % 2**24).save(path, format="PNG")
     return path
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, features
 from stored_images import GREY, bmp, exif, netpbm, pfm, png, tiff, with_app1
 
@@ -18,6 +19,7 @@ from fedsim.data.decoded import Wanted
 from fedsim.data.images import ImageFiles
 from fedsim.data.market import MarketFolders
 from fedsim.data.preview import write_contact_sheet
+from sites import put
 
 RNG = np.random.default_rng(0)
 PICTURE = RNG.integers(0, 256, (24, 12, 3), dtype=np.uint8)
@@ -101,6 +103,39 @@ def test_the_first_half_of_a_file_is_refused(tmp_path, form):
     path = tmp_path / "half.png"
     path.write_bytes(FILES[form][: len(FILES[form]) // 2])
     with pytest.raises(DataError, match=r"half\.png: cannot read this image \("):
+        ImageFiles([path]).decode((8, 4))
+
+
+WITH_MARK = {"PNG": {}, "JPEG": {}, "JPEG progressive": {"progressive": True}}
+
+
+@pytest.mark.parametrize("form", WITH_MARK)
+@pytest.mark.parametrize("side", [24, 400])  # below and above the size of a plain JPEG that is read fast
+def test_zeros_in_the_tail_of_a_file_are_refused_where_the_format_has_an_end(tmp_path, form, side):
+    path, pixels = tmp_path / "a.jpg", np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, form.split()[0], **WITH_MARK[form])
+    whole, decoded = path.read_bytes(), ImageFiles([path]).decode((8, 4))
+    path.write_bytes(whole + bytes(20))  # some programs fill up blocks
+    assert torch.equal(ImageFiles([path]).decode((8, 4)), decoded)
+    half = len(whole) // 2
+    path.write_bytes(whole[:half].rstrip(b"\0") + bytes(half))
+    for read in (lambda files: files.decode((8, 4)), lambda files: files.sizes()):
+        with pytest.raises(DataError, match=rf"a\.jpg: .*its last {half:,} bytes are zeros; it was not copied whole"):
+            read(ImageFiles([path]))
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"", "the file is empty"), (b"\xff\xd8", "it has only 2 bytes")])
+def test_a_file_without_content_says_so(tmp_path, content, says):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"a\.jpg: cannot read this image \({says}\); replace or remove it"):
+        ImageFiles([path]).decode((8, 4))
+
+
+def test_a_file_that_may_not_be_read_is_not_to_be_removed(tmp_path, monkeypatch):
+    path = put(tmp_path / "a.jpg")
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(DataError, match=r"\(Permission denied\); give yourself the right to read it$"):
         ImageFiles([path]).decode((8, 4))
 
 

@@ -286,11 +286,28 @@ def test_lists_without_images_are_not_complete(tmp_path, pixel, capsys):
     assert line.startswith("fedsim: error: a data set cannot be used: msmt17: not complete: ")
 
 
+LISTS = {  # a change of a list -> the words about it
+    "twice": (lambda text: text * 2, "list_query.txt: not complete: 24 of its files stand in several lines, first "),
+    "folder": (lambda text: text.replace("0", "test/0", 1), "; restore them, or correct the list of them"),
+    "mark": (lambda text: "\ufeff" + text, "not complete: compare the numbers"),
+}
+
+
+@pytest.mark.parametrize("change", LISTS)
+def test_a_wrong_list_has_a_remedy_of_its_own(tmp_path, capsys, change):
+    path = write_standin("msmt17", tmp_path) / "list_query.txt"
+    path.write_text(LISTS[change][0](path.read_text().rstrip("\n") + "\n"), encoding="utf-8")
+    assert main(["data", "check", str(tmp_path)]) == 1
+    out, error = capsys.readouterr()
+    assert LISTS[change][1] in error
+    assert "cannot be listed" not in out
+
+
 @pytest.mark.parametrize("damage", ["missing", "empty", "folder", "dangling"])
 def test_a_single_missing_image_of_a_list_is_found(tmp_path, damage):
     folder = write_standin("msmt17", tmp_path)
     [finding] = [finding for finding in find_data(tmp_path) if finding.name == "msmt17"]
-    assert finding.is_usable
+    assert (finding.problem, finding.is_usable) == ("not complete: compare the numbers", False)
     [domain] = MSMT17(str(tmp_path)).domains()
     path = domain.gallery.images.locations()[-1]
     path.unlink()

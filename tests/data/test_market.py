@@ -52,10 +52,10 @@ def market(tmp_path):
     return write_tree(tmp_path / "market", TREE)
 
 
-def refused(root, names=None):
+def refused(root, names=None, **options):
     """The message of the DataError that listing ``root`` raises."""
     with pytest.raises(DataError) as caught:
-        MarketFolders(str(root), names).domains()
+        MarketFolders(str(root), names, **options).domains()
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -213,7 +213,7 @@ def test_a_name_that_does_not_parse(market, sub, name):
 
 def test_a_query_identity_without_gallery_images(market):
     write_image(market / QUERY / "0042_c1s1_000001_00.jpg")
-    message = refused(market)
+    message = refused(market, unmatched="refuse")
     assert str(market / QUERY) in message
     assert "0042" in message
     assert "more" not in message
@@ -222,7 +222,7 @@ def test_a_query_identity_without_gallery_images(market):
 def test_several_query_identities_without_gallery_images(market):
     for pid in (42, 43, 44):
         write_image(market / QUERY / f"00{pid}_c1s1_000001_00.jpg")
-    message = refused(market)
+    message = refused(market, unmatched="refuse")
     assert "0042" in message
     assert "2 more" in message
 

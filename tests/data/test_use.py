@@ -1,10 +1,13 @@
 """Data sets of one camera, of one identity, of identity 0 only: what the check says is what a fit does."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.data import FederatedDataModule
 from fedsim.data.check import check_data
 from fedsim.data.federations import build_federation
 from fedsim.data.images import Domain, GallerySplit, ImageArray, Split
@@ -111,14 +114,108 @@ def test_people_who_are_all_distractors_are_said(tmp_path, capsys):
     assert "all tested people are identity 0, the number of distractors" in one_line(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("damage", ["name", "common", "lonely"])
+@pytest.mark.parametrize("damage", ["name", "common", "misspelt", "all lonely"])
 def test_a_set_that_is_refused_by_every_command_has_exit_code_1(tmp_path, damage):
     folder = site(tmp_path / "site")
-    names = {"name": f"{TRAIN}/person.png", "common": f"{TRAIN}/0011_c1.png", "lonely": f"{QUERY}/0099_c1.png"}
-    put(folder / names[damage])
+    if damage == "misspelt":
+        (folder / TRAIN).rename(folder / "bounding-box_trian")
+    elif damage == "all lonely":
+        shutil.rmtree(folder / QUERY)
+        put(folder / QUERY / "0099_c1.png")
+    else:
+        put(folder / {"name": f"{TRAIN}/person.png", "common": f"{TRAIN}/0011_c1.png"}[damage])
     assert main(["data", "check", str(tmp_path)]) == 1
     with pytest.raises(DataError):
         MarketFolders(str(tmp_path)).domains()
+
+
+# -- data as owners have them ------------------------------------------------------------------------------------------
+
+
+def commands(root, tmp_path):
+    """What data check, init and the start of a fit print and log about a root, with the exit code of the first two."""
+    words = (["data", "check", str(root)], ["init", str(root), "--output", str(tmp_path / "c.yaml")])
+    checked, begun = map(main, words)
+    FederatedDataModule(MarketFolders(str(root))).list_domains()
+    return checked, begun
+
+
+def test_queries_without_a_match_are_left_out_counted_and_said(tmp_path, capsys, caplog):
+    folder = site(tmp_path / "data" / "site")
+    lonely = [put(folder / QUERY / f"00{pid}_c1s1_1.png") for pid in (97, 98)]
+    assert commands(tmp_path / "data", tmp_path) == (0, 0)
+    said = "2 queries without a match: their people have no image in bounding_box_test (query/0097_c1s1_1.png, query/0"
+    assert said in one_line(capsys.readouterr().out)
+    assert caplog.text.count(f"site: files that are not read: {said}") == 2  # init and fit
+    [domain] = MarketFolders(str(folder)).domains()
+    assert not {*lonely} & {*domain.query.images.locations()}
+    with pytest.raises(DataError, match="identity 0097 has no image in bounding_box_test"):
+        MarketFolders(str(folder), unmatched="refuse").domains()
+
+
+MISPLACED = {  # folder in which the data set lies, and its training folder -> the words about it
+    ("fruit/fruit", TRAIN): "fruit/fruit: data sets one folder too deep, to be moved up",
+    ("fruit", "Bounding-Box-Train"): "fruit/Bounding-Box-Train: to be renamed bounding_box_train",
+}
+
+
+@pytest.mark.parametrize("place", MISPLACED, ids=str)
+def test_a_data_set_at_another_place_is_named_with_the_remedy(tmp_path, capsys, caplog, place):
+    root, (where, train) = tmp_path / "data", place
+    site(root / "good")
+    (site(root / where) / TRAIN).rename(root / where / train)
+    if train != TRAIN:
+        for part in (QUERY, GALLERY):
+            shutil.rmtree(root / where / part)
+    assert commands(root, tmp_path) == (1, 0)
+    assert one_line(f"fruit - - - {root}/{MISPLACED[place]}").replace(" ", "") in one_line(
+        capsys.readouterr().out
+    ).replace(" ", "")
+    path, _, reason = MISPLACED[place].partition(": ")
+    assert caplog.text.count(f"files that are not read: 1 {reason} ({path})") == 2
+    shutil.rmtree(root / "good")
+    with pytest.raises(DataError, match=r"no data set in Market-1501 layout, .*; 1 "):
+        MarketFolders(str(root)).domains()
+
+
+COPIES = {"same name": "0001_c1s1_1.png", "same person": "0001_c2s1_9.png", "another name": "0012_c2s1_9.png"}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_training_pictures_in_the_test_set_are_found(tmp_path, capsys, caplog, kind):
+    folder = site(tmp_path / "data" / "site")
+    shutil.copy(folder / TRAIN / "0001_c1s1_1.png", folder / GALLERY / COPIES[kind])
+    put(folder / GALLERY / "0002_c1s1_1.png")  # another picture of the same name
+    codes = commands(tmp_path / "data", tmp_path)
+    line = f"1 test images are also training images (bounding_box_test/{COPIES[kind]}); remove them from one of the two"
+    assert codes == (1, 0)
+    assert f"data set cannot be used: site: {line}" in capsys.readouterr().err
+    # a fit looks only at images with a common name or identity
+    assert caplog.text.count(f"site: {line}") == (0 if kind == "another name" else 2)
+
+
+def test_an_original_file_of_cuhk03_gets_the_command_that_converts_it(tmp_path, capsys):
+    (tmp_path / "cuhk-03.mat").write_bytes(b"x")
+    assert main(["data", "check", str(tmp_path)]) == 1
+    assert "is CUHK03's original file; fedsim data convert makes the folders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("people", "code", "note"),
+    [(1, 1, "only one training identity; training needs at least 2"),
+     (3, 0, "training identities are fewer than 4, so data.val needs to be first_image or none"), (4, 0, "")],
+)  # fmt: skip
+def test_check_and_fit_agree_on_too_few_identities(tmp_path, capsys, people, code, note):
+    site(tmp_path / "site", train=range(1, people + 1))
+    assert main(["data", "check", str(tmp_path)]) == code
+    assert note in one_line(capsys.readouterr().out)
+    data = FederatedDataModule(MarketFolders(str(tmp_path)))
+    if note:
+        words = note if code else "set data.val to first_image or none"
+        with pytest.raises(DataError, match=words):
+            _ = data.federated
+    else:
+        assert len(data.federated.clients) == 1
 
 
 @pytest.mark.parametrize(("name", "shown"), [("a\nb", "a\\nb"), ("stra\udcdfe", "stra\\udcdfe")])

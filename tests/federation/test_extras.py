@@ -80,7 +80,7 @@ def test_extras_are_what_was_declared(extras):
         def upload(self, client):
             return Upload(client.model.shared, extras)
 
-    with pytest.raises(AssertionError, match="payload declares"):
+    with pytest.raises(TrainingError, match=r"client town0, round 1: Wrong sends no .*, which payload declares"):
         fit(make_model(Wrong()), rounds=1)
 
 

@@ -3,6 +3,7 @@
 import copy
 import math
 import operator
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from failing import run_on_ranks
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import BadUpdateError, ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.federation.components.privacy import DifferentialPrivacy
 from fedsim.federation.components.robust import (
@@ -202,6 +203,45 @@ def test_a_lie_moves_the_mean_and_no_robust_rule():
     assert mean > 10  # a fifth of a hundred times an update
     for rule in (Median(), TrimmedMean(0.2), Krum(bad=1), Krum(bad=1, keep=3), NormClipping(1.0), GeometricMedian()):
         assert shift(rule) < 0.1 * mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Huge(Lying):
+    """The liars send the same number in all parameters, in the first round."""
+
+    value: float = 3e38
+
+    def upload(self, client):
+        upload = super().upload(client)
+        if client.client_name not in self.liars or client.round:
+            return upload
+        vector = upload.vector.clone()
+        vector[: client.model.flat.num_shared_parameters] = self.value
+        return Upload(vector)
+
+
+def seven(method, rounds=2, **options):
+    return fit(make_model(method, **options), make_data(SyntheticReID(clients=7, unseen=0, scale=0.2)), rounds=rounds)
+
+
+@pytest.mark.parametrize("rule", [Median(), TrimmedMean(0.2), Krum(), NormClipping(1.0), GeometricMedian(), Bulyan()])
+def test_a_robust_rule_meets_a_lie_beyond_exact_sums(rule):
+    value = 1e9 if isinstance(rule, GeometricMedian) else 3e38  # whose distances are float64: see its docstring
+    lies = (Huge(liars=liars, value=value) for liars in ((), ("town0",)))
+    honest, lied = (vector(seven(method, aggregation=rule)) for method in lies)
+    assert float(lied.abs().max()) < 2 * float(honest.abs().max())
+
+
+def test_a_mean_does_not_meet_it():
+    with pytest.raises(BadUpdateError, match=r"client town0, round 1: .* holds values beyond 4096"):
+        seven(Huge(liars=("town0",)))
+
+
+def test_an_honest_client_is_not_blamed_for_a_poisoned_global_model():
+    with pytest.raises(BadUpdateError) as error:
+        seven(Huge(liars=("town0",), value=4000.0))
+    [largest] = re.findall(r"round 2: it received a global model with values up to (\S+), ", str(error.value))
+    assert float(largest) > 400  # a seventh of the lie
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -91,11 +91,12 @@ def pictures(tmp_path):
     for name in ("b.jpg", "a.png", "sub/c.bmp", "._a.png", "__MACOSX/a.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (40, 20, 3), dtype=np.uint8)).save(folder / name)
-    (folder / "notes.txt").write_text("none")
+    for name in ("notes.txt", "sub/d.jfif"):
+        (folder / name).write_text("none")
     return folder
 
 
-def test_features_of_a_folder_are_those_of_the_model_with_their_files(run, pictures, tmp_path, capsys):
+def test_features_of_a_folder_are_those_of_the_model_with_their_files(run, pictures, tmp_path, capsys, caplog):
     names = ["a.png", "b.jpg", "sub/c.bmp"]
     for options, client, path in (
         ([], None, run / "features" / "images-query.npz"),
@@ -103,6 +104,9 @@ def test_features_of_a_folder_are_those_of_the_model_with_their_files(run, pictu
     ):
         assert main(["predict", "--ckpt_path", str(run), "--images", str(pictures), *options]) == 0
         assert f"wrote {path}: features [3, " in capsys.readouterr().out
+        unread = ".tif, .tiff, .webp (query/notes.txt, sub/d.jfif); 2 ignorable"
+        assert f"{pictures}: files that are not read: 2 with another suffix than " in caplog.text
+        assert unread in caplog.text
         with np.load(path) as content:
             assert content["files"].tolist() == names
             expected = fedsim.load_model(run, client=client).embed([pictures / name for name in names])

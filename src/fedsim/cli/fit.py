@@ -359,7 +359,9 @@ class FedSimCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's table; raise RunStoppedError if a signal ended the run."""
-        end_fit(self.trainer, self.run_dir, self.model.has_trained, self.model.settings.availability.drop)
+        resumed = self.scored.resumed
+        begun = resumed.rounds if resumed else -1 if self.scored.path else 0
+        end_fit(self.trainer, self.run_dir, begun, self.model.has_trained, self.model.settings.availability.drop)
 
     def after_describe(self) -> None:
         """Print the identity of the settings."""

@@ -19,19 +19,25 @@ from fedsim.report import group_runs, report, score_table, traffic
 log = logging.getLogger(__name__)
 
 
-def end_fit(trainer: Trainer, run_dir: Path, has_trained: bool = True, drop: float = 0.0) -> None:
-    """Print a fit's results on the first rank; ``drop`` is the share of clients that never answer.
+def end_fit(trainer: Trainer, run_dir: Path, begun: int, has_trained: bool = True, drop: float = 0.0) -> None:
+    """Print a fit's results on the first rank.
+
+    ``begun`` is the number of rounds before this start, or -1 if there was nothing left to train; ``drop`` is the share
+    of clients that never answer.
 
     Raises:
         RunStoppedError: if a signal ended it.
-        NoResultError: if no client ever trained.
+        NoResultError: if no round was trained, or no client ever trained.
     """
-    if trainer.is_global_zero:
-        _say_run(run_dir)
+    is_new = trainer.current_epoch > begun  # else results in the run directory are those of an older run
+    if trainer.is_global_zero and is_new:
+        _say_run(trainer, run_dir)
     if was_stopped(trainer):
         stop_signal = strategy_of(trainer).stop_signal
         assert stop_signal is not None, "a signal has stopped it"
         raise RunStoppedError(stop_signal)
+    if not is_new:
+        raise NoResultError(f"{run_dir}: no round was trained; see trainer.max_epochs, max_steps and max_time")
     if trainer.current_epoch and not has_trained:
         line = (
             f"{run_dir}: no client returned an update that counts in {trainer.current_epoch} rounds, so all scores are "
@@ -43,8 +49,11 @@ def end_fit(trainer: Trainer, run_dir: Path, has_trained: bool = True, drop: flo
             raise NoResultError(f"{line}; see model.availability, model.selection and model.on_bad_update")
 
 
-def _say_run(run_dir: Path) -> None:
+def _say_run(trainer: Trainer, run_dir: Path) -> None:
     """Print a fit's scores, or its traffic if there are none, and the names of its files."""
+    if trainer.fast_dev_run:  # type: ignore[attr-defined] # Lightning's stub misses it
+        print_text("trainer.fast_dev_run: a round was trained, and nothing is written")
+        return
     summary = run_dir / "summary.json"
     final = (json.loads(summary.read_text())["final"] if summary.exists() else None) or {}
     kinds = {name.partition("/")[0] for name in final.get("metrics", {})}

@@ -18,7 +18,16 @@ from fedsim.data.datasets.base import files_of
 from fedsim.data.datasets.small import SmallDataSet
 from fedsim.data.images import Domain
 from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, summary
-from fedsim.data.market import PARTS, SPLITS, is_market_folder, left_out_of, market_folders, read_market_domain
+from fedsim.data.listed import copies_in, line_of_copies
+from fedsim.data.market import (
+    PARTS,
+    SPLITS,
+    is_market_folder,
+    left_out_of,
+    market_folders,
+    misplaced,
+    read_market_domain,
+)
 from fedsim.data.reading import problem_of
 from fedsim.data.use import is_readable_file, notes_of, obstacle_of
 
@@ -44,7 +53,7 @@ class Finding(NamedTuple):
     layout: str = "-"
     """the folder, the parts by which it was recognised, and how many of its images are read"""
     is_usable: bool = True
-    """whether a fit with the usual settings accepts it"""
+    """whether it is complete, and a fit with the usual settings accepts it"""
     notes: str = ""
     """remarks for its owner, such as files that are not read"""
 
@@ -70,7 +79,22 @@ def findings_in(root: Path, everything: bool = False) -> list[Finding]:
     """
     FOLDER.check(root, "--root")
     findings = [f for f in find_data(root) if everything or f.found is not None or not f.problem.startswith(_ABSENT)]
-    return findings + find_market_folders(root, {f.layout.partition(":")[0] for f in findings})
+    recognised = {f.layout.partition(":")[0] for f in findings}
+    return [*findings, *find_market_folders(root, recognised), *_misplaced(root, recognised)]
+
+
+def _misplaced(root: Path, recognised: Collection[str]) -> list[Finding]:
+    """Return a finding for each folder that only a move, a new name or ``fedsim data convert`` makes a data set."""
+    findings = [
+        Finding(path.parent.name, None, None, f"{path}: {reason}", is_usable=False)
+        for path, reason in misplaced(root)
+        if not {path.name, path.parent.name} & set(recognised)
+    ]
+    original = next((path for pattern in ("", "*/") for path in root.glob(f"{pattern}cuhk-03.mat")), None)
+    if original is not None and not {"cuhk03-np", "CUHK03-NP"} & set(recognised):
+        problem = f"{original} is CUHK03's original file; fedsim data convert makes the folders that are read of it"
+        findings.append(Finding("cuhk03np", None, None, problem, is_usable=False))
+    return findings
 
 
 def refuse_unusable(findings: Sequence[Finding]) -> None:
@@ -115,13 +139,15 @@ def _look_at(folder: Path) -> Finding:
         problem = f"{problem.removeprefix(f'{folder.name!a} ')}; rename it"  # the table has the name
         return Finding(folder.name, None, None, problem, layout, is_usable=False)
     try:
-        domain = read_market_domain(folder)
+        domain = read_market_domain(folder, unmatched="leave_out")
     except DataError as error:
         problem = f"{error}{_advice_on_labels(folder)}"
         return Finding(folder.name, None, None, problem, layout, is_usable=False)
     verdict = "your own; can be used"
     verdict += f", scored on the {len(domain.splits)} splits of {SPLITS}" if domain.splits else ""
-    obstacle = _unreadable(files_of(domain)) or obstacle_of(domain)
+    obstacle = (
+        _unreadable(files_of(domain)) or obstacle_of(domain) or line_of_copies(copies_in(domain, is_thorough=True))
+    )
     notes = "; ".join(filter(None, (notes_of(domain), _not_read(left_out_of(folder, domain)))))
     return Finding(folder.name, _count([domain]), None, obstacle or verdict, layout, not obstacle, notes)
 
@@ -163,7 +189,8 @@ def _look(data_set: DataSet) -> Finding:
         return Finding(name, None, official, f"{_ABSENT}; {data_set.ask}")  # it is the user's, in the same layout
     if not is_complete:
         problem = "not complete: compare the numbers"
-        obstacle = obstacle or _unreadable(list(files))  # it may be a data set of the user in the same layout
+        # it may be a data set of the user in the same layout
+        obstacle = obstacle or _unreadable(list(files))
     if isinstance(data_set, SmallDataSet):  # the other protocol may need another file
         with_splits = copy.copy(data_set)
         with_splits.protocol = "splits"
@@ -172,14 +199,15 @@ def _look(data_set: DataSet) -> Finding:
         except (ConfigError, DataError) as error:
             problem = f"{problem}; protocol splits: {error}".removeprefix("; ")
     layout = _layout(data_set, folder, domains)
-    return Finding(name, counts, official, obstacle or problem, layout, not obstacle, _not_read(unread))
+    is_usable = is_complete and not obstacle
+    return Finding(name, counts, official, obstacle or problem, layout, is_usable, _not_read(unread))
 
 
 def _gap(paths: Sequence[Path]) -> str:
     """Return how many files are not there: data sets with lists are listed without a look at their images."""
     absent = [path for path in paths if not is_readable_file(path)]
     gap = f"{len(absent):,} of {len(paths):,} images are not there, or empty"
-    return f"not complete: {gap}; first {absent[0]}; restore them" if absent else ""
+    return f"not complete: {gap}; first {absent[0]}; restore them, or correct the list of them" if absent else ""
 
 
 def _layout(data_set: DataSet, folder: Path, domains: list[Domain]) -> str:

@@ -30,7 +30,7 @@ from fedsim.data.federations import LabelScope, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
 from fedsim.data.identity import identity_of, identity_of_generated
 from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
-from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, summary
+from fedsim.data.listed import listed
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device
@@ -217,7 +217,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
             if self.dry_run:
                 self._standins = TemporaryDirectory(prefix="fedsim-standins-")
                 sources = [standin_of(source, Path(self._standins.name)) for source in sources]
-            self._files = [domain for source in sources for domain in _domains_of(source)]
+            self._files = [domain for source in sources for domain in listed(source)]
             if self.public is not None and self.public not in {domain.name for domain in self._files}:
                 added = (source.public_domain(self.public) for source in sources)
                 self._files += [domain for domain in added if domain is not None]
@@ -335,17 +335,6 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         return OncePerRound()
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
-
-
-def _domains_of(source: ReIDSource) -> list[Domain]:
-    """Return the data sets of a source, and log the files in their folders that are not read."""
-    domains = source.domains()
-    for name, items in source.left_out(domains).items():
-        unread = [item for item in items if item.reason != BY_PROTOCOL]
-        level = logging.INFO if all(item.reason == IGNORABLE for item in unread) else logging.WARNING
-        if unread:
-            log.log(level, "%s: files that are not read: %s", name, summary(unread))
-    return domains
 
 
 def _readable(files: Sequence[DecodedFile], remedy: str) -> list[DecodedFile]:

@@ -13,6 +13,9 @@ from fedsim.core.errors import DataError
 from fedsim.core.names import problem_of_name
 from fedsim.data.images import GallerySplit, Images, Index, Split
 
+ONE_IDENTITY = "only one training identity; training needs at least 2"
+"""what is said of a data set or client that has nobody to distinguish"""
+
 
 @dataclass(frozen=True)
 class RetrievalSet:

@@ -12,7 +12,7 @@ import numpy as np
 from fedsim.core.checks import known
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import numpy_generator
-from fedsim.data.federated import ClientData, FederatedData, RetrievalSet
+from fedsim.data.federated import ONE_IDENTITY, ClientData, FederatedData, RetrievalSet
 from fedsim.data.images import Domain, Index, Split
 from fedsim.data.partitions import Partition, cap_training, divide
 from fedsim.data.unseen import check_unseen
@@ -177,6 +177,8 @@ def split_validation(client: str, train: Split, val: Validation, fraction: float
         return _hold_out_images(client, train, fraction)
     identities = train.identities
     count = max(2, round(fraction * len(identities)))
+    if len(identities) == 1:
+        raise DataError(f"client {client}: {ONE_IDENTITY}")
     if len(identities) - count < 2:
         raise DataError(
             f"client {client}: {len(identities)} identities are too few to hold {count} out; "

@@ -72,8 +72,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path))
 
 
-def left_out_in(folder: Path, read: Container[str]) -> Iterator[LeftOut]:
-    """Yield the files of a folder and its sub-folders that are not in ``read``, and folders that are left out."""
+def left_out_in(folder: Path, read: Container[str], is_deep: bool = False) -> Iterator[LeftOut]:
+    """Yield the files of a folder and its sub-folders that are not in ``read``, and folders that are left out.
+
+    ``is_deep``: sub-folders are read, too.
+    """
     closed: list[OSError] = []
     for parent, folders, names in os.walk(folder, onerror=closed.append):
         below = Path(parent)
@@ -87,14 +90,14 @@ def left_out_in(folder: Path, read: Container[str]) -> Iterator[LeftOut]:
         start = str(below / "_")[:-1]  # a path takes long to make
         for name in sorted(names):
             if start + name not in read:
-                yield LeftOut(below / name, _reason_of_file(name, is_nested=below != folder))
+                yield LeftOut(below / name, _reason_of_file(name, is_nested=below != folder and not is_deep))
     yield from (LeftOut(Path(os.fsdecode(error.filename)), _CLOSED) for error in closed)
 
 
 def left_out_beside(paths: Sequence[Path]) -> list[LeftOut]:
     """Return the other files in the folders of these files, and folders that are left out."""
     read = set(map(str, paths))
-    folders = [Path(folder) for folder in sorted(set(map(os.path.dirname, read)))]
+    folders = [Path(folder) for folder in sorted(set(map(os.path.dirname, read))) if os.path.isdir(folder)]
     items = {item for folder in folders for item in left_out_in(folder, read)}  # a folder may be in another one
     return sorted(items)
 

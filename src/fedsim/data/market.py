@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.core.paths import FOLDER, given_path
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Index, ReIDSource, Split
-from fedsim.data.leftovers import LeftOut, images_outside, left_out_in, sub_folders
+from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, left_out_in, sub_folders, summary
 from fedsim.data.listing import read_folder
 from fedsim.data.splits import read_splits, sample_splits, write_splits
 from fedsim.settings.facts import NOTHING, Facts
 
 PARTS = TRAIN, QUERY, GALLERY = "bounding_box_train", "query", "bounding_box_test"
 SPLITS = "splits.json"
+Unmatched = Literal["leave_out", "refuse"]
+"""treatment of queries of people without an image in the gallery"""
 
 _NAME = r"(?P<pid>-1|\d+)_c(?P<cam>\d+)"
 _EXAMPLE = "0001_c1s1_001051_00.jpg"
 _CAMERA = r"(?:[^_]*_)*?c(?P<cam>\d+)"
 _CAMERA_EXAMPLE = "c1_001051.jpg"
+_NEAR = 0.85  # similarity of a name from which on it is taken for a misspelt part
+_DEEP = "data sets one folder too deep, to be moved up"
+_UNMATCHED = f"queries without a match: their people have no image in {GALLERY}"
 
 
 class MarketFolders(ReIDSource):
@@ -42,6 +49,8 @@ class MarketFolders(ReIDSource):
         unlabelled: identities of training images are unknown. Only the camera is read from their names: the number
             after the first ``c`` that begins a part (``c3_0001.jpg``, ``-1_c3s1_0001.jpg``). Clients then need
             ``model.client.cluster``, and ``data.val`` must be none.
+        unmatched: queries of people without an image in ``bounding_box_test``: leave_out, with a line, as torchreid and
+            fast-reid do; or refuse the data set.
     """
 
     def __init__(
@@ -49,16 +58,22 @@ class MarketFolders(ReIDSource):
         root: Annotated[str, NOTHING],
         names: Annotated[list[str] | None, Facts(is_list_of_names=True)] = None,
         unlabelled: bool = False,
+        unmatched: Unmatched = "leave_out",
     ) -> None:
-        self.root, self.names, self.unlabelled = given_path(root, "data.source.root"), names, unlabelled
+        self.root, self.names = given_path(root, "data.source.root"), names
+        self.unlabelled, self.unmatched = unlabelled, unmatched
 
     def domains(self) -> list[Domain]:
         """Return one domain per data set; see :meth:`ReIDSource.domains`."""
-        return [read_market_domain(folder, unlabelled=self.unlabelled) for folder in self._folders()]
+        return [
+            read_market_domain(folder, unlabelled=self.unlabelled, unmatched=self.unmatched)
+            for folder in self._folders()
+        ]
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
         """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
-        return {domain.name: left_out_of(f, domain) for f, domain in zip(self._folders(), domains, strict=True)}
+        items = {domain.name: left_out_of(f, domain) for f, domain in zip(self._folders(), domains, strict=True)}
+        return items if self.names is not None else {**items, str(self.root): misplaced(self.root)}
 
     def _folders(self) -> list[Path]:
         """Return the folder of each data set; raise DataError if there is none."""
@@ -69,7 +84,8 @@ class MarketFolders(ReIDSource):
             return [self.root]
         if not (folders := market_folders(self.root)):
             layout = f"a folder with {', '.join(PARTS)}"
-            raise DataError(f"{self.root}: no data set in Market-1501 layout, which is {layout}")
+            near = f"; {summary(items)}" if (items := misplaced(self.root)) else ""
+            raise DataError(f"{self.root}: no data set in Market-1501 layout, which is {layout}{near}")
         return folders
 
 
@@ -83,10 +99,37 @@ def market_folders(root: Path) -> list[Path]:
     return [folder for folder in sub_folders(root) if is_market_folder(folder)]
 
 
+def misplaced(root: Path) -> list[LeftOut]:
+    """Return the folders that would be data sets in ``root`` one folder higher, or with another name of a part."""
+    others = [] if is_market_folder(root) else [f for f in sub_folders(root) if not is_market_folder(f)]
+    items = []
+    for folder in others:
+        items += [LeftOut(inner, _DEEP) for inner in _folders_in(folder) if is_market_folder(inner)]
+        items += [LeftOut(near, f"to be renamed {part}") for part, near in _nearly_parts(folder).items()]
+    return items
+
+
+def _nearly_parts(folder: Path) -> dict[str, Path]:
+    """Return the sub-folders of a data set whose names are nearly those of parts that it lacks, by these names."""
+    inner = {re.sub(r"\W", "_", path.name.lower()): path for path in _folders_in(folder) if path.name not in PARTS}
+    near = {part: get_close_matches(part, inner, 1, _NEAR) for part in PARTS if not os.path.isdir(folder / part)}
+    return {part: inner[names[0]] for part, names in near.items() if names}
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder; none if it cannot be listed."""
+    try:
+        return sub_folders(folder)
+    except DataError:
+        return []
+
+
 def left_out_of(folder: Path, domain: Domain) -> list[LeftOut]:
     """Return the files in the parts of a data set that are not read, and images that are in none of its parts."""
     read = {str(path) for split in domain.parts for path in split.images.locations() if path is not None}
     items = [item for part in PARTS if (folder / part).is_dir() for item in left_out_in(folder / part, read)]
+    if len(domain.query):  # else splits.json takes the place of the folder
+        items = [_unmatched_query(item) if item.path.parent == folder / QUERY else item for item in items]
     looked_at = {
         *PARTS,
         *(data_set.name for data_set in market_folders(folder)),
@@ -94,16 +137,24 @@ def left_out_of(folder: Path, domain: Domain) -> list[LeftOut]:
     return items + [LeftOut(path, f"outside of {', '.join(PARTS)}") for path in images_outside(folder, looked_at)]
 
 
+def _unmatched_query(item: LeftOut) -> LeftOut:
+    """Give an image that is no query its own reason: all others are read."""
+    return item._replace(reason=_UNMATCHED) if item.reason == BY_PROTOCOL else item
+
+
 def read_market_domain(
     folder: Path, name: str | None = None, pattern: str = _NAME, expected: str = _EXAMPLE,
-    parts: Sequence[str] = PARTS, unlabelled: bool = False,
+    parts: Sequence[str] = PARTS, unlabelled: bool = False, unmatched: Unmatched = "refuse",
 ) -> Domain:  # fmt: skip
     """List a data set in this layout; raise DataError with the folder or file and the problem.
 
     ``name``: of the domain, by default that of the folder. ``parts``: its sub-folders for training images, queries and
     gallery; ``splits.json`` is read only beside those of Market-1501, for which :func:`write_market_splits` writes it.
-    ``unlabelled``: see :class:`MarketFolders`. Other arguments: see :func:`fedsim.data.listing.label_images`.
+    ``unlabelled`` and ``unmatched``: see :class:`MarketFolders`. Other arguments: see
+    :func:`fedsim.data.listing.label_images`.
     """
+    for part, near in _nearly_parts(folder).items() if parts == PARTS else ():
+        raise DataError(f"{near}: a data set has a folder {part}; rename this one, or move it out of {folder.name}")
     of_train, of_query, of_gallery = (folder / part for part in parts)
     train = None
     if unlabelled and of_train.is_dir():
@@ -121,12 +172,15 @@ def read_market_domain(
         splits = read_splits(folder / SPLITS, _names(gallery))
         return Domain(name, train, no_query, gallery, splits, unlabelled=unlabelled)
     query = read_folder(of_query, pattern, expected)
-    if len(lonely := np.setdiff1d(query.pids, gallery.pids)):
+    matched = np.flatnonzero(np.isin(query.pids, gallery.pids))
+    if len(matched) < len(query) and (unmatched == "refuse" or not len(matched)):
+        lonely = np.setdiff1d(query.pids, gallery.pids)
         more = f" (and {len(lonely) - 1} more)" if len(lonely) > 1 else ""
         raise DataError(
             f"{of_query}: identity {lonely[0]:04d} has no image in {of_gallery.name}{more}; "
             "add gallery images or remove the queries"
         )
+    query = query.take(matched) if len(matched) < len(query) else query
     _check_new(train, of_train, query.pids, of_query)
     return Domain(name, train, query, gallery, unlabelled=unlabelled)
 

@@ -68,7 +68,7 @@ def plain_size(data: bytes) -> tuple[int, int] | None:
     >>> plain_size(b"another format") is None
     True
     """
-    if not data.startswith(_START):
+    if not data.startswith(_START) or data.endswith(bytes(8)):
         return None
     frames = []
     for marker, content in _segments(data):

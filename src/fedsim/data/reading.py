@@ -11,13 +11,14 @@ Other images are converted by Pillow: palettes, CMYK, and alpha, which is droppe
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,8 @@ _LYING = (5, 6, 7, 8)
 _BITS, _PHOTOMETRIC, _FORMAT = 258, 262, 339  # tags of TIFF 6.0
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1  # values of the last two
 _BYTE, _WORD = 255, 65_535
+_FEWEST = 8  # bytes: no image has fewer
+_END_MARKS = {b"\x89PNG": b"IEND\xaeB`\x82", b"\xff\xd8": b"\xff\xd9"}  # PNG 5.6; ITU-T T.81, B.2.1
 
 Values = NDArray[Any]
 
@@ -85,18 +88,43 @@ def opened(path: Path, remedy: str = "replace or remove it") -> Iterator[Image.I
     """Open a file, whose pixels are read later; errors, also in the block, become a DataError that names the file."""
     try:
         # a pipe would be waited for without end, and a device has no end
-        if not stat.S_ISREG(path.stat().st_mode):
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
             raise OSError("it is a folder, a pipe or a device, not a file")
+        if state.st_size < _FEWEST:
+            raise OSError(f"it has only {state.st_size} bytes" if state.st_size else "the file is empty")
         # of a path, Pillow maps the pixels of some TIFF into memory, and mixes up the rows of those that lie
-        with QUIET, path.open("rb") as file, Image.open(file) as image:
-            yield image
+        with QUIET, path.open("rb") as file:
+            _check_end(file)
+            with Image.open(file) as image:
+                yield image
     except DataError:
         raise
+    except PermissionError as error:
+        raise DataError(
+            f"{path}: cannot read this image ({error.strerror}); give yourself the right to read it"
+        ) from error
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: cannot read this image (Pillow lacks its format or depth); {remedy}") from error
     except Exception as error:  # damaged files raise nearly every type, also RuntimeError and IndexError
         reason = str(error) or type(error).__name__
         raise DataError(f"{path}: cannot read this image ({reason}); {remedy}") from error
+
+
+def _check_end(file: BinaryIO) -> None:
+    """Raise OSError if a PNG or JPEG ends in zeros before its end mark, as a copy that was broken off leaves it.
+
+    The decoders read on over zeros. The other formats have no mark.
+    """
+    file.seek(-_FEWEST, os.SEEK_END)
+    ends_in_zeros = not any(file.read())
+    file.seek(0)
+    if ends_in_zeros:
+        content = file.read()
+        file.seek(0)
+        mark = next((mark for start, mark in _END_MARKS.items() if content.startswith(start)), b"")
+        if not (written := content.rstrip(b"\0")).endswith(mark):
+            raise OSError(f"its last {len(content) - len(written):,} bytes are zeros; it was not copied whole")
 
 
 def read_rgb(path: Path) -> Image.Image:

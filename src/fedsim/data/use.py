@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data.federated import RetrievalSet
+from fedsim.data.federated import ONE_IDENTITY, RetrievalSet
 from fedsim.data.images import Domain, Split
 
 
@@ -25,7 +25,7 @@ def obstacle_of(domain: Domain) -> str:
     if domain.train is not None and len(domain.train.identities) == 1:
         unknown = "; if number 0 means that people are unknown, set unlabelled: true of data.source"
         advice = unknown if domain.train.identities[0] == 0 else ""
-        return f"only one training identity; training needs at least 2{advice}"
+        return f"{ONE_IDENTITY}{advice}"
     if has_matches(RetrievalSet(domain.query, domain.gallery, splits=domain.splits)):
         return ""
     cameras = np.unique(np.concatenate([part.camids for part in (domain.query, domain.gallery)]))
@@ -54,6 +54,8 @@ def notes_of(domain: Domain) -> str:
             "training images are of one camera, so data.val needs to be none, or model.evaluation.camera_aware false"
         )
     tested = domain.query.pids if len(domain.query) else domain.gallery.pids
+    if domain.train is not None and 1 < len(domain.train.identities) < 4:
+        notes.append("training identities are fewer than 4, so data.val needs to be first_image or none")
     if not tested.any():
         notes.append("all tested people are identity 0, the number of distractors")
     return "; ".join(notes)

@@ -136,17 +136,17 @@ class RankWorker:
         method.download(client)
         method.train(client)
         client.end_training()
-        upload = method.upload(client)
-        if attacks and self.settings.attack is not None:
-            upload = self.settings.attack.uploaded(client, upload)
-        sent = upload if privacy is None else privacy.uploaded(client, server, upload)
+        checked = self.aggregator.checked
+        upload = checked(method, client, method.upload(client))
+        if attacks and (attack := self.settings.attack) is not None:
+            upload = checked(attack, client, attack.uploaded(client, upload))
+        sent = upload if privacy is None else checked(privacy, client, privacy.uploaded(client, server, upload))
         contribution = self.aggregator.encode(client.client_name, sent)
-        parts = (contribution.vector, *contribution.extras.values())
         signals = {**upload.signals, **self.aggregator.facts(client.client_name, sent)}
         # before privacy, whose noise may be larger than a variance
         places = self.parts.statistics[client.model.arch].variances
         variances = upload.vector[places] if places.numel() else None
-        outcome = client.end_round(parts, self.aggregator.limit, signals, variances)
+        outcome = client.end_round(self.aggregator.limited(contribution), signals, variances)
         numbers, tensor_numbers = self._sorted(outcome, upload)
         sends = client.session.is_first
         if sends and keep_snapshot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from fedsim.core.checks import Count
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.paths import Arrays, InputFolder, SavedRun
-from fedsim.data.leftovers import has_image_suffix, is_rubbish
+from fedsim.data.leftovers import has_image_suffix, is_rubbish, left_out_in, summary
 from fedsim.inference.model import load_model
+
+log = logging.getLogger(__name__)
 
 
 @checked("--")
@@ -47,6 +50,8 @@ def predict_images(
         raise DataError(f"--output: {run} is no run directory; name the file for the features")
     path = run / "features" / f"images-{folder.resolve().name}.npz" if output is None else Path(output)
     features = load_model(run, client, checkpoint, arch, device).embed(files, batch_size)
+    if unread := summary(list(left_out_in(folder, set(map(str, files)), is_deep=True))):
+        log.warning("%s: files that are not read: %s", folder, unread)
     names = np.array([file.relative_to(folder).as_posix() for file in files])
     try:
         with replacing(path) as partial, partial.open("wb") as file:

@@ -336,16 +336,15 @@ class Client(LightningModule):
 
     def end_round(
         self,
-        contribution: Sequence[Tensor],
-        limit: float,
+        contribution: Sequence[tuple[Tensor, float]],
         signals: Signals = MappingProxyType({}),
         variances: Tensor | None = None,
     ) -> Outcome:
         """Check the results of the session, and store the private state; in a rank group only the first rank stores it.
 
-        ``contribution`` are the tensors on the device that the client will add to the sums; no value may exceed
-        ``limit``. The ``signals`` are read in the same wait for the device, and returned with the results. None of the
-        running ``variances`` that the client sends, if there are any, may be negative.
+        ``contribution`` are the tensors on the device that the client sends, each with its largest magnitude.
+        The ``signals`` are read in the same wait for the device, and returned with the results. None of the running
+        ``variances`` that the client sends, if there are any, may be negative.
 
         Raises:
             BadUpdateError: if the loss, a weight or a signal is not finite, or too large to be summed, or a variance is
@@ -353,8 +352,8 @@ class Client(LightningModule):
         """
         if self._keeps_optimizers:
             self._keep_moments()
-        sent = [part for part in contribution if part.numel()]
-        parts = (*sent, self.model.private, *filter(torch.is_floating_point, self.kept.values()))
+        sent = [(part, limit) for part, limit in contribution if part.numel()]
+        parts = (*(part for part, _ in sent), self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         more = self._on_device(signals) if signals else []
         if variances is not None:
@@ -363,12 +362,12 @@ class Client(LightningModule):
         loss, correct, images, values = self.session.metrics.read([*bounds, *more])
         extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
-            raise failures.not_finite(self._named, "loss or weights")
+            raise failures.not_finite(self._named, f"{self._start} loss or weights")
         if variances is not None and extremes[-1] < 0:
             raise failures.negative_variance(self._named, extremes[-1])
-        if any(abs(value) > limit for value in extremes[: 2 * len(sent)]):
-            too_large = f"the update holds values beyond {limit:.0f}, where sums are no longer exact"
-            raise failures.bad_update(self._named, too_large, "the learning rate", "model.reduction to fp32")
+        for place, (_, limit) in enumerate(sent):
+            if max(map(abs, extremes[2 * place : 2 * place + 2])) > limit:
+                raise failures.too_large(self._named, f"{self._start} the update", limit)
         if (inexact := self.session.inexact) is not None:
             raise failures.bad_update(
                 self._named, inexact, "the weight of the loss", "model.client.micro_batch to null"
@@ -412,6 +411,12 @@ class Client(LightningModule):
     def _named(self) -> str:
         """Client and round, for messages."""
         return f"client {self.client_name}, round {self.round + 1}"
+
+    @property
+    def _start(self) -> str:
+        """How large the session began, for messages: it may be the global model that is bad."""
+        vector = self.received.vector
+        return f"it received a global model with values up to {vector.abs().max():.4g}, and" if len(vector) else ""
 
     # -- state between rounds ------------------------------------------------------------------------------------------
 

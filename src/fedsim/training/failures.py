@@ -20,6 +20,12 @@ def not_finite(session: str, subject: str) -> BadUpdateError:
     return bad_update(session, f"{subject} are not finite", "model.client.optimizer's lr", "model.client.grad_clip")
 
 
+def too_large(session: str, subject: str, limit: float) -> BadUpdateError:
+    """Return the error of an update with values beyond the limit of exact sums."""
+    problem = f"{subject} holds values beyond {limit:.0f}, where sums are no longer exact"
+    return bad_update(session, problem, "the learning rate", "model.reduction to fp32")
+
+
 def negative_variance(session: str, variance: float) -> BadUpdateError:
     """Return the error of an update with a running variance below 0."""
     problem = f"a running variance of its update is {variance:.3g}, and none can be negative"

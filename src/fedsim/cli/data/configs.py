@@ -12,6 +12,7 @@ from fedsim.core.checks import Natural
 from fedsim.core.errors import ConfigError
 from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture, Table
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.listed import listed
 from fedsim.data.manifest import hash_rows, write_manifest
 from fedsim.data.market import MarketFolders
 from fedsim.data.prepare import prepare_data
@@ -69,7 +70,7 @@ def preview(config: Config | None = None, root: InputFolder | None = None, outpu
     """
     size = (128, 64)
     if root is not None:
-        domains = MarketFolders(root).domains()
+        domains = listed(MarketFolders(root))
     elif config:
         data = data_of(config)
         domains, size = data.list_domains(), data.size

@@ -16,6 +16,7 @@ from fedsim.core.paths import InputFolder, Settings, given_path
 from fedsim.data.federated import RetrievalSet
 from fedsim.data.federations import build_federation, check_names
 from fedsim.data.images import Domain, Split
+from fedsim.data.listed import listed
 from fedsim.data.market import MarketFolders
 from fedsim.data.use import has_matches, obstacle_of
 from fedsim.parsing.documents import as_yaml
@@ -88,7 +89,7 @@ def init(folder: InputFolder, output: Settings = "fedsim.yaml") -> str:
         raise ConfigError(f"--output: {path} exists already; give another name, or remove it")
     check_text(str(root), "--folder")
     check_text(output, "--output")
-    domains = MarketFolders(str(root)).domains()
+    domains = listed(MarketFolders(str(root)))
     check_names(domains)
     if not any(domain.train for domain in domains):
         raise DataError(f"{root}: no data set has a folder bounding_box_train, so there is no client to train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -159,7 +160,7 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
     if not path.is_file():
         raise DataError(f"{path}: no such file; MSMT17 comes with lists of its training, query and gallery images")
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}); get it from the owners again") from error
     entries = []
@@ -168,6 +169,11 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
         if len(fields) != 2 or not fields[1].isdecimal():
             raise DataError(f"{path}: line {number} is not a file and an identity, as in '0000/0000_000_01_0.jpg 0'")
         entries.append((fields[0], number_of(fields[1], path)))
+    if repeated := [name for name, count in Counter(name for name, _ in entries).items() if count > 1]:
+        raise DataError(
+            f"{path}: not complete: {len(repeated):,} of its files stand in several lines, first {repeated[0]}; remove "
+            "the lines that repeat, or get the list from the owners again"
+        )
     return entries
 
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
+from fedsim.federation.aggregation.forms import check_form
 from fedsim.federation.aggregation.gathered import UploadRule, gather
 from fedsim.methods.base import Method, Weights
 from fedsim.strategy.strategy import FederatedStrategy
+from fedsim.training.client import Client
 from fedsim.training.messages import Answers, Report, Signals, Upload
 from fedsim.training.statistics import BatchNormStatistics
 
@@ -149,8 +151,6 @@ class Aggregator:
         self._form, self._rule = form or PlainSum(), rule
         self.is_exact = reduction == "exact"
         self._accumulate: Accumulate = accumulate if self.is_exact else _accumulate_in_float32
-        self.limit = MAX_MAGNITUDE if self.is_exact else math.inf
-        """largest value that a contribution may hold"""
         self.untouched: dict[str, Tensor] = {}
         """architecture -> shared parameters without a mean in the last round, bool [num_shared_parameters], if there
         are any; the values of :meth:`means` at these elements have no meaning"""
@@ -180,17 +180,25 @@ class Aggregator:
 
     def encode(self, client: str, upload: Upload) -> Upload:
         """Return a client's contribution to the sums: its upload, or a changed copy of it."""
-        statistics, declared = self.statistics[self.archs[client]], self._shapes.get(self.archs[client], {})
-        shapes = {name: tuple(tensor.shape) for name, tensor in upload.extras.items()}
-        assert shapes == declared, f"payload declares {declared}, not {shapes}"
+        statistics = self.statistics[self.archs[client]]
         return upload if statistics.is_plain else replace(upload, vector=statistics.encode(upload.vector))
+
+    def checked(self, sender: object, client: Client, upload: object) -> Upload:
+        """Check and return an upload of ``sender`` for a client; see :func:`check_form`."""
+        return check_form(sender, client, upload, self._shapes.get(client.model.arch, {}))
+
+    def limited(self, contribution: Upload) -> list[tuple[Tensor, float]]:
+        """Return the tensors of a contribution, each with its largest magnitude: only exact sums have one."""
+        limit = MAX_MAGNITUDE if self.is_exact else math.inf
+        of_vector = limit if self._rule is None else math.inf
+        return [(contribution.vector, of_vector), *((tensor, limit) for tensor in contribution.extras.values())]
 
     def facts(self, client: str, upload: Upload) -> Signals:
         """Return the numbers about an upload that all ranks need, by :attr:`columns`."""
         return self._form.facts(upload, self.statistics[self.archs[client]].num_parameters)
 
     def add(self, client: str, contribution: Upload) -> None:
-        """Add a client's encoded upload, now or in :meth:`means`; its values are within :attr:`limit`."""
+        """Add a client's encoded upload, now or in :meth:`means`; its values are within their limits."""
         if self._weights is None:
             self._waiting[client] = contribution.on_host()
         else:

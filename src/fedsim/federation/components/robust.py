@@ -174,7 +174,8 @@ class GeometricMedian(Aggregation):
     """The point with the smallest sum of distances to the uploads (RFA, Pillutla et al., IEEE TSP 2022, Algorithm 2).
 
     All clients count equally. An iteration needs only the distances between uploads, which are computed once, so there
-    may be many, where the paper allows three passes over the clients.
+    may be many, where the paper allows three passes over the clients. Distances are float64, so that an upload of
+    values up to X can move the result by about 1e-17 X.
 
     Args:
         smoothing: nu, smallest distance to an upload by which it is weighted.

@@ -166,13 +166,12 @@ class ModuleClient(Client):
 
     def end_round(
         self,
-        contribution: Sequence[Tensor],
-        limit: float,
+        contribution: Sequence[tuple[Tensor, float]],
         signals: Signals = MappingProxyType({}),
         variances: Tensor | None = None,
     ) -> Outcome:
         """Check and store the results; what the module has logged is among the facts."""
-        outcome = super().end_round(contribution, limit, signals, variances)
+        outcome = super().end_round(contribution, signals, variances)
         logged = {name_of(name): float(total / images) for name, (total, images) in self._logged.items()}
         if late := sorted(logged.keys() - set(self._log_names)):
             log.warning(

@@ -1,0 +1,93 @@
+"""Data sets as they are listed, with lines on files that are not read, and on training images among the test images."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.images import Domain, ReIDSource, Split
+from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, summary
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 3  # names in a line
+
+
+def listed(source: ReIDSource) -> list[Domain]:
+    """Return the data sets of a source; log the files that are not read, and test images that train, too."""
+    domains = source.domains()
+    for name, items in source.left_out(domains).items():
+        unread = [item for item in items if item.reason != BY_PROTOCOL]
+        level = logging.INFO if all(item.reason == IGNORABLE for item in unread) else logging.WARNING
+        if unread:
+            log.log(level, "%s: files that are not read: %s", name, summary(unread))
+    for domain in domains:
+        if line := line_of_copies(copies_in(domain)):
+            log.warning("%s: %s", domain.name, line)
+    return domains
+
+
+def copies_in(domain: Domain, is_thorough: bool = False) -> list[Path]:
+    """Return the test images that have the bytes of a training image.
+
+    A look at each of 150,000 files takes seconds. So only images are compared that share a name or a known identity,
+    unless the comparison ``is_thorough``. Files of different sizes differ; of the others, the bytes are read.
+    """
+    if domain.train is None:
+        return []
+    parts = [[domain.train], [domain.query, domain.gallery]]
+    if is_thorough:
+        train, tests = ([path for split in part for path in _files(split)] for part in parts)
+    else:
+        train, tests = _related(parts, not domain.unlabelled)
+    sizes = {path: _size(path) for path in [*train, *tests]}
+    common = {sizes[path] for path in train} & {sizes[path] for path in tests} - {0}
+    digests = {_digest(path) for path in train if sizes[path] in common}
+    return [path for path in tests if sizes[path] in common and _digest(path) in digests]
+
+
+def line_of_copies(copies: Sequence[Path]) -> str:
+    """Return a line on such images, with the remedy; empty if there are none."""
+    if not copies:
+        return ""
+    names = ", ".join("/".join(path.parts[-2:]) for path in copies[:_SHOWN]) + ", ..." * (len(copies) > _SHOWN)
+    return f"{len(copies):,} test images are also training images ({names}); remove them from one of the two"
+
+
+def _related(parts: Sequence[Sequence[Split]], knows_identities: bool) -> Iterator[list[Path]]:
+    """Yield the files of each part that have a name or an identity of the other one; nearly always none have."""
+    names = [{path.name for split in part for path in _files(split)} for part in parts]
+    pids = [np.unique(np.concatenate([split.pids for split in part])) for part in parts]
+    common, known = names[0] & names[1], np.intersect1d(pids[0], pids[1])
+    known = known[known > 0] if knows_identities else known[:0]
+    for part in parts:
+        related = []
+        for split in part if common or len(known) else ():
+            is_known = np.isin(split.pids, known).tolist()
+            locations = zip(split.images.locations(), is_known, strict=True)
+            related += [path for path, is_one in locations if path and (is_one or path.name in common)]
+        yield related
+
+
+def _files(split: Split) -> list[Path]:
+    return [path for path in split.images.locations() if path is not None]
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file; 0 if it is not there, which others report."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        return hashlib.blake2b(path.read_bytes()).digest()
+    except OSError:
+        return os.fsencode(path)  # equals no other
