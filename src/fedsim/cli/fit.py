@@ -37,7 +37,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.paths import expanded
-from fedsim.core.replaced_run import bring_back
+from fedsim.core.replaced_run import bring_back, drop_replaced
 from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.core.versions import holding
 from fedsim.data.datamodule import FederatedDataModule
@@ -126,6 +126,8 @@ class FedSimCLI(LightningCLI):
         self._missing: list[Path] = []  # folders that a command makes, and that are removed with its refusal
         try:
             self._call(args)
+            if self.lock is not None:
+                drop_replaced(self.lock.folder)  # also of a run without a checkpoint, whose clients never answer
         except BaseException as error:
             remove_empty(self._missing)
             if self.lock and isinstance(error, OSError) and (message := message_of_change(self.lock.folder, error)):
