@@ -17,14 +17,14 @@ def test_settings_come_in_the_order_in_which_they_apply(tmp_path):
     method = {"class_path": "FedProx", "init_args": {"mu": 1}}
     assert [entry for entry in given(words) if entry.setting not in ("", "data")] == [
         Given("model.method", "FedPav", True),
-        Given("run_dir", "007"),
-        Given("model", {"method": method, "clients": clients}),
-        Given("model.method", "FedProx"),
-        Given("model.method.mu", 1),
-        Given("model.clients", clients),
-        Given("model.clients.no", clients["no"]),
-        Given("model.clients.no.batch_size", 8),
-        Given("data.unseen", ["1", "null"]),
+        Given("run_dir", "007", file=str(config)),
+        Given("model", {"method": method, "clients": clients}, file=str(config)),
+        Given("model.method", "FedProx", file=str(config)),
+        Given("model.method.mu", 1, file=str(config)),
+        Given("model.clients", clients, file=str(config)),
+        Given("model.clients.no", clients["no"], file=str(config)),
+        Given("model.clients.no.batch_size", 8, file=str(config)),
+        Given("data.unseen", ["1", "null"], file=str(config)),
         Given("model.method.mu", 2, True),
         Given("print_config", None, True),
     ]

@@ -153,8 +153,8 @@ OF_THE_PARSER = [
     ("--model.selection=", "model.selection: name a class; choose from AllClients"),
     ("--model.client.optimizer=", "model.client.optimizer: name a class; give the class_path of one"),
     ("--model.privacy=", "model.privacy: name a class; choose from DifferentialPrivacy"),
-    ("--model.method={fault: 1, init_args: {share_head: true}}", "model.method: name a class; choose"),
-    ("--model.backbone={class_ath: ResNet, init_args: {depth: 18}}", "there is no field class_ath; did you mean"),
+    ("--model.method={fault: 1, init_args: {share_head: true}}", "model.method: FedPav has no option fault; choose"),
+    ("--model.backbone={class_ath: ResNet, init_args: {depth: 18}}", "no option class_ath; did you mean class_path?"),
     ("--model.backbone={class_ath: ResNet}", "SmallCNN has no option class_ath; did you mean class_path?"),
     ("--data.source=[{class_ath: FedReIDBench}]", "SyntheticReID has no option class_ath; did you mean class_path?"),
     ("--model.clients={town0: {batch_size: 4}, town1: 5}", "such as {town0: {batch_size: 8}}, got 5"),
@@ -166,7 +166,7 @@ OF_THE_PARSER = [
 
 @pytest.mark.parametrize(
     ("words", "line"),
-    [("report --hmtl x", "--hmtl: there is no such option; did you mean --html?; fedsim report --help lists"),
+    [("report --hmtl x", "--hmtl: there is no such option; did you mean --html?; fedsim report --help all lists"),
      ("report runs --htm x", "--htm: there is no such option; did you mean --html?"),  # a beginning is no name
      ("rank --distanc cosine f.npz", "--distanc: there is no such option; did you mean --distance?"),
      ("sweep --metod fedpav", "--metod: there is no such option; did you mean --method?"),

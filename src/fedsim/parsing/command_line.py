@@ -29,6 +29,8 @@ class Given(NamedTuple):
     """as YAML has it; of a class its name"""
     is_option: bool = False
     """whether the command line names it, and neither a config file nor a value with fields of its own"""
+    file: str = ""
+    """the config file that has it"""
 
 
 def checked(words: Sequence[str], is_kept: bool = False) -> list[str]:
@@ -95,7 +97,8 @@ def given(words: Sequence[str], read: Callable[[str], Mapping[str, Any]] = read_
     """
     for name, text in options_in(words):
         if name == "config":
-            yield from _inner(read(text), "")
+            file = "" if text.startswith("{") else text
+            yield from (inner._replace(file=file) for inner in _inner(read(text), ""))
         else:
             setting = ".".join(part for part in name.split(".") if part not in (*WITHIN, "class_path"))
             value, *inner = _inner(_read(text, setting), setting)
@@ -105,7 +108,7 @@ def given(words: Sequence[str], read: Callable[[str], Mapping[str, Any]] = read_
 
 def merged(settings: Iterable[Given]) -> dict[str, Any]:
     """Return each setting -> the value that applies, also those of classes that another one replaces."""
-    return {setting: value for setting, value, _ in settings}
+    return {entry.setting: entry.value for entry in settings}
 
 
 def _read(text: str, setting: str) -> Any:

@@ -19,6 +19,7 @@ from jsonargparse import ArgumentParser, Namespace
 from fedsim.core.errors import ConfigError, FedSimError, NoResultError, NotReadyError, RunsFailedError, RunStoppedError
 from fedsim.core.names import did_you_mean, one_line
 from fedsim.parsing.class_names import missing_class, unknown_argument
+from fedsim.parsing.options import where_all
 from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
 from fedsim.settings.table import setting_at
@@ -76,7 +77,7 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
     if (line := _not_built(str(error))) is not None:
         return CommandFailure(line, 2)
     if isinstance(error, argparse.ArgumentError):
-        return CommandFailure(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
+        return CommandFailure(f"{explain(str(error))}; {where_all(command)}", 2)
     return None
 
 
@@ -104,7 +105,7 @@ def parser_errors_explained(command: str, option_names: Iterable[str]) -> Iterat
     except argparse.ArgumentError as error:
         if _user_error_behind(error) is not None:
             raise
-        raise ConfigError(f"{explain(str(error), option_names)}; fedsim {command} --help lists all options") from error
+        raise ConfigError(f"{explain(str(error), option_names)}; {where_all(command)}") from error
     except FedSimError:
         raise
     except Exception as error:

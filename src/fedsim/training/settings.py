@@ -95,12 +95,17 @@ class LocalTraining:
     """Local training of a client in a round."""
 
     local_epochs: Annotated[
-        int, Facts(needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing != 'Synchronous'")
+        int,
+        Facts(
+            usage="N",
+            synonyms=("epochs", "local_ep"),
+            needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing != 'Synchronous'",
+        ),
     ] = 1
     """E: passes over the client's images"""
     local_steps: int | None = None
     """largest number of optimizer steps in a round, if E epochs have more; null: no limit"""
-    batch_size: int | None = 32
+    batch_size: Annotated[int | None, Facts(usage="N")] = 32
     """B: images per batch, or all images of a client that has fewer; null: all images in one batch"""
     micro_batch: Annotated[int | None, Facts(null_is="batch_size")] = None
     """images per micro-batch of a batch: ranks of a machine can then share a client's batches, and less memory is
