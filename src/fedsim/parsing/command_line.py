@@ -54,6 +54,8 @@ def checked(words: Sequence[str], is_kept: bool = False) -> list[str]:
             option, sign, value = before if before.startswith("-") else "", "", word
         _check_value(value, option or "the command line", is_kept)
         name = option.lstrip("-").removesuffix("+")
+        if "." in name and value[:1] in ("[", "{") and value[-1] not in ("]", "}"):
+            raise ConfigError(f"--{name}: {value} has no end; write the value in quotes")
         if name not in ("", "c", "config") and value.lstrip()[:1] in ("[", "{"):
             value = with_quotes(value, name)
         quoted.append(f"{option}={value}" if sign else value)
@@ -115,7 +117,8 @@ def _read(text: str, setting: str) -> Any:
     """Return a setting's value as the parser reads it; invalid YAML stays a text."""
     with suppress(DataError):
         value = parse_yaml(text, "a value")[0]
-        return text if value is not None and setting_at(setting).form == "text" else value
+        is_text = value is not None and setting_at(setting).form == "text"
+        return text if is_text or (isinstance(value, int | float) and ":" in text) else value  # YAML: 1:30 is 90
     return text
 
 

@@ -17,10 +17,13 @@ from fedsim.settings.table import (
     paths_below,
     section,
     sections,
+    setting_at,
     walk,
 )
 
 _OPTION = re.compile(r"--(?:no_)?(\w+(?:\.[\w.]+)?)(?=$|[=+])")
+_IN_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+"""what YAML 1.1 takes for a number: 1:30 is 90"""
 
 
 def own_options(command: str) -> dict[str, Setting]:
@@ -77,6 +80,9 @@ def check_arguments(settings: Iterable[Given], command: str) -> None:
     """setting -> the class that it names, or another text; empty for other values"""
     for option, value, is_option, file in settings:
         first = option.partition(".")[0]
+        is_number = isinstance(setting_at(option, classes).default, int | float)
+        if is_number and isinstance(value, str) and _IN_BASE_60.fullmatch(value):
+            raise ConfigError(f"{f'{file}: ' * bool(file)}{option}: {value} is not a number; write it without colons")
         if first in sections():
             _check(option.split("."), classes, command, "--" if is_option else f"{file}: " if file else "")
         elif file and first not in (*section("").arguments, ""):
@@ -126,9 +132,9 @@ def _no_option(before: str, name: str, names: Iterable[str], command: str) -> Co
 
 def _meant(name: str, place: str, command: str) -> list[str]:
     """Return the options below a place for which users take a name: all with this synonym, or the first so called."""
-    own = own_options(command)
+    allowed = own_options(command)
     options = [(o, s) for o, s in walk() if o.startswith(place) and not o.startswith("model.clients.")]
-    options = [(o, s) for o, s in options if "." in o or o in own]
+    options = [(o, s) for o, s in options if "." in o or o in allowed]
     if synonyms := [option for option, setting in options if name in setting.facts.synonyms]:
         return synonyms
     return [option for o, s in options for option in _called(name, o, s)][:1]

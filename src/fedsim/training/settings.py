@@ -19,6 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
 from fedsim.models.backbones import Backbone
 from fedsim.settings.facts import NOTHING, ROUNDING, Facts
+from fedsim.settings.table import argument_of, setting_at
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
@@ -329,8 +330,9 @@ def try_optimizer(field: str, make: OptimizerCallable) -> Optimizer:
         made = make([nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError) as error:
         refused = re.match(r"Invalid (learning rate|beta parameter|epsilon|\w+)", str(error))
-        argument = f".{_ARGUMENTS.get(refused[1], refused[1])}" if refused else ""
-        raise ConfigError(f"{field}{argument}: {error}") from error
+        name = _ARGUMENTS.get(refused[1], refused[1]) if refused else ""
+        remedy = argument_of(setting_at(field).base, name).facts.remedy
+        raise ConfigError(f"{field}.{name}: {error}; {remedy}".replace(".: ", ": ").removesuffix("; ")) from error
     _try_step(field, make)
     return made
 
