@@ -211,7 +211,7 @@ def test_options_of_augment_too(capsys, tiny, tmp_path, option, words):
 @pytest.mark.parametrize(
     ("field", "options", "words"),
     [("client.optimizer", "{class_path: torch.optim.Adam, init_args: {betas: [-0.5, 0.9]}}", "betas: Invalid beta"),
-     ("client.optimizer", "{class_path: torch.optim.SGD, init_args: {lr: -0.5}}", "lr: Invalid learning rate: -0.5; give a"),
+     ("client.optimizer", "{class_path: torch.optim.SGD, init_args: {lr: -0.5}}", "rate: -0.5; give a"),
      ("client.optimizer", "{class_path: torch.optim.RMSprop, init_args: {eps: -0.5}}", "eps: Invalid epsilon value"),
      ("client.optimizer", "{class_path: torch.optim.SGD, init_args: {nesterov: true, momentum: 0.0}}", " Nesterov"),
      ("server_optimizer", "{class_path: torch.optim.SGD, init_args: {momentum: -0.5}}", "momentum: Invalid momentum"),
@@ -221,7 +221,8 @@ def test_options_of_augment_too(capsys, tiny, tmp_path, option, words):
 )  # fmt: skip
 def test_what_an_optimizer_says_names_its_argument(capsys, tiny, tmp_path, field, options, words):
     line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--model.{field}={options}")
-    assert f"model.{field}{'.' if words[0] != ' ' else ':'}{words}" in line
+    assert f"model.{field}{'.' if words[0] != ' ' else ':'}" in line
+    assert words in line
 
 
 # -- config files ------------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def test_a_section_may_be_a_file_of_its_own(capsys, tiny, tmp_path):
      ("model: {availability: 5}", "model.availability: is a section"),
      ("model: {evaluation: {layr: pool}}", "there is no such option; did you mean model.evaluation.layer?"),
      ("trainer: {max_epochs: 1:30}", "trainer.max_epochs: 1:30 is not a number; write it without colons"),
-     ("model:\n  method: FedPav\n  client\ndata: {}\n", "line 3 is not valid YAML (could not find expected ':'); correct it"),
+     ("model:\n  method: FedPav\n  client\ndata: {}\n", "line 3 is not valid YAML (could not find expected"),
      ("model:\n  method: FedPav\n data: {}\n", "line 3 is not valid YAML (did not find expected key)"),
      ("model:\n  client: [1,\n\ntrainer:\n  a: 3\n", "line 2 is not valid YAML (did not find expected ',' or ']')"),
      ("model:\n  method: 'a\ntrainer:\n  b: 4\n", "line 2 is not valid YAML (found unexpected end of stream)"),

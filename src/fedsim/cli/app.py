@@ -19,7 +19,7 @@ from fedsim.parsing.command_line import checked, given, merged, options_in
 from fedsim.parsing.config_files import normalise, with_shipped
 from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.error_lines import CommandFailure, failure_of
-from fedsim.parsing.options import asks_for_help, check_arguments, check_options
+from fedsim.parsing.options import asks_for_help, check_arguments, check_options, kept_arguments
 from fedsim.parsing.output import end_output, print_error, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 from fedsim.parsing.typed_names import with_quotes
@@ -126,6 +126,8 @@ def _run_with_trainer(command: str, words: list[str], helps: bool) -> None:
         from fedsim.cli.fit import run
 
     _set_up_messages()
+    for line in kept_arguments(settings):
+        logging.getLogger("fedsim").warning(line)
     run(command, words)
 
 

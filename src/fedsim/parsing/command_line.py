@@ -12,12 +12,13 @@ import yaml
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import check_text
 from fedsim.parsing.config_files import read_sections
-from fedsim.parsing.documents import DEEPEST, check_yaml, parse_yaml
+from fedsim.parsing.documents import DEEPEST, as_yaml, check_yaml, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.settings.table import setting_at
 
 WITHIN = ("init_args", "dict_kwargs")
 """parts of a setting's name that may stand between a class and its arguments"""
+_CLIENT = "--model.clients."
 
 
 class Given(NamedTuple):
@@ -123,17 +124,48 @@ def _read(text: str, setting: str) -> Any:
 
 
 def with_clients(words: Sequence[str]) -> list[str]:
-    """Insert an empty ``--model.clients`` before options of single clients if no config names a client.
+    """Let each config, and each option of a client, add to the clients before it, field by field.
 
-    The parser adds fields only to a mapping that exists.
+    The parser would replace the clients of one config by those of the next, and adds an option's field only to a
+    mapping that exists.
 
     >>> with_clients(["--model.clients.viper.batch_size=8"])
     ['--model.clients={}', '--model.clients.viper.batch_size=8']
+    >>> config = '{"model": {"clients": {"%s": {"batch_size": 8}}}}'
+    >>> with_clients(["--config", config % "a", "--config", config % "b"])[-1]
+    '--model.clients={"a": {"batch_size": 8}, "b": {"batch_size": 8}}'
     """
-    place = next((place for place, word in enumerate(words) if word.startswith("--model.clients.")), None)
-    if place is None or merged(given(words[:place])).get("model.clients"):
-        return list(words)
-    return [*words[:place], "--model.clients={}", *words[place:]]
+    inserted, clients, option = list[str](), dict[str, Any](), ""
+    for before, word in itertools.pairwise(["", *words]):
+        if word.startswith(_CLIENT):
+            inserted += ["--model.clients={}"] * (not clients and not option)
+            option = word.partition("=")[0]
+        inserted.append(word)
+        name, is_joined, value = word.partition("=") if word.startswith("-") else (before, before[:1] == "-", word)
+        own = _clients_in(name, value) if is_joined else None
+        if own and name != "--model.clients" and (clients or option):
+            if option:
+                raise ConfigError(f"{option}: a config after it has model.clients, too; give options after configs")
+            own = clients | {client: {**clients.get(client, {}), **fields} for client, fields in own.items()}
+            inserted.append(f"--model.clients={as_yaml(own)}")
+        if own is not None:
+            clients, option = own, ""
+    return inserted
+
+
+def _clients_in(name: str, value: str) -> dict[str, Any] | None:
+    """Return the clients that a config or ``--model.clients`` gives; None without any, and of a wrong value."""
+    if name in ("--config", "-c"):
+        model = read_sections(value).get("model")
+        if not isinstance(model, dict) or "clients" not in model:
+            return None
+        clients = model["clients"]
+    elif name == "--model.clients":
+        clients = _read(value, name[2:])
+    else:
+        return None
+    is_right = isinstance(clients, dict) and all(isinstance(fields, dict) for fields in clients.values())
+    return dict(clients) if is_right else None if clients else {}
 
 
 def _inner(value: Any, setting: str) -> Iterator[Given]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import did_you_mean
@@ -89,6 +90,23 @@ def check_arguments(settings: Iterable[Given], command: str) -> None:
             raise _no_option(f"{file}: ", first, [*own_options(command), *sections()], command)
         if not isinstance(value, dict):
             classes[option] = value if isinstance(value, str) else ""
+
+
+def kept_arguments(settings: Iterable[Given]) -> list[str]:
+    """Return a line for each argument of a replaced class that the parser gives to the class in its place."""
+    classes, owners = dict[str, str](), dict[str, tuple[str, Any]]()
+    for option, value, *_ in settings:
+        if isinstance(value, str):
+            classes[option] = value
+        if not isinstance(value, dict) and (owner := classes.get(option.rpartition(".")[0])):
+            owners[option] = owner, value
+    lines = []
+    for option, (owner, value) in owners.items():
+        place, _, name = option.rpartition(".")
+        cls, before = class_at(classes[place]), class_at(owner)
+        if cls is not None and before is not None and cls.path != before.path and name in cls.arguments:
+            lines.append(f"{option}: {cls.name} keeps {value}, which was given for {before.name}")
+    return lines
 
 
 def _check(parts: Sequence[str], classes: dict[str, str], command: str, mark: str) -> None:
