@@ -300,6 +300,12 @@ def test_test_on_a_checkpoint_repeats_the_scores_of_the_fit(fedsim, finished):
         assert f"{100 * summary[f'test/personalised/{domain}/mAP']:.1f}" in line.split()
 
 
+def test_a_test_with_a_config_of_its_own_says_nothing_of_lightnings_checkpoints(fedsim, finished, tmp_path):
+    run = finished[0] / "pav"
+    result = fedsim("test", "--config", run / "config.yaml", "--ckpt_path", run, "--run_dir", tmp_path / "other")
+    assert "dirpath" not in result.stderr
+
+
 def test_a_checkpoint_of_another_method_is_refused(finished, fedsim):
     folder, _ = finished
     checkpoint = folder / "local0" / "checkpoints" / "last.ckpt"
