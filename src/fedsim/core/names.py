@@ -109,7 +109,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", prefix: s
     'did you mean WandbLogger?'
     """
     names = list(names)
-    close = get_close_matches(name, names, n=1) or [other for other in names if _begins(other, name)][:1]
+    close = get_close_matches(name, names, n=1) or [long for long in names if _begins(long, name)][:1]
     return " ".join([*(f"did you mean {prefix}{best}?" for best in close), *([otherwise] if otherwise else [])])
 
 

@@ -142,14 +142,16 @@ def with_clients(words: Sequence[str]) -> list[str]:
             option = word.partition("=")[0]
         inserted.append(word)
         name, is_joined, value = word.partition("=") if word.startswith("-") else (before, before[:1] == "-", word)
-        own = _clients_in(name, value) if is_joined else None
-        if own and name != "--model.clients" and (clients or option):
+        given_here = _clients_in(name, value) if is_joined else None
+        if given_here and name != "--model.clients" and (clients or option):
             if option:
                 raise ConfigError(f"{option}: a config after it has model.clients, too; give options after configs")
-            own = clients | {client: {**clients.get(client, {}), **fields} for client, fields in own.items()}
-            inserted.append(f"--model.clients={as_yaml(own)}")
-        if own is not None:
-            clients, option = own, ""
+            given_here = clients | {
+                client: {**clients.get(client, {}), **fields} for client, fields in given_here.items()
+            }
+            inserted.append(f"--model.clients={as_yaml(given_here)}")
+        if given_here is not None:
+            clients, option = given_here, ""
     return inserted
 
 

@@ -97,7 +97,7 @@ def _names_of_list(node: yaml.SequenceNode, setting: Setting, above: set[int]) -
 
 
 def _is_in_base_60(node: yaml.ScalarNode) -> bool:
-    """Whether YAML takes 1:30 for 90: nobody means that."""
+    """Whether YAML takes a text such as 1:30 for a number: 90."""
     return not node.style and ":" in node.value and node.tag in _NUMBERS
 
 
