@@ -104,6 +104,10 @@ def test_an_option_of_a_client_before_a_config_with_clients_is_refused():
         (["--model.client.optimizer=SGD", "--model.client.optimizer.lr=0.1", "--model.client.optimizer=SGD"], 0),
         (['--model.client.optimizer={"class_path": "SGD", "init_args": {"lr": 0.1}}', "--model.client.optimizer=Adam",
           "--model.client.optimizer.lr=0.1"], 0),
+        (["--model.client.optimizer=SGD", "--model.client.optimizer.lr=0.1",
+          '--config={"model": {"client": {"optimizer": "Adam"}}}'], 0),  # of a row of a paper
+        (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=x",
+          "--trainer.callbacks+=ModelCheckpoint"], 0),
     ],
 )  # fmt: skip
 def test_a_replaced_class_whose_arguments_are_kept_is_a_line(words, lines):

@@ -137,6 +137,7 @@ def test_arguments_of_classes_are_checked_without_the_classes(words, line):
         "--trainer.callbacks+=mine.Own --trainer.callbacks.path=x",
         "--model.backbone.width=8",  # of a class that the run's own config may name
         "--model.privacy.help",
+        '--config={"data":{"source+":[{"class_path":"SyntheticReID"}]},"trainer":{"callbacks+":"EarlyStopping"}}',
     ],
 )
 def test_arguments_of_classes_that_are_not_known_go_on_to_the_parser(words):

@@ -79,7 +79,8 @@ def check_arguments(settings: Iterable[Given], command: str) -> None:
     """
     classes: dict[str, str] = {}
     """setting -> the class that it names, or another text; empty for other values"""
-    for option, value, is_option, file in settings:
+    for name, value, is_option, file in settings:
+        option = name.replace("+", "")  # of a config that adds to a list
         first = option.partition(".")[0]
         is_number = isinstance(setting_at(option, classes).default, int | float)
         if is_number and isinstance(value, str) and _IN_BASE_60.fullmatch(value):
@@ -93,18 +94,22 @@ def check_arguments(settings: Iterable[Given], command: str) -> None:
 
 
 def kept_arguments(settings: Iterable[Given]) -> list[str]:
-    """Return a line for each argument of a replaced class that the parser gives to the class in its place."""
-    classes, owners = dict[str, str](), dict[str, tuple[str, Any]]()
-    for option, value, *_ in settings:
+    """Return a line for each argument of a replaced class that the parser gives to the class in its place.
+
+    Rows of papers, whose settings are neither options nor in a file, name their classes on purpose.
+    """
+    classes, owners, by_user = dict[str, str](), dict[str, tuple[str, Any]](), dict[str, bool]()
+    for option, value, is_option, file in settings:
         if isinstance(value, str):
-            classes[option] = value
+            classes[option], by_user[option] = value, is_option or file != ""
         if not isinstance(value, dict) and (owner := classes.get(option.rpartition(".")[0])):
             owners[option] = owner, value
     lines = []
     for option, (owner, value) in owners.items():
         place, _, name = option.rpartition(".")
         cls, before = class_at(classes[place]), class_at(owner)
-        if cls is not None and before is not None and cls.path != before.path and name in cls.arguments:
+        is_one = by_user[place] and setting_at(place).form != "classes"
+        if is_one and cls is not None and before is not None and cls.path != before.path and name in cls.arguments:
             lines.append(f"{option}: {cls.name} keeps {value}, which was given for {before.name}")
     return lines
 
