@@ -32,6 +32,7 @@ COMMANDS = {
     "papers": "list the papers whose rows fit --paper can run, or show one with its printed numbers",
 }
 
+_CHOICES = f"choose from {', '.join(COMMANDS)}"
 _WITH_SHORT_HELP = ("fit", "validate", "test", "predict", "describe")
 
 _HELP = """\
@@ -84,7 +85,8 @@ def _run(args: list[str]) -> int:
         print_text(f"fedsim {__version__}")
         return 0
     if args[0] not in COMMANDS:
-        remedy = did_you_mean(args[0], COMMANDS, f"choose from {', '.join(COMMANDS)}")
+        does = [name for name, text in COMMANDS.items() if text.startswith(f"{args[0]} ")]
+        remedy = f"did you mean {' or '.join(does)}?" if does else did_you_mean(args[0], COMMANDS, _CHOICES)
         print_error(f"there is no command {args[0]}; {remedy}")
         return 2
     if os.getcwd() not in map(os.path.abspath, sys.path):  # so that the console script finds the user's classes

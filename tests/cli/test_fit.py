@@ -302,6 +302,12 @@ def test_test_on_a_checkpoint_repeats_the_scores_of_the_fit(fedsim, finished):
         assert f"{100 * summary[f'test/personalised/{domain}/mAP']:.1f}" in line.split()
 
 
+def test_a_test_with_a_config_of_its_own_says_nothing_of_lightnings_checkpoints(fedsim, finished, tmp_path):
+    run = finished[0] / "pav"
+    result = fedsim("test", "--config", run / "config.yaml", "--ckpt_path", run, "--run_dir", tmp_path / "other")
+    assert "dirpath" not in result.stderr
+
+
 def test_a_checkpoint_of_another_method_is_refused(finished, fedsim):
     folder, _ = finished
     checkpoint = folder / "local0" / "checkpoints" / "last.ckpt"
@@ -421,6 +427,9 @@ def test_preview_draws_a_contact_sheet(capsys, tmp_path, market_tree):
         assert main(["data", "preview", *options, "--output", str(output)]) == 0
         assert f"{count} data sets" in capsys.readouterr().out
         assert Image.open(output).size[1] > count * 50
+        before = output.read_bytes()
+        assert "exists already" in refuse(capsys, "data", "preview", "--output", output)
+        assert output.read_bytes() == before
 
 
 def test_a_damaged_image_stops_all_ranks_with_its_path(fedsim, tiny, market_tree, tmp_path):
@@ -468,7 +477,7 @@ def test_the_last_round_is_scored_whatever_the_interval(tiny, tmp_path, capsys):
     with (run / "metrics.csv").open() as file:
         scored = [int(row["epoch"]) + 1 for row in csv.DictReader(file) if row["val/mAP"]]
     assert scored == [2, 3]
-    assert f"wrote {run}: config.yaml, metrics.csv, summary.json, checkpoints" in capsys.readouterr().out
+    assert f"wrote {run}: config.yaml, metrics.csv, summary.json, checkpoints, queries.npz" in capsys.readouterr().out
 
 
 def test_a_run_that_is_shorter_than_the_interval_has_scores_of_its_last_round(tiny, tmp_path, capsys):

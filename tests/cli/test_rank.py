@@ -381,6 +381,8 @@ MISTAKES = [
     (["--camera_aware=perhaps"], "camera_aware"),
     (["--junk_pids=[a]"], "junk_pids"),
     (["--k1=many"], "k1: expected int"),
+    (["--lambda_=0.7"], "--lambda_: has no effect without --rerank; add that, or leave --lambda_ out"),
+    (["--alpha=3"], "--alpha: has no effect without --expand"),
     (["--expand=-1"], "expand"),
 ]
 

@@ -264,9 +264,16 @@ def test_the_share_of_identities(identities, fraction, held):
     assert len(rest.identities) == identities - held
 
 
-@pytest.mark.parametrize(("identities", "fraction"), [(1, 0.2), (3, 0.2), (10, 0.9)])
-def test_too_few_identities_are_refused(identities, fraction):
-    with pytest.raises(DataError, match=rf"client town: {identities} identities .*data\.val .*first_image"):
+@pytest.mark.parametrize(
+    ("identities", "fraction", "text"),
+    [
+        (1, 0.2, r"client town: only one training identity, .* data\.unseen"),  # without validation, too
+        (3, 0.2, r"client town: 3 identities .*data\.val .*first_image"),
+        (10, 0.9, r"client town: 10 identities .*data\.val .*first_image"),
+    ],
+)
+def test_too_few_identities_are_refused(identities, fraction, text):
+    with pytest.raises(DataError, match=text):
         split_validation("town", regular(range(identities)), "identities", fraction)
 
 

@@ -366,7 +366,7 @@ def test_help_and_wrong_commands(capsys):
     assert "{fit,preview,write}" in capsys.readouterr().out
     assert "there is no command dream; choose from fit, preview, write" in refuse(capsys, "augment", "dream")
     assert "there is no command (none)" in refuse(capsys, "augment")
-    assert "fedsim augment fit --help lists all options" in refuse(capsys, "augment", "fit", "--nonsense", 1)
+    assert "fedsim augment fit --help all lists all options" in refuse(capsys, "augment", "fit", "--nonsense", 1)
 
 
 def test_help_says_what_settings_are(capsys):

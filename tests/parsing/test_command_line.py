@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedsim.core.errors import DataError
-from fedsim.parsing.command_line import Given, given, merged
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.parsing.command_line import Given, given, merged, with_clients
+from fedsim.parsing.options import kept_arguments
 
 
 def test_settings_come_in_the_order_in_which_they_apply(tmp_path):
@@ -17,14 +18,14 @@ def test_settings_come_in_the_order_in_which_they_apply(tmp_path):
     method = {"class_path": "FedProx", "init_args": {"mu": 1}}
     assert [entry for entry in given(words) if entry.setting not in ("", "data")] == [
         Given("model.method", "FedPav", True),
-        Given("run_dir", "007"),
-        Given("model", {"method": method, "clients": clients}),
-        Given("model.method", "FedProx"),
-        Given("model.method.mu", 1),
-        Given("model.clients", clients),
-        Given("model.clients.no", clients["no"]),
-        Given("model.clients.no.batch_size", 8),
-        Given("data.unseen", ["1", "null"]),
+        Given("run_dir", "007", file=str(config)),
+        Given("model", {"method": method, "clients": clients}, file=str(config)),
+        Given("model.method", "FedProx", file=str(config)),
+        Given("model.method.mu", 1, file=str(config)),
+        Given("model.clients", clients, file=str(config)),
+        Given("model.clients.no", clients["no"], file=str(config)),
+        Given("model.clients.no.batch_size", 8, file=str(config)),
+        Given("data.unseen", ["1", "null"], file=str(config)),
         Given("model.method.mu", 2, True),
         Given("print_config", None, True),
     ]
@@ -65,3 +66,50 @@ def test_faulty_files_are_refused_with_their_names(tmp_path, content, line):
     with pytest.raises(DataError, match=r"c\.yaml: ") as caught:
         merged(given(["--config", str(path)]))
     assert line in str(caught.value)
+
+
+CLIENTS = '--config={"model": {"clients": %s}}'
+A, B = '{"a": {"batch_size": 4, "local_epochs": 3}}', '{"a": {"batch_size": 8}, "b": {"batch_size": 5}}'
+
+
+@pytest.mark.parametrize(
+    ("words", "inserted"),
+    [
+        ([CLIENTS % A, "--run_dir=x"], {}),
+        ([CLIENTS % A, CLIENTS % "null", CLIENTS % B], {}),
+        (
+            [CLIENTS % A, CLIENTS % B, "--model.clients.a.batch_size=6"],
+            {2: '--model.clients={"a": {"batch_size": 8, "local_epochs": 3}, "b": {"batch_size": 5}}'},
+        ),
+        (["--model.clients.a.batch_size=6", "--model.clients.b.batch_size=6"], {0: "--model.clients={}"}),
+    ],
+)
+def test_clients_of_several_configs_are_joined_field_by_field(words, inserted):
+    expected = list(words)
+    for place, word in inserted.items():
+        expected.insert(place, word)
+    assert with_clients(words) == expected
+
+
+def test_an_option_of_a_client_before_a_config_with_clients_is_refused():
+    with pytest.raises(ConfigError, match=r"^--model.clients.a.batch_size: a config after it has model.clients, too"):
+        with_clients(["--model.clients.a.batch_size=6", CLIENTS % B])
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["--model.client.optimizer=SGD", "--model.client.optimizer.lr=0.1", "--model.client.optimizer=Adam"], 1),
+        (["--model.client.optimizer=SGD", "--model.client.optimizer.momentum=0.1", "--model.client.optimizer=Adam"], 0),
+        (["--model.client.optimizer=SGD", "--model.client.optimizer.lr=0.1", "--model.client.optimizer=SGD"], 0),
+        (['--model.client.optimizer={"class_path": "SGD", "init_args": {"lr": 0.1}}', "--model.client.optimizer=Adam",
+          "--model.client.optimizer.lr=0.1"], 0),
+        (["--model.client.optimizer=SGD", "--model.client.optimizer.lr=0.1",
+          '--config={"model": {"client": {"optimizer": "Adam"}}}'], 0),  # of a row of a paper
+        (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=x",
+          "--trainer.callbacks+=ModelCheckpoint"], 0),
+    ],
+)  # fmt: skip
+def test_a_replaced_class_whose_arguments_are_kept_is_a_line(words, lines):
+    line = "model.client.optimizer.lr: Adam keeps 0.1, which was given for SGD"
+    assert kept_arguments(given(words)) == [line] * lines

@@ -1,5 +1,6 @@
 """Help: one screen, all options, the options of a class, lists of classes, completion in a shell."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -11,8 +12,12 @@ import fedsim.methods
 from fedsim.__main__ import COMMANDS, main
 from fedsim.cli.commands import GROUPS
 from fedsim.cli.light import completion
+from fedsim.data.datamodule import FederatedDataModule
 from fedsim.parsing.listing import classes_of, kinds
 from fedsim.parsing.options import all_options
+from fedsim.settings.options import trainer_defaults
+from fedsim.settings.table import UNKNOWN, setting_at
+from fedsim.training.settings import LocalTraining
 
 SCREEN = 62  # lines
 ALL_COMMANDS = [[command] for command in COMMANDS] + [[group, own] for group in GROUPS for own in GROUPS[group]]
@@ -25,12 +30,27 @@ def said(capsys, *args):
     return capsys.readouterr().out
 
 
+def usual_settings():
+    """The five settings that all users change, with their defaults."""
+    client = LocalTraining()
+    size = inspect.signature(FederatedDataModule).parameters["size"].default
+    return [
+        ("model.client.optimizer.lr", client.backbone_lr),
+        ("model.client.batch_size", client.batch_size),
+        ("model.client.local_epochs", client.local_epochs),
+        ("trainer.max_epochs", trainer_defaults()["max_epochs"]),
+        ("data.size", list(size)),
+    ]
+
+
 def test_help_of_a_fit_is_one_screen_and_says_where_the_rest_is(capsys):
     text = said(capsys, "fit", "--help")
     assert text.count("\n") <= SCREEN
     named = set(re.findall(r"--([\w.]+\w)", text)) - {"help", "model.method.help", "trainer", "model", "data"}
-    assert named <= set(all_options("fit"))
+    assert [name for name in named if setting_at(name) is UNKNOWN] == []
     assert "fedsim fit --help all" in text
+    for option, default in usual_settings():
+        assert re.search(rf"^  --{option} [^\n]*\(default: {re.escape(str(default))}\)$", text, re.MULTILINE), option
 
 
 def test_a_command_that_scores_shows_its_own_options_and_not_those_of_a_fit(capsys):

@@ -200,8 +200,11 @@ def test_a_report_leaves_damaged_runs_out_by_name(finished, tmp_path, capsys):
         shutil.copytree(finished, tmp_path / name)
         (tmp_path / name / file).write_bytes(content)
     capsys.readouterr()
-    assert main(["report", str(finished), *(str(tmp_path / name) for name in damaged)]) == 0
+    (tmp_path / "report.png").touch()
+    assert main(["report", str(finished), *(str(tmp_path / name) for name in (*damaged, "report.png"))]) == 0
     text = capsys.readouterr().out
+    assert f"left out: {tmp_path / 'report.png'} is a file, not a run directory" in text
+    assert "is a file; give the run directories of fedsim fit" in refuse(capsys, "report", tmp_path / "report.png")
     for name, (file, _) in damaged.items():
         assert f"left out: {tmp_path / name} is damaged ({tmp_path / name / file}: " in text
         assert str(tmp_path / name / file) in refuse(capsys, "report", tmp_path / name)

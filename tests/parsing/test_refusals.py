@@ -43,7 +43,8 @@ OF_THE_TRAINER = [
     ("accelerator=cuuda", "trainer.accelerator: cuuda", "set trainer.accelerator to cpu or auto"),
     ("strategy=ddpp", "trainer.strategy: ddpp", "FederatedStrategy"),
     ("num_nodes=0", "trainer.num_nodes: 0", "leave it out"),
-    ("max_epochs=-3", "trainer.max_epochs: -3", "non-negative integer"),
+    ("max_epochs=-3", "trainer.max_epochs: -3", "give a number of rounds, 1 or more"),
+    ("max_epochs=1:30", "trainer.max_epochs: 1:30 is not a number", "write it without colons"),
     ("max_time=soon", "trainer.max_time: soon", "00:12:00:00"),
     ("limit_val_batches=-1", "trainer.limit_val_batches: -1", "has to be in [0.0, 1.0]"),
     ("check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch: 0", "set it to 1 or more"),
@@ -116,6 +117,9 @@ OF_THE_PARSER = [
     ("--data.size=[64]", "data.size: expected a height and a width, such as [64, 32], got [64]"),
     ("--trainer.precision=17", "trainer.precision: expected 32-true or bf16-mixed, got 17"),
     ("--trainer.logger=nolog", "trainer.logger: there is no class nolog; give the class_path of one"),
+    ("--trainer.logger=wandb", "trainer.logger: there is no class wandb; did you mean WandbLogger?"),
+    ("--model.clients.town0=5", "such as {town0: {batch_size: 8}}, got {town0: 5}"),
+    ("--model.clients.town0={batch_size:", "{batch_size: has no end; write the value in quotes"),
     ("--trainer.max_epochs=many", "trainer.max_epochs: expected int or null, got many"),
     ("--model.client.optimizer=torch.optim.Adamm", "model.client.optimizer: there is no class torch.optim.Adamm"),
     ("--model.client.optimizer=nowhere.Adam", "model.client.optimizer: there is no class nowhere.Adam"),
@@ -153,8 +157,8 @@ OF_THE_PARSER = [
     ("--model.selection=", "model.selection: name a class; choose from AllClients"),
     ("--model.client.optimizer=", "model.client.optimizer: name a class; give the class_path of one"),
     ("--model.privacy=", "model.privacy: name a class; choose from DifferentialPrivacy"),
-    ("--model.method={fault: 1, init_args: {share_head: true}}", "model.method: name a class; choose"),
-    ("--model.backbone={class_ath: ResNet, init_args: {depth: 18}}", "there is no field class_ath; did you mean"),
+    ("--model.method={fault: 1, init_args: {share_head: true}}", "model.method: FedPav has no option fault; choose"),
+    ("--model.backbone={class_ath: ResNet, init_args: {depth: 18}}", "no option class_ath; did you mean class_path?"),
     ("--model.backbone={class_ath: ResNet}", "SmallCNN has no option class_ath; did you mean class_path?"),
     ("--data.source=[{class_ath: FedReIDBench}]", "SyntheticReID has no option class_ath; did you mean class_path?"),
     ("--model.clients={town0: {batch_size: 4}, town1: 5}", "such as {town0: {batch_size: 8}}, got 5"),
@@ -166,13 +170,17 @@ OF_THE_PARSER = [
 
 @pytest.mark.parametrize(
     ("words", "line"),
-    [("report --hmtl x", "--hmtl: there is no such option; did you mean --html?; fedsim report --help lists"),
+    [("report --hmtl x", "--hmtl: there is no such option; did you mean --html?; fedsim report --help all lists"),
      ("report runs --htm x", "--htm: there is no such option; did you mean --html?"),  # a beginning is no name
      ("rank --distanc cosine f.npz", "--distanc: there is no such option; did you mean --distance?"),
      ("sweep --metod fedpav", "--metod: there is no such option; did you mean --method?"),
      ("doctor --jsn", "--jsn: there is no such option; did you mean --json?"),
      ("data check --rot x", "--rot: there is no such option; did you mean --root?"),
      ("augment fit --config c --losses.imag 3", "--losses.imag: there is no such option; did you mean --losses.image?"),
+     ("train --config quickstart", "there is no command train; did you mean fit?"),
+     ("fit quickstart", "quickstart: is no option; did you mean --config quickstart?"),
+     ("predict", "give the run to score, such as --ckpt_path runs/"),
+     ("fit --config quickstart --seeds 0,1,2", "0,1,2 is not a list of integers >= 0; give such as --seeds 0 1 2"),
      ("papers --paper 003", "papers: cannot use --paper"),
      ("papers 003 004", "papers: cannot use 004; give one paper, or one name, or nothing")],
 )  # fmt: skip
@@ -203,7 +211,7 @@ def test_options_of_augment_too(capsys, tiny, tmp_path, option, words):
 @pytest.mark.parametrize(
     ("field", "options", "words"),
     [("client.optimizer", "{class_path: torch.optim.Adam, init_args: {betas: [-0.5, 0.9]}}", "betas: Invalid beta"),
-     ("client.optimizer", "{class_path: torch.optim.SGD, init_args: {lr: -0.5}}", "lr: Invalid learning rate: -0.5"),
+     ("client.optimizer", "{class_path: torch.optim.SGD, init_args: {lr: -0.5}}", "rate: -0.5; give a"),
      ("client.optimizer", "{class_path: torch.optim.RMSprop, init_args: {eps: -0.5}}", "eps: Invalid epsilon value"),
      ("client.optimizer", "{class_path: torch.optim.SGD, init_args: {nesterov: true, momentum: 0.0}}", " Nesterov"),
      ("server_optimizer", "{class_path: torch.optim.SGD, init_args: {momentum: -0.5}}", "momentum: Invalid momentum"),
@@ -213,7 +221,8 @@ def test_options_of_augment_too(capsys, tiny, tmp_path, option, words):
 )  # fmt: skip
 def test_what_an_optimizer_says_names_its_argument(capsys, tiny, tmp_path, field, options, words):
     line = refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--model.{field}={options}")
-    assert f"model.{field}{'.' if words[0] != ' ' else ':'}{words}" in line
+    assert f"model.{field}{'.' if words[0] != ' ' else ':'}" in line
+    assert words in line
 
 
 # -- config files ------------------------------------------------------------------------------------------------------
@@ -259,6 +268,11 @@ def test_a_section_may_be_a_file_of_its_own(capsys, tiny, tmp_path):
      ("model: {evaluation: {layer: null}}", "model.evaluation.layer: null is not allowed; leave it out for the"),
      ("model: {availability: 5}", "model.availability: is a section"),
      ("model: {evaluation: {layr: pool}}", "there is no such option; did you mean model.evaluation.layer?"),
+     ("trainer: {max_epochs: 1:30}", "trainer.max_epochs: 1:30 is not a number; write it without colons"),
+     ("model:\n  method: FedPav\n  client\ndata: {}\n", "line 3 is not valid YAML (could not find expected"),
+     ("model:\n  method: FedPav\n data: {}\n", "line 3 is not valid YAML (did not find expected key)"),
+     ("model:\n  client: [1,\n\ntrainer:\n  a: 3\n", "line 2 is not valid YAML (did not find expected ',' or ']')"),
+     ("model:\n  method: 'a\ntrainer:\n  b: 4\n", "line 2 is not valid YAML (found unexpected end of stream)"),
      ("trainer: {max_epochs: 1}\ntrainer: {max_epochs: 2}", "trainer: is given twice, in lines 1 and 2; remove one"),
      ("model: {client: {batch_size: 4, batch_size: 8}}", "model.client.batch_size: is given twice"),
      ("model: {method: {class_path: FedPav, weighting: size}}", "model.method.weighting: is not allowed next to"),

@@ -42,6 +42,20 @@ def test_the_constructor_of_the_federation_has_the_types_of_its_settings():
         ("--seed_everythin", "did you mean --seed_everything? "),
         ("--ckpt_pat=x", "did you mean --ckpt_path? "),
         ("--run_di=x", "did you mean --run_dir? "),
+        ("--lr=0.1", "did you mean --model.client.optimizer.lr? "),  # names that users know from other programs
+        ("--learning_rate=0.1", "did you mean --model.client.optimizer.lr? "),
+        ("--epochs=5", "did you mean --trainer.max_epochs or --model.client.local_epochs? "),
+        ("--rounds=5", "did you mean --trainer.max_epochs? "),
+        ("--batch_size=5", "did you mean --model.client.batch_size? "),
+        ("--local_epochs=5", "did you mean --model.client.local_epochs? "),
+        ("--gpus=2", "did you mean --trainer.devices? "),
+        ("--trainer.gpus=2", "did you mean --trainer.devices? "),
+        ("--seed=1", "did you mean --seed_everything? "),
+        ("--workers=1", "did you mean --data.workers? "),
+        ("--clients=9", "did you mean --model.clients or --data.parts? "),
+        ("--size=9", "did you mean --data.size? "),
+        ("--trainer.lr=0.1", "did you mean --model.client.optimizer.lr? "),
+        ("--mu=0.1", "did you mean --model.method.mu? "),
     ],
 )
 def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):
@@ -49,7 +63,25 @@ def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):
         check_options(["--config", "a.yaml", word], "fit")
     first, _, second = word.partition("=")[0].partition(".")
     option = f"{first}.{second.partition('.')[0]}" if first[2:] in sections() else first
-    assert str(caught.value) == (f"{option}: there is no such option; {guess}fedsim fit --help lists all options")
+    assert str(caught.value) == (f"{option}: there is no such option; {guess}fedsim fit --help all lists all options")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("modle: {client: {batch_size: 8}}", "modle: there is no such option; did you mean model?"),
+        ("model: {clinet: {batch_size: 8}}", "model.clinet: there is no such option; did you mean model.client?"),
+        ("model: {client: {schedule: {gama: 1}}}", "model.client.schedule.gama: there is no such option; did you mean"),
+        ("model: {method: {class_path: FedProx, init_args: {mue: 1}}}", "model.method: FedProx has no option mue; did"),
+        ("lr: 0.1", "lr: there is no such option; did you mean model.client.optimizer.lr?"),
+    ],
+)
+def test_a_slip_in_a_config_is_named_with_the_file_whatever_is_below_it(tmp_path, text, line):
+    config = tmp_path / "mine.yaml"
+    config.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(given(["--config", str(config)]), "fit")
+    assert str(caught.value).startswith(f"{config}: {line}")
 
 
 def test_what_the_parser_takes_goes_on_to_the_parser():
@@ -105,6 +137,7 @@ def test_arguments_of_classes_are_checked_without_the_classes(words, line):
         "--trainer.callbacks+=mine.Own --trainer.callbacks.path=x",
         "--model.backbone.width=8",  # of a class that the run's own config may name
         "--model.privacy.help",
+        '--config={"data":{"source+":[{"class_path":"SyntheticReID"}]},"trainer":{"callbacks+":"EarlyStopping"}}',
     ],
 )
 def test_arguments_of_classes_that_are_not_known_go_on_to_the_parser(words):

@@ -22,12 +22,12 @@ from fedsim.parsing.command_line import checked, given, merged, options_in
 from fedsim.parsing.config_files import normalise, with_shipped
 from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.error_lines import CommandFailure, failure_of
-from fedsim.parsing.options import asks_for_help, check_arguments, check_options
+from fedsim.parsing.options import asks_for_help, check_arguments, check_options, kept_arguments
 from fedsim.parsing.output import end_output, print_error, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.parsing.used_folder import refuse_used_folder
-from fedsim.settings.options import WITH_TRAINER
+from fedsim.settings.options import SCORING, WITH_TRAINER
 
 _load_yaml = get_loader("yaml")  # the parser's own
 
@@ -141,7 +141,9 @@ def _run_with_trainer(command: str, words: list[str], helps: bool) -> None:
     with imports_without_collection():
         from fedsim.cli.fit import run
 
-    _set_up_messages()
+    _set_up_messages(scores=command in SCORING)
+    for line in kept_arguments(settings):
+        logging.getLogger("fedsim").warning(line)
     run(command, words)
 
 
@@ -157,10 +159,10 @@ def _report(error: BaseException, failure: CommandFailure) -> None:
             print_error(f"rank {rank}: {failure.message}")
 
 
-def _set_up_messages() -> None:
+def _set_up_messages(scores: bool = False) -> None:
     """Write messages to stderr, on the first rank only; hide Lightning's messages that do not apply to fedsim."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("fedsim").setLevel(logging.INFO if rank_of_this_process() == 0 else logging.ERROR)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    ignore_false_alarms()
+    ignore_false_alarms(scores)

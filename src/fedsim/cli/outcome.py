@@ -12,6 +12,7 @@ from lightning import Trainer
 
 from fedsim.core.errors import NoResultError, RunStoppedError
 from fedsim.evaluation.summary import METRICS_OF
+from fedsim.federation.callbacks.summary import QUERIES_FILE
 from fedsim.federation.events import strategy_of, was_stopped
 from fedsim.parsing.output import print_text
 from fedsim.report import group_runs, report, score_table, traffic
@@ -71,7 +72,7 @@ def _say_run(trainer: Trainer, run_dir: Path) -> None:
 
 
 def _results(run_dir: Path) -> list[str]:
-    names = ("config.yaml", "metrics.csv", "summary.json", "checkpoints")
+    names = ("config.yaml", "metrics.csv", "summary.json", "checkpoints", QUERIES_FILE)
     return [name for name in names if (run_dir / name).exists()]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json as json_format
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -76,6 +77,8 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
         ConfigError: if an option is wrong.
     """
     _check_options(distance, rerank, expand)
+    _check_refinements({"k1": k1, "k2": k2, "lambda_": lambda_}, "rerank", rerank)
+    _check_refinements({"alpha": alpha}, "expand", expand != 0)
     file = read_features(Path(features), camera_aware, tuple(junk_pids))
     labels = file.labels
     if labels.num_valid == 0:
@@ -110,6 +113,13 @@ def _check_options(distance: Distance, rerank: bool, expand: int) -> None:
     for name, wanted in (("rerank", rerank), ("expand", expand != 0)):
         if wanted and distance != "cosine":
             raise ConfigError(f"--{name}: is defined for --distance cosine")
+
+
+def _check_refinements(values: Mapping[str, float], option: str, is_given: bool) -> None:
+    """Refuse values that only have an effect with another option, unless they are the defaults."""
+    for name, value in values.items():
+        if not is_given and value != inspect.signature(rank_file).parameters[name].default:
+            raise ConfigError(f"--{name}: has no effect without --{option}; add that, or leave --{name} out")
 
 
 @contextmanager

@@ -21,6 +21,8 @@ _MESSAGES = (
     ".*You defined a `validation_step` but have no `val_dataloader`.*",  # fedsim scores by ranking
     ".*`self.trainer` reference is not registered on the model yet.*",  # a method compares losses before the training
 )
+_OF_SCORING = (".*The dirpath has changed from.*",)
+"""A command that scores begins no checkpoints, so those of the run need not be known."""
 
 
 def ignore_missing_widgets() -> None:
@@ -28,7 +30,10 @@ def ignore_missing_widgets() -> None:
     warnings.filterwarnings("ignore", "IProgress not found")
 
 
-def ignore_false_alarms() -> None:
-    """Silence these warnings in this process, or in the block of ``warnings.catch_warnings()`` around the call."""
-    for message in _MESSAGES:
+def ignore_false_alarms(scores: bool = False) -> None:
+    """Silence these warnings in this process, or in the block of ``warnings.catch_warnings()`` around the call.
+
+    ``scores``: whether the command only scores.
+    """
+    for message in (*_MESSAGES, *(_OF_SCORING if scores else ())):
         warnings.filterwarnings("ignore", message)

@@ -105,9 +105,16 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", prefix: s
 
     >>> did_you_mean("max_epocs", ["max_steps", "max_epochs"])
     'did you mean max_epochs?'
+    >>> did_you_mean("wandb", ["CSVLogger", "WandbLogger"])
+    'did you mean WandbLogger?'
     """
-    close = get_close_matches(name, list(names), n=1)
+    names = list(names)
+    close = get_close_matches(name, names, n=1) or [long for long in names if _begins(long, name)][:1]
     return " ".join([*(f"did you mean {prefix}{best}?" for best in close), *([otherwise] if otherwise else [])])
+
+
+def _begins(name: str, beginning: str) -> bool:
+    return len(beginning) > 2 and name.lower().startswith(beginning.lower())
 
 
 def file_name(name: str) -> str:

@@ -62,6 +62,8 @@ class PathKind:
     is_written: bool = False
     suffixes: tuple[str, ...] = ()
     """those that the writer has; empty: any"""
+    is_new: bool = False
+    """whether the file must not be there yet"""
     is_read_later: bool = False
     """whether a reader with better advice checks it"""
 
@@ -116,6 +118,8 @@ class PathKind:
         except OSError as error:
             return f"cannot be written ({error.strerror})"
         else:
+            if self.is_new:
+                return "exists already, and this command replaces no file"
             if not os.access(path, os.W_OK):
                 return "cannot be written (Permission denied)"
         if self.suffixes and path.suffix.lower() not in self.suffixes:
@@ -135,10 +139,11 @@ Saved = Annotated[str | os.PathLike[str], PathKind("checkpoint or run directory"
 SavedRun = Annotated[str, PathKind("checkpoint or run directory")]
 OutputFolder = Annotated[str, PathKind("folder", is_written=True)]
 Picture = Annotated[str, PathKind("file", is_written=True, suffixes=_IMAGES)]
+NewPicture = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=_IMAGES)]
 Figure = Annotated[str, PathKind("file", is_written=True, suffixes=_FIGURES)]
 Page = Annotated[str, PathKind("file", is_written=True, suffixes=(".html", ".htm"))]
 Arrays = Annotated[str, PathKind("file", is_written=True, suffixes=(".npz",))]
 Table = Annotated[str, PathKind("file", is_written=True, suffixes=(".csv",))]
-Settings = Annotated[str, PathKind("file", is_written=True, suffixes=(".yaml", ".yml", ".json"))]
+Settings = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=(".yaml", ".yml", ".json"))]
 Model = Annotated[str, PathKind("file", is_written=True, suffixes=(".safetensors", ".onnx"))]
 FILE, FOLDER, RUN = PathKind("file"), PathKind("folder"), PathKind("checkpoint or run directory")

@@ -96,7 +96,11 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         source: Annotated[ReIDSource | list[ReIDSource] | None, Facts(kind="data-sets", usage="MarketFolders")] = None,
         partition: Annotated[Partition, Facts(usage="by_camera")] = "by_dataset",
         parts: Annotated[
-            int, Facts(needs="partition in ('by_identity', 'iid', 'dirichlet', 'shards', 'stratified')")
+            int,
+            Facts(
+                needs="partition in ('by_identity', 'iid', 'dirichlet', 'shards', 'stratified')",
+                synonyms=("clients", "num_clients", "num_users"),
+            ),
         ] = 4,
         alpha: Annotated[float, Facts(needs="partition == 'dirichlet'")] = 0.5,
         unseen: Annotated[
@@ -113,7 +117,12 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         manifest: Annotated[str | None, Facts(is_file=True)] = None,
         size: Annotated[
             tuple[int, int],
-            Facts(group="images", usage="[256,128]", expected="a height and a width, such as [64, 32]"),
+            Facts(
+                group="images",
+                usage="[256,128]",
+                expected="a height and a width, such as [64, 32]",
+                synonyms=("size", "image_size", "img_size"),
+            ),
         ] = (256, 128),
         test_size: Annotated[tuple[int, int] | None, Facts(group="evaluation", null_is="size")] = None,
         augmentation: Annotated[Augmentation, Facts(group="images", usage="{erase: 0.5}")] = Augmentation(),  # noqa: B008 - frozen dataclass, shown as the default in --help

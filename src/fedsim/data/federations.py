@@ -180,10 +180,11 @@ def split_validation(client: str, train: Split, val: Validation, fraction: float
     if len(identities) == 1:
         raise DataError(f"client {client}: {ONE_IDENTITY}")
     if len(identities) - count < 2:
-        raise DataError(
-            f"client {client}: {len(identities)} identities are too few to hold {count} out; "
-            "set data.val to first_image or none"
-        )
+        if len(identities) == 1:
+            lacks = "only one training identity, and training needs at least 2; add people, or name it in data.unseen"
+            raise DataError(f"client {client}: {lacks}")
+        too_few = f"{len(identities)} identities are too few to hold {count} out"
+        raise DataError(f"client {client}: {too_few}; set data.val to first_image or none")
     order = numpy_generator("validation", client).permutation(len(identities))
     held = np.isin(train.pids, identities[order[:count]])
     gallery = train.take(np.flatnonzero(held))

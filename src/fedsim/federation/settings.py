@@ -72,9 +72,10 @@ class Settings:
     every round; ``round``: anew in each round"""
     client: Annotated[LocalTraining, Facts(usage="{local_epochs: 5}")] = LocalTraining()
     """local training of the clients in a round"""
-    clients: Annotated[dict[str, ClientOverride] | None, Facts(null={}, usage="{NAME: FIELDS}", expected=_BY_NAME)] = (
-        None
-    )
+    clients: Annotated[
+        dict[str, ClientOverride] | None,
+        Facts(null={}, usage="{NAME: FIELDS}", expected=_BY_NAME, synonyms=("clients",)),
+    ] = None
     """client -> its settings that differ from the common ones"""
     objective: Annotated[Objective, Facts(group="loss", usage="{triplet: 1}", needs=_LOSSES)] = Objective()
     """the supervised loss"""

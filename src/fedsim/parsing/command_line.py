@@ -12,12 +12,13 @@ import yaml
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import check_text
 from fedsim.parsing.config_files import read_sections
-from fedsim.parsing.documents import DEEPEST, check_yaml, parse_yaml
+from fedsim.parsing.documents import DEEPEST, as_yaml, check_yaml, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.settings.table import setting_at
 
 WITHIN = ("init_args", "dict_kwargs")
 """parts of a setting's name that may stand between a class and its arguments"""
+_CLIENT = "--model.clients."
 
 
 class Given(NamedTuple):
@@ -29,6 +30,8 @@ class Given(NamedTuple):
     """as YAML has it; of a class its name"""
     is_option: bool = False
     """whether the command line names it, and neither a config file nor a value with fields of its own"""
+    file: str = ""
+    """the config file that has it"""
 
 
 def checked(words: Sequence[str], is_kept: bool = False) -> list[str]:
@@ -52,6 +55,8 @@ def checked(words: Sequence[str], is_kept: bool = False) -> list[str]:
             option, sign, value = before if before.startswith("-") else "", "", word
         _check_value(value, option or "the command line", is_kept)
         name = option.lstrip("-").removesuffix("+")
+        if "." in name and value[:1] in ("[", "{") and value[-1] not in ("]", "}"):
+            raise ConfigError(f"--{name}: {value} has no end; write the value in quotes")
         if name not in ("", "c", "config") and value.lstrip()[:1] in ("[", "{"):
             value = with_quotes(value, name)
         quoted.append(f"{option}={value}" if sign else value)
@@ -95,7 +100,8 @@ def given(words: Sequence[str], read: Callable[[str], Mapping[str, Any]] = read_
     """
     for name, text in options_in(words):
         if name == "config":
-            yield from _inner(read(text), "")
+            file = "" if text.startswith("{") else text
+            yield from (inner._replace(file=file) for inner in _inner(read(text), ""))
         else:
             setting = ".".join(part for part in name.split(".") if part not in (*WITHIN, "class_path"))
             value, *inner = _inner(_read(text, setting), setting)
@@ -105,29 +111,63 @@ def given(words: Sequence[str], read: Callable[[str], Mapping[str, Any]] = read_
 
 def merged(settings: Iterable[Given]) -> dict[str, Any]:
     """Return each setting -> the value that applies, also those of classes that another one replaces."""
-    return {setting: value for setting, value, _ in settings}
+    return {entry.setting: entry.value for entry in settings}
 
 
 def _read(text: str, setting: str) -> Any:
     """Return a setting's value as the parser reads it; invalid YAML stays a text."""
     with suppress(DataError):
         value = parse_yaml(text, "a value")[0]
-        return text if value is not None and setting_at(setting).form == "text" else value
+        is_text = value is not None and setting_at(setting).form == "text"
+        return text if is_text or (isinstance(value, int | float) and ":" in text) else value  # YAML: 1:30 is 90
     return text
 
 
 def with_clients(words: Sequence[str]) -> list[str]:
-    """Insert an empty ``--model.clients`` before options of single clients if no config names a client.
+    """Let each config, and each option of a client, add to the clients before it, field by field.
 
-    The parser adds fields only to a mapping that exists.
+    The parser would replace the clients of one config by those of the next, and adds an option's field only to a
+    mapping that exists.
 
     >>> with_clients(["--model.clients.viper.batch_size=8"])
     ['--model.clients={}', '--model.clients.viper.batch_size=8']
+    >>> config = '{"model": {"clients": {"%s": {"batch_size": 8}}}}'
+    >>> with_clients(["--config", config % "a", "--config", config % "b"])[-1]
+    '--model.clients={"a": {"batch_size": 8}, "b": {"batch_size": 8}}'
     """
-    place = next((place for place, word in enumerate(words) if word.startswith("--model.clients.")), None)
-    if place is None or merged(given(words[:place])).get("model.clients"):
-        return list(words)
-    return [*words[:place], "--model.clients={}", *words[place:]]
+    inserted, clients, option = list[str](), dict[str, Any](), ""
+    for before, word in itertools.pairwise(["", *words]):
+        if word.startswith(_CLIENT):
+            inserted += ["--model.clients={}"] * (not clients and not option)
+            option = word.partition("=")[0]
+        inserted.append(word)
+        name, is_joined, value = word.partition("=") if word.startswith("-") else (before, before[:1] == "-", word)
+        given_here = _clients_in(name, value) if is_joined else None
+        if given_here and name != "--model.clients" and (clients or option):
+            if option:
+                raise ConfigError(f"{option}: a config after it has model.clients, too; give options after configs")
+            given_here = clients | {
+                client: {**clients.get(client, {}), **fields} for client, fields in given_here.items()
+            }
+            inserted.append(f"--model.clients={as_yaml(given_here)}")
+        if given_here is not None:
+            clients, option = given_here, ""
+    return inserted
+
+
+def _clients_in(name: str, value: str) -> dict[str, Any] | None:
+    """Return the clients that a config or ``--model.clients`` gives; None without any, and of a wrong value."""
+    if name in ("--config", "-c"):
+        model = read_sections(value).get("model")
+        if not isinstance(model, dict) or "clients" not in model:
+            return None
+        clients = model["clients"]
+    elif name == "--model.clients":
+        clients = _read(value, name[2:])
+    else:
+        return None
+    is_right = isinstance(clients, dict) and all(isinstance(fields, dict) for fields in clients.values())
+    return dict(clients) if is_right else None if clients else {}
 
 
 def _inner(value: Any, setting: str) -> Iterator[Given]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -15,6 +16,8 @@ SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader
 """libyaml's if it is installed: eight times as fast"""
 DEEPEST = 50
 """sections within sections; fedsim's own configs have ten, and Python's stack has room for some hundreds"""
+_LINES_BACK = 20
+"""lines before that of libyaml's message in which a fault is looked for"""
 LARGEST = 200_000
 """values after every alias is replaced by its anchor: a minute for the parser"""
 
@@ -36,7 +39,8 @@ def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
         node = loader.get_single_node()
         return (None if node is None else loader.construct_document(node)), node
     except yaml.YAMLError as error:
-        raise DataError(f"{name}: is not valid YAML ({_line(error)})") from error
+        problem = getattr(error, "problem", None) or getattr(error, "reason", "it holds no text")
+        raise DataError(f"{name}: line {_wrong_line(text, error)} is not valid YAML ({problem}); correct it") from error
     except DataError:
         raise
     # PyYAML's own errors end here; Python's are of a day, number or tag (!!bool x) that it cannot read
@@ -44,6 +48,21 @@ def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
         raise DataError(
             f"{name}: holds a value that cannot be read ({_line(error)}); quote it, or correct it"
         ) from error
+
+
+def _wrong_line(text: str, error: yaml.YAMLError) -> int:
+    """Return the number of the first line with which no beginning of the text is YAML: libyaml names a later one."""
+    end = getattr(error, "problem_mark", None)
+    if end is None:  # of a character, with its place
+        return text.count("\n", 0, getattr(error, "position", 0)) + 1
+    lines, begin = text.splitlines(), getattr(error, "context_mark", None) or end
+    last = min(end.line + 1, len(lines))
+    for number in range(last, max(begin.line + 1, last - _LINES_BACK), -1):
+        with suppress(yaml.YAMLError):
+            for _ in _events("\n".join(lines[: number - 1])):
+                pass
+            return number
+    return int(begin.line) + 1
 
 
 def check_yaml(text: str, name: str) -> None:

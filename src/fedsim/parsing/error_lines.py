@@ -27,8 +27,11 @@ from fedsim.core.errors import (
 )
 from fedsim.core.names import did_you_mean, one_line
 from fedsim.parsing.class_names import missing_class, unknown_argument
+from fedsim.parsing.config_files import shipped_configs
+from fedsim.parsing.options import where_all
 from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
+from fedsim.settings.options import SCORING
 from fedsim.settings.table import setting_at
 
 # package that a logger of Lightning requires -> fedsim's extra; TensorBoardLogger accepts either of two packages
@@ -47,6 +50,7 @@ _LIMITS = {
     "trainer.devices and data.workers",
     errno.ENAMETOOLONG: "a name of a file or folder is too long; give a shorter run_dir, or shorter names",
 }
+_NEEDS_CONFIG = "give a config with these fields, such as --config quickstart"
 _LONGEST = 440
 """characters of a line, in which the names of all methods have room"""
 _RESTORES = "checkpoint_connector.py"
@@ -84,7 +88,7 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
     if (line := _not_built(str(error))) is not None:
         return CommandFailure(line, 2)
     if isinstance(error, argparse.ArgumentError):
-        return CommandFailure(f"{explain(str(error))}; fedsim {command} --help lists all options", 2)
+        return CommandFailure(f"{explain(str(error))}; {where_all(command)}", 2)
     return None
 
 
@@ -112,7 +116,10 @@ def parser_errors_explained(command: str, option_names: Iterable[str]) -> Iterat
     except argparse.ArgumentError as error:
         if _user_error_behind(error) is not None:
             raise
-        raise ConfigError(f"{explain(str(error), option_names)}; fedsim {command} --help lists all options") from error
+        message = explain(str(error), option_names)
+        if command in SCORING:
+            message = message.replace(_NEEDS_CONFIG, "give the run to score, such as --ckpt_path runs/fedpav-seed0")
+        raise ConfigError(f"{message}; {where_all(command)}") from error
     except FedSimError:
         raise
     except Exception as error:
@@ -235,7 +242,9 @@ def explain(message: str, option_names: Iterable[str] = ()) -> str:
             guess = did_you_mean(name, option_names, prefix=named[1])
             text += f"; {guess}" if guess else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):
-            text = f"{text}; give a config with these fields, such as --config quickstart"
+            text = f"{text}; {_NEEDS_CONFIG}"
+        if (extra := re.match(r"unrecognized arguments: (\S+)", text)) and extra[1] in shipped_configs():
+            text = f"{extra[1]}: is no option; did you mean --config {extra[1]}?"
         return one_line(_BELOW_COMMAND.sub("", text), _LONGEST)
     return one_line(f"{key}: {_field_problem(key, problem)}", _LONGEST)
 
@@ -282,6 +291,7 @@ def _field_problem(key: str, message: str) -> str:
     if expected := setting_at(key).facts.expected:
         if "Namespace(" in value and (inner := re.search(r"Got value: (.*?) Subclass types", message)):
             value = inner[1]  # only the wrong entry, without the valid ones next to it
+        value = re.sub(r"NestedArg\(key='(.*?)', val='?(.*?)'?\)$", r"{\1: \2}", value)
         return f"expected {expected}, got {value}"
     # at the end, the parser repeats the section around the value
     message = re.sub(r"\.? Got value: Namespace\(.*$", "", message)

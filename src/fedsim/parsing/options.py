@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import did_you_mean
@@ -18,9 +19,12 @@ from fedsim.settings.table import (
     section,
     sections,
     setting_at,
+    walk,
 )
 
 _OPTION = re.compile(r"--(?:no_)?(\w+(?:\.[\w.]+)?)(?=$|[=+])")
+_IN_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+"""what YAML 1.1 takes for a number: 1:30 is 90"""
 
 
 def own_options(command: str) -> dict[str, Setting]:
@@ -60,36 +64,69 @@ def check_options(words: Sequence[str], command: str) -> None:
     for name in (match[1] for word in words if (match := _OPTION.match(word))):
         first, *parts = name.split(".")
         if first in sections():
-            _check([first, *parts[:1]], {}, command)
+            _check([first, *parts[:1]], {}, command, "--")
         elif first not in (options := own_options(command)):
-            raise _no_option("", first, [*options, *sections()], command)
+            raise _no_option("--", first, [*options, *sections()], command)
 
 
 def check_arguments(settings: Iterable[Given], command: str) -> None:
-    """Check the whole name of each option, from class to class; that of a class that is not fedsim's is not checked.
+    """Check the whole name of each setting, from class to class; that of a class that is not fedsim's is not checked.
 
-    The order matters, as for the parser: an option belongs to the class that was named last before it.
+    The order matters, as for the parser: a setting belongs to the class that was named last before it.
 
     Raises:
         ConfigError: if a class has no such argument.
     """
     classes: dict[str, str] = {}
     """setting -> the class that it names, or another text; empty for other values"""
-    for option, value, is_option in settings:
-        if is_option and option.partition(".")[0] in sections():
-            _check(option.split("."), classes, command)
+    for name, value, is_option, file in settings:
+        option = name.replace("+", "")  # of a config that adds to a list
+        first = option.partition(".")[0]
+        is_number = isinstance(setting_at(option, classes).default, int | float)
+        if is_number and isinstance(value, str) and _IN_BASE_60.fullmatch(value):
+            raise ConfigError(f"{f'{file}: ' * bool(file)}{option}: {value} is not a number; write it without colons")
+        if first in sections():
+            _check(option.split("."), classes, command, "--" if is_option else f"{file}: " if file else "")
+        elif file and first not in (*section("").arguments, ""):
+            raise _no_option(f"{file}: ", first, [*own_options(command), *sections()], command)
         if not isinstance(value, dict):
             classes[option] = value if isinstance(value, str) else ""
 
 
-def _check(parts: Sequence[str], classes: dict[str, str], command: str) -> None:
+def kept_arguments(settings: Iterable[Given]) -> list[str]:
+    """Return a line for each argument of a replaced class that the parser gives to the class in its place.
+
+    Rows of papers, whose settings are neither options nor in a file, name their classes on purpose.
+    """
+    classes, owners, by_user = dict[str, str](), dict[str, tuple[str, Any]](), dict[str, bool]()
+    for option, value, is_option, file in settings:
+        if isinstance(value, str):
+            classes[option], by_user[option] = value, is_option or file != ""
+        if not isinstance(value, dict) and (owner := classes.get(option.rpartition(".")[0])):
+            owners[option] = owner, value
+    lines = []
+    for option, (owner, value) in owners.items():
+        place, _, name = option.rpartition(".")
+        cls, before = class_at(classes[place]), class_at(owner)
+        is_one = by_user[place] and setting_at(place).form != "classes"
+        if is_one and cls is not None and before is not None and cls.path != before.path and name in cls.arguments:
+            lines.append(f"{option}: {cls.name} keeps {value}, which was given for {before.name}")
+    return lines
+
+
+def _check(parts: Sequence[str], classes: dict[str, str], command: str, mark: str) -> None:
+    """Check a setting of a section; ``mark``: what precedes its name in messages, ``--`` or the config."""
     cls: KnownClass | None = section(parts[0])
     place = parts[0]
     for part in parts[1:]:
         if cls is None or part in ("class_path", "help") or (cls.takes_others and part not in cls.arguments):
             return
         if part not in cls.arguments:
-            raise _lacking(place, part, cls, command, is_chosen=bool(classes.get(place)))
+            if not classes.get(place):
+                raise _no_option(f"{mark}{place}.", part, cls.arguments, command)
+            choices = f"choose from {', '.join(cls.arguments) or 'none'}"
+            remedy = did_you_mean(part, [*cls.arguments, "class_path"]) or choices
+            raise ConfigError(f"{mark.strip('-')}{place}: {cls.name} has no option {part}; {remedy}")
         setting, place = cls.arguments[part], f"{place}.{part}"
         if setting.form == "names":  # below it are names of clients
             return
@@ -101,20 +138,34 @@ def _only_class(base: str) -> str:
     return base if paths_below(base) == (base,) else ""
 
 
-def _lacking(place: str, part: str, cls: KnownClass, command: str, is_chosen: bool) -> ConfigError:
-    """Error for an option that the class at a place lacks; ``is_chosen``: another class could stand there."""
-    if is_chosen:
-        remedy = did_you_mean(part, cls.arguments) or f"choose from {', '.join(cls.arguments) or 'none'}"
-        return ConfigError(f"{place}: {cls.name} has no option {part}; {remedy}")
-    return _no_option(f"{place}.", part, cls.arguments, command)
+def where_all(command: str) -> str:
+    """Return the sentence that ends a message about an option."""
+    return f"fedsim {command} --help all lists all options"
 
 
-def _no_option(prefix: str, name: str, names: Iterable[str], command: str) -> ConfigError:
-    """Error for a name that is not one of those after ``prefix``, but maybe an argument of a class that one takes."""
-    remedy = f"fedsim {command} --help lists all options"
-    guess = did_you_mean(name, names, prefix=f"--{prefix}")
-    if prefix and not guess:
-        bases = ((field, setting_at(f"{prefix}{field}").base) for field in names)
-        within = (field for field, base in bases if base and any(name in cls.arguments for cls in classes_below(base)))
-        guess = next((f"did you mean --{prefix}{field}.{name}?" for field in within), "")
-    return ConfigError(f"--{prefix}{name}: there is no such option; {guess} {remedy}".replace("  ", " "))
+def _no_option(before: str, name: str, names: Iterable[str], command: str) -> ConfigError:
+    """Error for a name that is not one of those allowed after ``before``: a mark (``--``, or a file) and a section."""
+    sign = "--" if before.startswith("--") else ""
+    place = before.removeprefix(sign).rpartition(": ")[2]
+    meant = _meant(name, place, command) or _meant(name, "", command)
+    guess = f"did you mean {' or '.join(f'{sign}{option}' for option in meant)}?" if meant else ""
+    guess = guess or did_you_mean(name, names, prefix=f"{sign}{place}")
+    return ConfigError(f"{before}{name}: there is no such option; {guess} {where_all(command)}".replace("  ", " "))
+
+
+def _meant(name: str, place: str, command: str) -> list[str]:
+    """Return the options below a place for which users take a name: all with this synonym, or the first so called."""
+    allowed = own_options(command)
+    options = [(o, s) for o, s in walk() if o.startswith(place) and not o.startswith("model.clients.")]
+    options = [(o, s) for o, s in options if "." in o or o in allowed]
+    if synonyms := [option for option, setting in options if name in setting.facts.synonyms]:
+        return synonyms
+    return [option for o, s in options for option in _called(name, o, s)][:1]
+
+
+def _called(name: str, option: str, setting: Setting) -> Iterator[str]:
+    """Yield an option so called, or that of an argument of a class that it takes."""
+    if option.rpartition(".")[2] == name:
+        yield option
+    for cls in classes_below(setting.base) if setting.base else ():
+        yield from (f"{option}.{n}" for n, s in cls.arguments.items() if name in (n, *s.facts.synonyms))

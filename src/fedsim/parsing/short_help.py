@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fedsim.parsing.options import own_options
-from fedsim.settings.table import Setting, section
+from fedsim.settings.table import Setting, argument_of, section, walk
 
 SCREEN = 62
 """Number of lines that fit on one screen."""
@@ -25,7 +26,7 @@ def short_help(command: str, summary: str) -> str:
     usual |= {f"trainer.{name}": setting for name, setting in section("trainer").arguments.items()}
     lines = [f"usage: fedsim {command} --config FILE [options]: {summary}", "", *_lines(usual)]
     for name in ("model", "data"):
-        options = {f"{name}.{field}": setting for field, setting in section(name).arguments.items()}
+        options = {option: setting for option, setting in _with_arguments() if option.startswith(f"{name}.")}
         lines += ["", *_lines(options), *_others(name)]
     lines += [
         "",
@@ -37,11 +38,22 @@ def short_help(command: str, summary: str) -> str:
     return "\n".join(lines)
 
 
+def _with_arguments() -> Iterator[tuple[str, Setting]]:
+    """Yield all settings, and the arguments of a class that one takes by default."""
+    for option, setting in walk():
+        yield option, setting
+        made = setting.default.get("init_args", {}) if isinstance(setting.default, dict) else {}
+        for name, default in made.items():
+            yield f"{option}.{name}", replace(argument_of(setting.base, name), default=default)
+
+
 def _lines(settings: Mapping[str, Setting]) -> Iterator[str]:
     for option, setting in settings.items():
         if setting.facts.usage is not None:
-            text = textwrap.shorten(setting.text, _WIDTH - _COLUMN - 2, placeholder=" ...")
-            yield f"  {f'--{option} {setting.facts.usage}':<{_COLUMN}}{text}"
+            is_number = isinstance(setting.default, int | float | list) and not isinstance(setting.default, bool)
+            default = f" (default: {setting.default})" if is_number else ""
+            text = textwrap.shorten(setting.text.rstrip("."), _WIDTH - _COLUMN - 2 - len(default), placeholder=" ...")
+            yield f"  {f'--{option} {setting.facts.usage}':<{_COLUMN}}{text}{default}"
 
 
 def _others(name: str) -> list[str]:

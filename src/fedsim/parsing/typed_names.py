@@ -16,6 +16,7 @@ from fedsim.parsing.documents import SafeLoader
 from fedsim.settings.table import Setting, argument_of, class_at, setting_at
 
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _NUMBER = re.compile(r"[-+.]?[0-9]")  # also those that other readers of YAML take for numbers, such as 1e3
 
 
@@ -68,7 +69,7 @@ def _entries(node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
 def _names(node: yaml.Node, setting: Setting, above: set[int]) -> Iterator[yaml.ScalarNode]:
     """Yield the names in a setting that YAML takes for another value; ``above`` are nodes that an alias may repeat."""
     if isinstance(node, yaml.ScalarNode):
-        if setting.form == "text" and _is_typed(node) and node.tag != _NULL:
+        if (setting.form == "text" and _is_typed(node) and node.tag != _NULL) or _is_in_base_60(node):
             yield node
     elif id(node) not in above:
         above.add(id(node))
@@ -91,8 +92,13 @@ def _names_of_list(node: yaml.SequenceNode, setting: Setting, above: set[int]) -
     for value in node.value:
         if setting.form == "texts" and _is_typed(value) and (value.tag != _NULL or setting.facts.is_list_of_names):
             yield value
-        elif not isinstance(value, yaml.ScalarNode):
-            yield from _names(value, setting, above)
+        else:
+            yield from _names(value, Setting(base=setting.base), above)
+
+
+def _is_in_base_60(node: yaml.ScalarNode) -> bool:
+    """Whether YAML takes a text such as 1:30 for a number: 90."""
+    return not node.style and ":" in node.value and node.tag in _NUMBERS
 
 
 def _is_typed(node: yaml.Node) -> TypeGuard[yaml.ScalarNode]:

@@ -70,7 +70,11 @@ def open_runs(
 
 
 def _whole(folder: Path, name: str, lines: list[str], damaged: list[DataError]) -> list[Run]:
-    """Return the run in a folder, or nothing and a line if a file of it is damaged; a folder of no run is an error."""
+    """Return the run in a folder; nothing and a line for a damaged run or a file. A folder of no run is an error."""
+    if folder.is_file():
+        damaged.append(DataError(f"{folder}: is a file; give the run directories of fedsim fit"))
+        lines.append(f"left out: {folder} is a file, not a run directory")
+        return []
     if not (folder / "summary.json").is_file():
         return [read_run(folder, name)]
     try:

@@ -46,6 +46,8 @@ class Facts:
     """whether an infinite number is valid"""
     is_list_of_names: bool = False
     """whether null in a list is a name, too"""
+    synonyms: tuple[str, ...] = ()
+    """other names by which users ask for it; such an option is answered with this one"""
     kind: str = ""
     """the word by which ``fedsim list`` names its classes"""
     usage: str | None = None

@@ -41,7 +41,10 @@ class StartOptions:
     """output folder of the run; default: runs/METHOD-seedN"""
     ckpt_path: Annotated[str | None, _of_start("RUN_DIR", "fit", *SCORING, of_one_run=_CONTINUES)]
     """the run to continue or to score"""
-    seed_everything: Annotated[int, Facts(is_repeated=True, usage="N", expected=f"a number from 0 to {2**32 - 1}")] = 0
+    seed_everything: Annotated[
+        int,
+        Facts(is_repeated=True, usage="N", expected=f"a number from 0 to {2**32 - 1}", synonyms=("seed",)),
+    ] = 0
     """seed of all randomness"""
     overwrite: Annotated[bool, _of_start("true", "fit", of_one_run="remove the folder to start again")] = False
     """replace an existing run"""
@@ -90,6 +93,7 @@ class TrainerOptions:
         Any,
         _of_start(
             "N",
+            synonyms=("gpus", "num_gpus", "gpu", "gpu_id"),
             remedy="give a number of ranks from 1, or auto; on GPUs also a list of GPUs",
             refused_by=r"You requested gpu|GPUs requested|CUDA_VISIBLE_DEVICES|Device ID|invalid literal for int\(\)",
         ),
@@ -125,7 +129,15 @@ class TrainerOptions:
     """your own hooks"""
     plugins: Annotated[list[Any], Facts(null=[])]
     """of Lightning"""
-    max_epochs: Annotated[int, Facts(is_length=True, usage="N")] = 100
+    max_epochs: Annotated[
+        int,
+        Facts(
+            is_length=True,
+            usage="N",
+            synonyms=("epochs", "rounds", "num_rounds", "global_rounds"),
+            remedy="give a number of rounds, 1 or more",
+        ),
+    ] = 100
     """communication rounds"""
     min_epochs: Annotated[Any, NOTHING]
     max_steps: Annotated[Any, NOTHING]
@@ -161,8 +173,10 @@ class TrainerOptions:
 
 
 class OptimizerOptions:
-    """Arguments of torch's optimizers that choose between implementations of the same step."""
+    """Arguments of torch's optimizers: the rate, and those that choose between implementations of the same step."""
 
+    lr: Annotated[Any, Facts(usage="RATE", synonyms=("learning_rate",), remedy="give a number from 0, such as 0.01")]
+    """learning rate"""
     foreach: Annotated[Any, ROUNDING]
     fused: Annotated[Any, ROUNDING]
     capturable: Annotated[Any, ROUNDING]

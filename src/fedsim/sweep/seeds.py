@@ -112,7 +112,9 @@ def take_numbers(words: list[str], option: str) -> tuple[list[str], list[int]]:
     options, values = take_list(words, option)
     numbers = [value for value in values or () if value]
     if values is not None and not (numbers and all(value.isdecimal() for value in numbers)):
-        raise ConfigError(f"{option}: {' '.join(numbers) or 'nothing'} is not a list of integers >= 0")
+        raise ConfigError(
+            f"{option}: {' '.join(numbers) or 'nothing'} is not a list of integers >= 0; give such as {option} 0 1 2"
+        )
     return options, [int(value) for value in numbers]
 
 

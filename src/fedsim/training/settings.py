@@ -19,6 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
 from fedsim.models.backbones import Backbone
 from fedsim.settings.facts import NOTHING, ROUNDING, Facts
+from fedsim.settings.table import argument_of, setting_at
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
@@ -95,12 +96,17 @@ class LocalTraining:
     """Local training of a client in a round."""
 
     local_epochs: Annotated[
-        int, Facts(needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing != 'Synchronous'")
+        int,
+        Facts(
+            usage="N",
+            synonyms=("epochs", "local_ep"),
+            needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing != 'Synchronous'",
+        ),
     ] = 1
     """E: passes over the client's images"""
     local_steps: int | None = None
     """largest number of optimizer steps in a round, if E epochs have more; null: no limit"""
-    batch_size: int | None = 32
+    batch_size: Annotated[int | None, Facts(usage="N")] = 32
     """B: images per batch, or all images of a client that has fewer; null: all images in one batch"""
     micro_batch: Annotated[int | None, Facts(null_is="batch_size")] = None
     """images per micro-batch of a batch: ranks of a machine can then share a client's batches, and less memory is
@@ -324,8 +330,9 @@ def try_optimizer(field: str, make: OptimizerCallable) -> Optimizer:
         made = make([nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError) as error:
         refused = re.match(r"Invalid (learning rate|beta parameter|epsilon|\w+)", str(error))
-        argument = f".{_ARGUMENTS.get(refused[1], refused[1])}" if refused else ""
-        raise ConfigError(f"{field}{argument}: {error}") from error
+        name = _ARGUMENTS.get(refused[1], refused[1]) if refused else ""
+        remedy = argument_of(setting_at(field).base, name).facts.remedy
+        raise ConfigError(f"{field}.{name}: {error}; {remedy}".replace(".: ", ": ").removesuffix("; ")) from error
     _try_step(field, make)
     return made
 

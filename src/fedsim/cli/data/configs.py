@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from fedsim.core.checked import checked
 from fedsim.core.checks import Natural
 from fedsim.core.errors import ConfigError
-from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture, Table
+from fedsim.core.paths import Config, InputFolder, NewPicture, OutputFolder, Table
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.listed import listed
 from fedsim.data.manifest import hash_rows, write_manifest
@@ -60,13 +60,13 @@ def prepare(config: Config, cache_dir: OutputFolder | None = None, workers: Natu
 
 
 @checked("--")
-def preview(config: Config | None = None, root: InputFolder | None = None, output: Picture = "preview.png") -> str:
+def preview(config: Config | None = None, root: InputFolder | None = None, output: NewPicture = "preview.png") -> str:
     """Draw a contact sheet of data sets: a few people of each, seen by several cameras.
 
     Args:
         config: a config file whose data section names the data sets; null draws the synthetic ones.
         root: a folder of data sets in Market-1501 layout, instead of a config.
-        output: the image file to write.
+        output: the image file to write; it must not exist.
     """
     size = (128, 64)
     if root is not None:

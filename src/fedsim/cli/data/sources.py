@@ -11,7 +11,7 @@ from fedsim.cli.data.configs import data_of
 from fedsim.core.checked import checked
 from fedsim.core.errors import NotReadyError
 from fedsim.core.names import printable
-from fedsim.core.paths import Config, Picture
+from fedsim.core.paths import Config, NewPicture, Picture
 from fedsim.data.images import Domain
 from fedsim.data.preview import write_contact_sheet
 from fedsim.parsing.output import print_text
@@ -55,12 +55,12 @@ def preview_source_of(settings: list[str]) -> Callable[..., str]:
     """Return the command for ``settings``, words of the section data."""
 
     @checked("--")
-    def preview(config: Config | None = None, output: Picture = "preview.png") -> str:
+    def preview(config: Config | None = None, output: NewPicture = "preview.png") -> str:
         """Draw a contact sheet of the data sets that data.source reads: a few people, seen by several cameras.
 
         Args:
             config: config files whose data section is read first.
-            output: the image file to write.
+            output: the image file to write; it must not exist.
         """
         data = data_of(config or [], settings)
         is_sized = config or any(word.startswith("--data.size") for word in settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedsim.cli.commands import call
 from fedsim.core.checked import checked
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import check_text, printable
 from fedsim.core.nvidia import visible_gpus
@@ -85,8 +85,6 @@ def init(folder: InputFolder, output: Settings = "fedsim.yaml") -> str:
         output: the config to write; it must not exist.
     """
     root, path = given_path(folder, "--folder"), Path(output)
-    if path.exists():
-        raise ConfigError(f"--output: {path} exists already; give another name, or remove it")
     check_text(str(root), "--folder")
     check_text(output, "--output")
     domains = listed(MarketFolders(str(root)))
