@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a minute) and compare them
+	rm -f $(RUNS)/people.png
 	$(BIN)/fedsim data preview --output $(RUNS)/people.png
 	$(BIN)/fedsim fit --config configs/quickstart.yaml --run_dir $(RUNS)/fedpav --overwrite true
 	$(BIN)/fedsim fit --config configs/quickstart.yaml --config configs/methods/local.yaml --run_dir $(RUNS)/local --overwrite true

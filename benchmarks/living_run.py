@@ -113,14 +113,14 @@ def signals(folder: Path, number: int, draw: random.Random) -> Counter[str]:
         time.sleep(draw.uniform(0.0, 8.0))
         subprocess.run(["pkill", "-USR1", "-P", str(process.pid)], check=False)
         _, error = process.communicate()
-        asked = (folder / "asked").exists()
+        is_requeued = (folder / "asked").exists()
         lines = [line for line in error.splitlines() if line.startswith(("fedsim: error", "job 12"))]
-        if process.returncode == 0 and not asked:
+        if process.returncode == 0 and not is_requeued:
             ends["finished before the signal"] += 1
-        elif process.returncode == 138 and asked and lines and "Traceback" not in error:
+        elif process.returncode == 138 and is_requeued and lines and "Traceback" not in error:
             ends["asked to start again, with a line"] += 1
         else:
-            ends[f"WRONG: code {process.returncode}, asked {asked}: {error[-300:]}"] += 1
+            ends[f"WRONG: code {process.returncode}, requeued {is_requeued}: {error[-300:]}"] += 1
     return ends
 
 

@@ -267,7 +267,7 @@ def test_the_share_of_identities(identities, fraction, held):
 @pytest.mark.parametrize(
     ("identities", "fraction", "text"),
     [
-        (1, 0.2, r"client town: only one training identity, .* data\.unseen"),  # without validation, too
+        (1, 0.2, r"client town: only one training identity; .* data\.unseen"),  # without validation, too
         (3, 0.2, r"client town: 3 identities .*data\.val .*first_image"),
         (10, 0.9, r"client town: 10 identities .*data\.val .*first_image"),
     ],

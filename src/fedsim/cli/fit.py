@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
-import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +19,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 
 from fedsim.cli.checks import check_config, check_fit, check_run, check_weights
 from fedsim.cli.describe import FederatedTrainer, weights_for
+from fedsim.cli.names_in_configs import give_old_addresses, let_loggers_stand_alone, write_into
 from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     Settled,
@@ -75,45 +73,14 @@ log = logging.getLogger(__name__)
 
 _PARSERS: dict[tuple[str, bool], dict[str, Any]] = {}
 """(command, whether with the texts of the help) -> the attributes in which Lightning's CLI keeps its parser"""
-_RUN_DIR = "RUN_DIR"  # as a logger's save_dir: stands for the run directory
-_ONE_FOLDER = "tensorboard"  # subfolder of the run directory, also of a continued run
-_DEFAULTS = {  # of arguments of Lightning's constructors that have no default, or one that fails
-    TensorBoardLogger: ("save_dir", _RUN_DIR),
-    MLFlowLogger: ("tracking_uri", os.getenv("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"),
-}
-_MOVED = {  # module in configs of earlier versions -> its present name
-    "fedsim.callbacks": "fedsim.federation.callbacks",
-    "fedsim.federation.privacy": "fedsim.federation.components.privacy",
-    "fedsim.federation.robust": "fedsim.federation.components.robust",
-    "fedsim.federation.selection": "fedsim.federation.components.selection",
-    "fedsim.method": "fedsim.methods.base",
-    "fedsim.privacy": "fedsim.federation.components.privacy",
-    "fedsim.selection": "fedsim.federation.components.selection",
-    "fedsim.server": "fedsim.training.server_optimizers",
-}
 
 
 def run(command: str, args: list[str]) -> None:
     """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe`` with the words after it, which are checked."""
     give_old_addresses()
-    _let_loggers_stand_alone()
+    let_loggers_stand_alone()
     with nullcontext() if command == "fit" else holding():
         FedSimCLI([command, *with_clients(with_own_config(command, args))], args)
-
-
-def give_old_addresses() -> None:
-    """Make modules importable by their names in older configs; the parser finds short names of loaded classes."""
-    for old, new in _MOVED.items():
-        sys.modules.setdefault(old, import_module(new))
-
-
-def _let_loggers_stand_alone() -> None:
-    """Give the parser defaults for arguments of loggers, so that a logger's name is enough in a config."""
-    for logger, (name, default) in _DEFAULTS.items():
-        init = vars(logger)["__init__"]
-        signature = inspect.signature(init)
-        parameters = [p.replace(default=default) if p.name == name else p for p in signature.parameters.values()]
-        init.__signature__ = signature.replace(parameters=parameters)
 
 
 class FedSimCLI(LightningCLI):
@@ -347,8 +314,8 @@ class FedSimCLI(LightningCLI):
         if configured is False:
             return False
         for logger in _as_list(configured):
-            if isinstance(logger, TensorBoardLogger) and logger.save_dir == _RUN_DIR:
-                _write_into(logger, self.run_dir)
+            if isinstance(logger, TensorBoardLogger):
+                write_into(logger, self.run_dir)
         return [MetricsFile(self.run_dir), *_as_list(configured)]
 
     def _resolved(self) -> dict[str, Any]:
@@ -410,13 +377,6 @@ def _limit(limit: int | float | None) -> int | float | None:
             "set data.limit_client_batches to 1"
         )
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
-
-
-def _write_into(logger: TensorBoardLogger, folder: Path) -> None:
-    """Set the folder of a logger, for which there is no public way later; unset names get fedsim's values."""
-    logger._root_dir = str(folder)
-    if logger._name == inspect.signature(TensorBoardLogger).parameters["name"].default and logger._version is None:
-        logger._name, logger._version = "", _ONE_FOLDER
 
 
 def _as_list(value: Any) -> list[Any]:

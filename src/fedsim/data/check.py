@@ -39,7 +39,6 @@ _CLASSES: tuple[type[DataSet], ...] = (
 
 
 _ABSENT = "not there"
-_ORIGINAL = "; fedsim data convert turns CUHK03's cuhk-03.mat into such folders"
 
 
 class Finding(NamedTuple):
@@ -112,10 +111,9 @@ def table_of(root: Path, findings: Sequence[Finding]) -> str:
         for f in findings
     ]
     if not rows:
-        is_original = [*root.glob("cuhk-03.mat"), *root.glob("*/cuhk-03.mat")]
         return (
             f"{root}: holds no data set; one in Market-1501 layout has {', '.join(PARTS)} (docs/data.md), and --all "
-            f"true lists the papers' data sets and how to get them{_ORIGINAL * bool(is_original)}"
+            f"true lists the papers' data sets and how to get them"
         )
     headers = ["data set", "found", "official", "read as", ""]
     table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60], disable_numparse=True)

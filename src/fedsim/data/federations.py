@@ -178,11 +178,8 @@ def split_validation(client: str, train: Split, val: Validation, fraction: float
     identities = train.identities
     count = max(2, round(fraction * len(identities)))
     if len(identities) == 1:
-        raise DataError(f"client {client}: {ONE_IDENTITY}")
+        raise DataError(f"client {client}: {ONE_IDENTITY}; add people, or name it in data.unseen")
     if len(identities) - count < 2:
-        if len(identities) == 1:
-            lacks = "only one training identity, and training needs at least 2; add people, or name it in data.unseen"
-            raise DataError(f"client {client}: {lacks}")
         too_few = f"{len(identities)} identities are too few to hold {count} out"
         raise DataError(f"client {client}: {too_few}; set data.val to first_image or none")
     order = numpy_generator("validation", client).permutation(len(identities))

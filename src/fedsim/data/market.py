@@ -84,8 +84,8 @@ class MarketFolders(ReIDSource):
             return [self.root]
         if not (folders := market_folders(self.root)):
             layout = f"a folder with {', '.join(PARTS)}"
-            near = f"; {summary(items)}" if (items := misplaced(self.root)) else ""
-            raise DataError(f"{self.root}: no data set in Market-1501 layout, which is {layout}{near}")
+            advice = f"; {summary(items)}" if (items := misplaced(self.root)) else ""
+            raise DataError(f"{self.root}: no data set in Market-1501 layout, which is {layout}{advice}")
         return folders
 
 
@@ -105,15 +105,15 @@ def misplaced(root: Path) -> list[LeftOut]:
     items = []
     for folder in others:
         items += [LeftOut(inner, _DEEP) for inner in _folders_in(folder) if is_market_folder(inner)]
-        items += [LeftOut(near, f"to be renamed {part}") for part, near in _nearly_parts(folder).items()]
+        items += [LeftOut(inner, f"to be renamed {part}") for part, inner in _nearly_parts(folder).items()]
     return items
 
 
 def _nearly_parts(folder: Path) -> dict[str, Path]:
     """Return the sub-folders of a data set whose names are nearly those of parts that it lacks, by these names."""
     inner = {re.sub(r"\W", "_", path.name.lower()): path for path in _folders_in(folder) if path.name not in PARTS}
-    near = {part: get_close_matches(part, inner, 1, _NEAR) for part in PARTS if not os.path.isdir(folder / part)}
-    return {part: inner[names[0]] for part, names in near.items() if names}
+    close = {part: get_close_matches(part, inner, 1, _NEAR) for part in PARTS if not os.path.isdir(folder / part)}
+    return {part: inner[names[0]] for part, names in close.items() if names}
 
 
 def _folders_in(folder: Path) -> list[Path]:
@@ -153,8 +153,8 @@ def read_market_domain(
     ``unlabelled`` and ``unmatched``: see :class:`MarketFolders`. Other arguments: see
     :func:`fedsim.data.listing.label_images`.
     """
-    for part, near in _nearly_parts(folder).items() if parts == PARTS else ():
-        raise DataError(f"{near}: a data set has a folder {part}; rename this one, or move it out of {folder.name}")
+    for part, inner in _nearly_parts(folder).items() if parts == PARTS else ():
+        raise DataError(f"{inner}: a data set has a folder {part}; rename this one, or move it out of {folder.name}")
     of_train, of_query, of_gallery = (folder / part for part in parts)
     train = None
     if unlabelled and of_train.is_dir():
