@@ -14,7 +14,7 @@ from fedsim.core.names import problem_of_name
 from fedsim.data.images import GallerySplit, Images, Index, Split
 
 ONE_IDENTITY = "only one training identity; training needs at least 2"
-"""what is said of a data set or client that has nobody to distinguish"""
+"""the problem of a data set or client without a second person"""
 
 
 @dataclass(frozen=True)

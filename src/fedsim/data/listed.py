@@ -63,13 +63,13 @@ def _related(parts: Sequence[Sequence[Split]], knows_identities: bool) -> Iterat
     """Yield the files of each part that have a name or an identity of the other one; nearly always none have."""
     names = [{path.name for split in part for path in _files(split)} for part in parts]
     pids = [np.unique(np.concatenate([split.pids for split in part])) for part in parts]
-    common, known = names[0] & names[1], np.intersect1d(pids[0], pids[1])
-    known = known[known > 0] if knows_identities else known[:0]
+    common, people = names[0] & names[1], np.intersect1d(pids[0], pids[1])
+    people = people[people > 0] if knows_identities else people[:0]
     for part in parts:
         related = []
-        for split in part if common or len(known) else ():
-            is_known = np.isin(split.pids, known).tolist()
-            locations = zip(split.images.locations(), is_known, strict=True)
+        for split in part if common or len(people) else ():
+            is_of_both = np.isin(split.pids, people).tolist()
+            locations = zip(split.images.locations(), is_of_both, strict=True)
             related += [path for path, is_one in locations if path and (is_one or path.name in common)]
         yield related
 

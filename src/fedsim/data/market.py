@@ -101,9 +101,10 @@ def market_folders(root: Path) -> list[Path]:
 
 def misplaced(root: Path) -> list[LeftOut]:
     """Return the folders that would be data sets in ``root`` one folder higher, or with another name of a part."""
-    others = [] if is_market_folder(root) else [f for f in sub_folders(root) if not is_market_folder(f)]
     items = []
-    for folder in others:
+    for folder in [] if is_market_folder(root) else sub_folders(root):
+        if is_market_folder(folder):
+            continue
         items += [LeftOut(inner, _DEEP) for inner in _folders_in(folder) if is_market_folder(inner)]
         items += [LeftOut(inner, f"to be renamed {part}") for part, inner in _nearly_parts(folder).items()]
     return items
