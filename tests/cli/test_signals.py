@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from fedsim.__main__ import main
+from fedsim.core import stop_signals
 from fedsim.core.errors import StopSignal
 from fedsim.core.stop_signals import listening
 from tiny_run import TINY
@@ -160,16 +161,38 @@ def test_other_threads_leave_signals_alone():
     assert handlers == [signal.SIG_DFL]
 
 
-def test_a_command_whose_main_thread_is_stuck_ends():
-    program = """
-import os, signal, threading
+STUCK = """
+import ctypes, os, signal, threading
 from fedsim.core import stop_signals
-stop_signals._PATIENCE = 0.1
+stop_signals._UNHEARD = stop_signals._PATIENCE = 0.1
+mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 with stop_signals.listening(to_the_end=True):
+    lock(mutex)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     try:
-        os.kill(os.getpid(), signal.SIGTERM)
+        WAIT
     finally:
-        threading.Event().wait(600)
+        lock(mutex)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("waiting", ["threading.Event().wait(600)", "lock(mutex)"])
+def test_a_command_whose_main_thread_is_stuck_ends(waiting):
+    """In its end after it has heard the signal, or in foreign code, in which no handler runs."""
+    words = [sys.executable, "-c", STUCK.replace("WAIT", waiting)]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (143, "fedsim: error: stopped by SIGTERM; its main thread was stuck\n")
+
+
+def test_a_signal_of_a_fork_is_not_that_of_its_parent(monkeypatch):
+    monkeypatch.setattr(stop_signals, "_UNHEARD", 0.0)
+    with listening(to_the_end=False):
+        children = [os.fork() or os.execvp("sleep", ["sleep", "600"]) for _ in range(3)]
+        for child in children:
+            os.kill(child, signal.SIGTERM)
+            assert os.waitpid(child, 0)[1] == signal.SIGTERM
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -6,15 +6,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from fedsim.core.errors import StopSignal
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_UNHEARD = 10.0
+"""seconds after which a main thread that has not heard a signal is stuck, in a disk or in foreign code"""
 _PATIENCE = 60.0
-"""seconds for a command to end in order; then its main thread is stuck, in a disk or in foreign code"""
+"""seconds for a command to end in order after it has heard a signal"""
 
 
 @contextmanager
@@ -25,7 +27,10 @@ def listening(to_the_end: bool) -> Iterator[None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in _SIGNALS if is_main and signal.getsignal(number) is signal.SIG_DFL]
-    owner, timers = os.getpid(), list[threading.Timer]()
+    if not numbers:
+        yield
+        return
+    owner, heard, left = os.getpid(), threading.Event(), threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's
         if os.getpid() != owner:  # a fork, which has no command to end
@@ -34,23 +39,61 @@ def listening(to_the_end: bool) -> Iterator[None]:
             return
         for each in numbers:  # what ends the command is not interrupted
             signal.signal(each, signal.SIG_IGN)
-        timers.append(threading.Timer(_PATIENCE, _end, [number]))
-        timers[-1].daemon = True
-        timers[-1].start()
+        heard.set()
         raise StopSignal(number)
 
-    for number in numbers:
-        signal.signal(number, stop)
+    def watch(number: int) -> None:
+        if number not in numbers or not (heard.is_set() or signal.getsignal(number) is stop):
+            return  # another one's, such as Preemption's
+        if not (heard.wait(_UNHEARD) and left.wait(_PATIENCE)) and not left.is_set():
+            sys.stderr.write(f"fedsim: error: {StopSignal(number)}; its main thread was stuck\n")
+            sys.stderr.flush()
+            os._exit(128 + number)
+
+    with _watched(watch):
+        for number in numbers:
+            signal.signal(number, stop)
+        try:
+            yield
+        finally:
+            left.set()
+            for number in numbers:
+                signal.signal(number, signal.SIG_IGN if to_the_end else signal.SIG_DFL)
+
+
+@contextmanager
+def _watched(watch: Callable[[int], None]) -> Iterator[None]:
+    """Call ``watch`` in a thread with each signal, also while no handler runs: the main thread may be in foreign code."""
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    if before != -1:  # an event loop's, as in notebooks
+        signal.set_wakeup_fd(before)
+    _senders.append(sender)
+
+    def receive() -> None:
+        while number := os.read(receiver, 1):
+            watch(number[0])
+        os.close(receiver)
+
+    threading.Thread(target=receive, name="fedsim signals", daemon=True).start()
     try:
         yield
     finally:
-        for timer in timers:
-            timer.cancel()
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN if to_the_end else signal.SIG_DFL)
+        signal.set_wakeup_fd(before)
+        _senders.remove(sender)
+        os.close(sender)
 
 
-def _end(number: int) -> None:
-    sys.stderr.write(f"fedsim: error: {StopSignal(number)}; its main thread was stuck\n")
-    sys.stderr.flush()
-    os._exit(128 + number)
+_senders: list[int] = []
+"""pipes on which this process notes its signals"""
+
+
+def _note_nothing() -> None:
+    """Let a fork leave its parent's pipe alone: its signals are its own."""
+    before = signal.set_wakeup_fd(-1) if _senders else -1
+    if before not in (-1, *_senders):
+        signal.set_wakeup_fd(before)
+
+
+os.register_at_fork(after_in_child=_note_nothing)
