@@ -133,7 +133,7 @@ def test_wrong_config_files(capsys, tmp_path):
     broken.write_text("model: {method: FedPav\n")
     unknown.write_text("model: {client: {batchsize: 3}}\n")
     assert "nofile.yaml" in refuse(capsys, "fit", "--config", "nofile.yaml")
-    assert f"{broken}: is not valid YAML" in refuse(capsys, "fit", "--config", broken)
+    assert f"{broken}: line 1 is not valid YAML" in refuse(capsys, "fit", "--config", broken)
     assert "model.client.batchsize" in refuse(capsys, "fit", "--config", unknown)
     line = refuse(capsys, "fit")
     assert "model.method; give a config with these fields, such as --config quickstart" in line

@@ -63,7 +63,7 @@ def listening(to_the_end: bool) -> Iterator[None]:
 
 @contextmanager
 def _watched(watch: Callable[[int], None]) -> Iterator[None]:
-    """Call ``watch`` in a thread with each signal, also while no handler runs: the main thread may be in foreign code."""
+    """Call ``watch`` in a thread with each signal, also while foreign code runs in the main thread, and no handler."""
     receiver, sender = os.pipe()
     os.set_blocking(sender, False)
     before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
