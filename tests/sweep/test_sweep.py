@@ -366,7 +366,7 @@ def test_a_method_without_ranges_of_its_own_sweeps_rate_and_epochs(tmp_path, mon
     assert yaml.safe_load(capsys.readouterr().out)["command"][-2:] == ["${args}", "--trainer.max_epochs=3"]
     Path("mine.yaml").write_text("# sweep: a: {values: [1\n# sweep: b: 1\n")
     assert main(["sweep", "--method", "mine.yaml", "--print"]) == 2
-    assert "mine.yaml: lines # sweep: OPTION: RANGE: is not valid YAML" in capsys.readouterr().err
+    assert "mine.yaml: lines # sweep: OPTION: RANGE: line 1 is not valid YAML" in capsys.readouterr().err
 
 
 def test_what_is_printed_is_what_is_run(write_sweep, tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ import torchvision.models as tv
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.paths import FILE
 from fedsim.models.attention import holds_attention
 from fedsim.models.style import holds_style
@@ -94,7 +94,10 @@ def read_file(weights: str) -> dict[str, Tensor]:
     Checkpoints of training programs are unwrapped, and the leading ``module.`` of parallel training is removed. Raises
     ConfigError if there is no such file, or no state dict in it.
     """
-    path = Path(FILE.check(weights, "backbone.weights", "give an existing file or a name of public weights"))
+    try:
+        path = Path(FILE.check(weights, "backbone.weights", "give an existing file or a name of public weights"))
+    except DataError as error:
+        raise ConfigError(str(error)) from error
     try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise many types for a damaged file
