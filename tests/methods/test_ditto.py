@@ -76,7 +76,7 @@ def test_a_personal_model_that_diverges_is_a_bad_update(how):
     """Its pull is that of a spring which every step stretches; the global model's training is as it should be."""
     model = make_model(Ditto(lam=1e9), on_bad_update=how)
     if how == "stop":
-        with pytest.raises(BadUpdateError, match="client town0, round 1: loss or weights are not finite"):
+        with pytest.raises(BadUpdateError, match=r"client town0, round 1: .*loss or weights are not finite"):
             fit(model, rounds=1)
     else:
         assert not fit(model, rounds=1).reports
