@@ -259,8 +259,8 @@ def test_a_wrong_file_is_one_line(option, tmp_path, capsys):
     run = draw_run(tmp_path / "run", (1,))
     for name in ("x.foo", "x", "run/summary.json/x.png"):
         line = refuse(capsys, "report", run, option, tmp_path / name)
-        assert "cannot write the figure" in line
-        assert f"choose another {option}" in line
+        assert f"{option}: {tmp_path / name} " in line
+        assert "name another" in line
     assert not list(tmp_path.glob("*.tmp"))
 
 
