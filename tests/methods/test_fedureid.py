@@ -44,7 +44,7 @@ def begin(model, client, round_, reports=None):
 
 def finish(model, client):
     model.settings.method.upload(client)
-    client.end_round([client.model.shared], math.inf)
+    client.end_round([(client.model.shared, math.inf)])
     client.leave()
 
 
