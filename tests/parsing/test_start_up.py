@@ -158,7 +158,7 @@ def people(folder):
         for pid in pids:
             for camera in (1, 2):
                 path = folder / "mine" / part / f"{pid:04d}_c{camera}.jpg"
-                path.write_bytes(b"P5 1 1 255\n")  # its beginning is read, its pixels are not
+                path.write_bytes(f"P5 1 1 255\n{part}".encode())  # its beginning is read, its pixels are not
     return folder
 
 

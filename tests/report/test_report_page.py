@@ -235,7 +235,7 @@ def test_the_page_says_how_to_draw_the_contact_sheet_that_is_missing(page, tmp_p
 def test_what_is_wrong_is_one_line(runs, tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
-    assert "choose another --html" in refuse(capsys, "report", runs[0], "--html", file / "out.html")
+    assert "--html: " in refuse(capsys, "report", runs[0], "--html", file / "out.html")
     assert "--compare: there is no paper 999" in refuse(
         capsys, "report", runs[0], "--compare", "999", "--html", tmp_path / "out.html"
     )

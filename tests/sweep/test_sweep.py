@@ -127,7 +127,7 @@ def test_wrong_calls(write_sweep, capsys, tmp_path, monkeypatch):
     for args, text in (
         ([str(write_sweep())], "give one of --dry-run, --local and --print"),
         ([str(write_sweep()), "--dry-run", "--local"], "give one of"),
-        ([str(tmp_path / "nowhere.yaml"), "--dry-run"], "does the file exist?"),
+        ([str(tmp_path / "nowhere.yaml"), "--dry-run"], "nowhere.yaml is not there"),
         ([str(write_sweep()), "--dry-run", "--count=0"], "--count: 0 is less than 1"),
         ([str(write_sweep()), "--local", "--compare", "000/table9"], "paper 000 has no table9"),
         ([str(write_sweep()), "--local", "--compare", "999"], "--compare"),
