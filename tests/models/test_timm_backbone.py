@@ -184,7 +184,7 @@ def test_embeddings_are_parameters_of_the_backbone():
             {"name": VIT, "options": {"depht": 2}},
             r"^model.backbone: timm cannot build vit_small_.* \(TypeError",
         ),
-        ({"name": VIT, "weights": "nowhere.pth"}, r"^backbone.weights: no file nowhere.pth; "),
+        ({"name": VIT, "weights": "nowhere.pth"}, r"^backbone.weights: .*nowhere.pth is not there: no such file; "),
     ],
 )
 def test_mistakes_are_named(arguments, message):
