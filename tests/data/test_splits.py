@@ -360,7 +360,7 @@ def test_a_data_set_that_changed_after_the_splits_were_written(viper):
 
 def test_mistakes_are_one_line(viper, capsys, tmp_path):
     folder = f"--folder={viper}"
-    assert "bounding_box_test" in refused_command(capsys, f"--folder={tmp_path / 'nowhere'}")
+    assert "nowhere is not there" in refused_command(capsys, f"--folder={tmp_path / 'nowhere'}")
     assert "'one_query', 'pairs'" in refused_command(capsys, folder, "--style=triples")
     assert "fraction: 0.01" in refused_command(capsys, folder, "--fraction=0.01")
     assert "folder" in refused_command(capsys)
