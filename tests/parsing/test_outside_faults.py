@@ -227,7 +227,7 @@ def test_a_users_own_files_beside_those_of_a_run_are_left_alone(finished, tmp_pa
 
 def test_an_empty_file_name_is_refused(finished, capsys):
     for option in ("--html", "--figure", "--curves", "--cmc", "--tradeoff", "--participation"):
-        assert f"{option}: an empty text" in refuse(capsys, "report", finished, option, "")
+        assert f"{option}: is empty" in refuse(capsys, "report", finished, option, "")
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def test_names_of_the_user_stand_for_runs_and_their_seeds(tmp_path):
 def test_a_folder_with_the_sign_is_a_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "lr=0.1")
+    make(tmp_path / "runs" / "a=b")
     assert [str(part) for part in named_folder("lr=0.1")] == ["lr=0.1", ""]
     assert [str(part) for part in named_folder("A=lr=0.1")] == ["lr=0.1", "A"]
     assert [str(part) for part in named_folder("runs/a=b")] == ["runs/a=b", ""]
