@@ -66,7 +66,7 @@ def test_a_run_without_results_does_not_refuse_the_others(tmp_path, capsys):
     assert f"left out: {begun} has not finished its first round" in text
     assert f"left out: {empty} has no scores yet" in text
     assert "wait for its first evaluation" in refuse(capsys, "report", begun, empty)
-    assert "holds no summary.json" in refuse(capsys, "report", done, tmp_path / "nowhere")
+    assert "nowhere is not there" in refuse(capsys, "report", done, tmp_path / "nowhere")
     (done / "summary.json").write_text("[]")
     assert "summary.json: is not a JSON object" in refuse(capsys, "report", done)
 
