@@ -94,7 +94,11 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
 
 def _foreign_exit(error: SystemExit) -> str | None:
     """Return file and line of the code that asked for an exit; None for the parser's own exit, after its help."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in frame.filename]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).name not in ("_sitebuiltins.py", "exit_hooks.py")  # the second is W&B's around sys.exit
+    ]
     if not frames or any(name in Path(frames[-1].filename).parts for name in _MAY_EXIT):
         return None
     return f"{frames[-1].filename}, line {frames[-1].lineno}"
