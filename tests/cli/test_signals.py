@@ -168,8 +168,8 @@ stop_signals._UNHEARD = stop_signals._PATIENCE = 0.1
 mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 with stop_signals.listening(to_the_end=True):
     lock(mutex)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         WAIT
     finally:
         lock(mutex)

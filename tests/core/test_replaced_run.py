@@ -133,3 +133,38 @@ def test_a_damaged_summary_is_named(run):
     assert replaced_run.stands_alone(run)
     put_back(run)
     assert content(run)["metrics.csv"] == "old"
+
+
+def test_what_the_new_run_wrote_goes_with_it(run):
+    """Also files that the old run had not, of a new run that has neither summary nor checkpoint yet."""
+    (run / "queries.npz").unlink()
+    before = content(run)
+    move_aside(run, with_ids=True)
+    write(run, ("config.yaml", "queries.npz", "mlflow_id", "features/b.npz", "metrics.csv"), "new")
+    bring_back(run)
+    assert content(run) == before
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_run_that_begins_again_keeps_its_ids_and_folders_of_the_user(tmp_path, is_killed):
+    write(tmp_path, ("metrics.csv", "wandb_id", "features/mine"), "old")
+    move_aside(tmp_path, with_ids=False)
+    write(tmp_path, ["metrics.csv"], "new")
+    bring_back(tmp_path) if is_killed else put_back(tmp_path)
+    assert content(tmp_path) == dict.fromkeys(("features/mine", "metrics.csv", "wandb_id"), "old")
+
+
+def test_a_removal_that_is_killed_brings_nothing_back(run, monkeypatch):
+    move_aside(run, with_ids=True)
+    write(run, ("metrics.csv", "config.yaml"), "new")  # of a run that writes no checkpoints
+    with monkeypatch.context() as patch, suppress(KilledError):
+        patch.setattr(shutil, "rmtree", lambda path, **_: kill() if path.exists() else None)
+        drop_replaced(run)
+    new = {name: text for name, text in content(run).items() if text != "old"}
+    bring_back(run)
+    assert content(run) == new
+    assert not [*run.glob("replaced-run*")]
+
+
+def kill():
+    raise KilledError

@@ -225,14 +225,13 @@ class FedSimCLI(LightningCLI):
             self.lock = lock  # last: all other checks of settings have passed
             lock.acquire()
             start.check_free()  # again: another fit may have ended in between
-            keep_words(self.run_dir, self.words)
             for logger in self.trainer.loggers:
                 if isinstance(logger, MLFlowLogger):
                     reach_mlflow(logger)
             for change in self._changes():
                 log.warning("%s", change)
         if not config["trainer"]["fast_dev_run"]:  # which writes nothing
-            at_once = folder_of_sweep_run() is not None
+            at_once = partial(keep_words, self.run_dir, self.words) if folder_of_sweep_run() else None
             has_mlflow = any(isinstance(logger, MLFlowLogger) for logger in self.trainer.loggers)
             config_of_run = self._resolved() if has_mlflow else {}
             RunBeginning(lock, start, config_of_run, at_once).join(self.trainer)

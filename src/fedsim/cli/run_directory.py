@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fedsim.core.errors import DataError
 from fedsim.core.files import make_folder, replacing
 from fedsim.core.paths import expanded
-from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at
+from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at, run_around
 from fedsim.core.run_lock import RunLock
 from fedsim.evaluation.query_file import write_queries
 from fedsim.federation.callbacks.summary import versions
@@ -117,7 +117,7 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
     if checkpoint is None or has_config or (checkpoint in ("last", "best") and run_dir is None):
         return list(args)
     if command == "fit":
-        look_for_fit(Path(run_dir) if run_dir is not None else _owner(Path(checkpoint)) or Path(checkpoint))
+        look_for_fit(Path(run_dir) if run_dir is not None else run_around(Path(checkpoint)) or Path(checkpoint))
     path = find_checkpoint(checkpoint, Path(run_dir or "."), command == "fit")
     config = None if path is None else find_version(path) / "config.yaml"
     if path is None or config is None:
@@ -125,15 +125,10 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
     if not config.is_file():
         raise DataError(f"{path}: has no config.yaml (the run was not started by fedsim fit); give --config")
     options = ["--config", str(config)]
-    owner = _owner(path)
+    owner = run_around(path)
     if run_dir is None and owner is not None:
         options += ["--run_dir", str(owner)]
     return [*options, *args]
-
-
-def _owner(path: Path) -> Path | None:
-    """Return the run directory that holds a checkpoint; None if it is in none."""
-    return next((parent.parent for parent in path.absolute().parents if parent.name == CHECKPOINTS), None)
 
 
 def look_for_fit(run_dir: Path) -> None:
@@ -152,7 +147,7 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation, condit
     """
     assert scored.path is not None, "a test has a checkpoint"
     parents = scored.path.absolute().parents
-    owner = run_dir or _owner(scored.path)
+    owner = run_dir or run_around(scored.path)
     if owner is None:
         return "scores are kept in a run directory, but the checkpoint is in none; name it with --run_dir"
     named = next(

@@ -30,7 +30,7 @@ QUERIES_FILE = "queries.npz"
 RUN_ID_FILE, MLFLOW_ID_FILE = "wandb_id", "mlflow_id"
 """files with the ids of the runs of W&B and MLflow that a resumed job continues"""
 _WRITTEN = ("config.yaml", QUERIES_FILE, "features", "rankings", "maps", TESTS)
-_ASIDE, _MOVING = "replaced-run", "replaced-run.tmp"
+_ASIDE, _MOVING, _REMOVED = "replaced-run", "replaced-run.tmp", "replaced-run.removed.tmp"
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 def files_of_run(folder: Path, with_ids: bool = True) -> Iterator[Path]:
     """Yield the files and folders of a run; the summary, which marks a run, is the last."""
     summary, checkpoints = folder / "summary.json", [*(folder / CHECKPOINTS).glob("*.ckpt*")]
-    is_run = summary.exists() or bool(checkpoints)  # else folders of these names are the user's
+    # else folders of these names are the user's
+    is_run = summary.exists() or bool(checkpoints) or stands_alone(folder / _ASIDE)
     names = (*((RUN_ID_FILE, MLFLOW_ID_FILE) if with_ids else ()), *(_WRITTEN if is_run else ()))
     metrics = metrics_files(folder) if is_run else folder.glob(METRICS_FILE)
     paths = [*metrics, *(folder / name for name in names), *checkpoints, summary]
@@ -82,7 +83,8 @@ def move_aside(folder: Path, with_ids: bool) -> None:
 def put_back(folder: Path) -> None:
     """Put the run that was moved aside back in its place, and remove the files of the one that was to replace it."""
     if (folder / _ASIDE).exists():
-        for path in files_of_run(folder):
+        # a run that begins again without a checkpoint has left its ids in their places
+        for path in files_of_run(folder) if stands_alone(folder / _ASIDE) else ():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (folder / _ASIDE).rename(folder / _MOVING)
     for place in sorted((folder / _MOVING).glob("*")):
@@ -93,8 +95,11 @@ def put_back(folder: Path) -> None:
 
 
 def drop_replaced(folder: Path) -> None:
-    """Remove the run that was moved aside."""
-    shutil.rmtree(folder / _ASIDE, ignore_errors=True)
+    """Remove the run that was moved aside; renamed first, as a removal that is killed leaves no half of a run."""
+    if (folder / _ASIDE).exists():
+        shutil.rmtree(folder / _REMOVED, ignore_errors=True)
+        (folder / _ASIDE).rename(folder / _REMOVED)
+    shutil.rmtree(folder / _REMOVED, ignore_errors=True)
 
 
 def bring_back(folder: Path) -> None:
@@ -102,7 +107,7 @@ def bring_back(folder: Path) -> None:
 
     A line is logged if the replaced run is back.
     """
-    if not any(os.path.isdir(folder / name) for name in (_ASIDE, _MOVING)):
+    if not any(os.path.isdir(folder / name) for name in (_ASIDE, _MOVING, _REMOVED)):
         return
     lock = RunLock(folder)
     with suppress(ConfigError):  # a fit is at work, or the folder is another user's
@@ -115,18 +120,25 @@ def bring_back(folder: Path) -> None:
 
 def bring_back_at(path: Path) -> None:
     """Settle an unfinished replacement, see :func:`bring_back`, of a run directory, or in that of a checkpoint."""
-    parents = path.absolute().parents
-    bring_back(next((parent.parent for parent in parents if parent.name == CHECKPOINTS), path))
+    bring_back(run_around(path) or path)
+
+
+def run_around(path: Path) -> Path | None:
+    """Return the run directory that holds a checkpoint; None if it is in none."""
+    return next((parent.parent for parent in path.absolute().parents if parent.name == CHECKPOINTS), None)
 
 
 def _settle(folder: Path) -> None:
-    if (folder / _ASIDE).exists() and stands_alone(folder):
+    is_aside, is_moving = ((folder / name).exists() for name in (_ASIDE, _MOVING))
+    if not is_moving and (not is_aside or stands_alone(folder)):
         drop_replaced(folder)
-    elif any((folder / name).exists() for name in (_ASIDE, _MOVING)):
+    else:
         put_back(folder)
         log.warning("%s: a fit that was to replace this run ended before its first checkpoint; the run is back", folder)
 
 
 def _move(path: Path, place: Path) -> None:
     make_folder(place.parent, "run_dir")
+    if place.is_dir() and not place.is_symlink():  # of the new run
+        shutil.rmtree(place)
     path.rename(place)

@@ -22,6 +22,7 @@ from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import bring_back
 from fedsim.core.run_lock import RunLock, message_of_change
+from fedsim.core.versions import holding
 from fedsim.evaluation.summary import score_rows
 from fedsim.federation.callbacks import (
     FolderStart,
@@ -205,12 +206,12 @@ class Trainer(lightning.Trainer):
 
     def validate(self, *args: Any, **kwargs: Any) -> Any:
         """Score the clients' validation data; the arguments are Lightning's, the table is in :attr:`scores`."""
-        with _without_false_alarms():
+        with _without_false_alarms(), holding():
             return super().validate(*args, **{"verbose": False} | _with_path(kwargs))
 
     def test(self, *args: Any, **kwargs: Any) -> Any:
         """Score the test sets; the arguments are Lightning's, the table is in :attr:`scores`."""
-        with _without_false_alarms():
+        with _without_false_alarms(), holding():
             return super().test(*args, **{"verbose": False} | _with_path(kwargs))
 
 

@@ -42,8 +42,8 @@ def words_of_first_start(words: Sequence[str]) -> list[str]:
 
 
 def keep_words(folder: Path, words: Sequence[str]) -> None:
-    """Write the words of an agent's run into its folder, when it first starts."""
-    if folder_of_sweep_run() is not None and _kept_words(folder) is None:
+    """Write the words of the run that an agent starts into its folder, when it first begins."""
+    if _kept_words(folder) is None:
         with replacing(folder / _FILE) as partial:
             partial.write_text(json.dumps({"run": os.environ["WANDB_RUN_ID"], "words": [*words]}, indent=1) + "\n")
 

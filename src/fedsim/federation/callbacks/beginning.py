@@ -5,7 +5,7 @@ Until then a fit may still be refused, or fail, and an older run in the director
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +73,15 @@ class RunBeginning(RoundCallback):
         lock: of the run directory.
         start: makes room in the run directory.
         config: the resolved configuration, for MLflow.
-        at_once: begin before the first round, which an agent of W&B needs to start a preempted run again.
+        at_once: begin before the first round, which an agent of W&B needs to start a preempted run again; called then.
     """
 
     def __init__(
-        self, lock: RunLock, start: FolderStart, config: Mapping[str, Any] | None = None, at_once: bool = False
+        self,
+        lock: RunLock,
+        start: FolderStart,
+        config: Mapping[str, Any] | None = None,
+        at_once: Callable[[], object] | None = None,
     ) -> None:
         self._lock, self._folder, self._config, self._at_once = lock, start, config or {}, at_once
         self._has_begun = False
@@ -99,7 +103,7 @@ class RunBeginning(RoundCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin, if that cannot wait."""
-        if self._at_once:
+        if self._at_once is not None:
             self._begin(trainer, pl_module)
 
     def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -139,6 +143,8 @@ class RunBeginning(RoundCallback):
 
     def _start(self, trainer: Trainer, module: LightningModule) -> None:
         folder = Path(trainer.default_root_dir)
+        if self._at_once is not None:
+            self._at_once()
         if self._held is not None:
             for logger in self._held.loggers:
                 if isinstance(logger, MLFlowLogger):
