@@ -26,7 +26,17 @@ def test_so_is_the_end_of_groups_that_came_after_an_earlier_failure():
     assert done.returncode == 2, done.stderr
 
 
+LATE = """
+import threading
+from fedsim.strategy import channel
+counted = threading.Event()
+channel.time.sleep = lambda seconds: (counted.set(), threading.Event().wait())  # a pause that no slow machine outlasts
+end_with_python(0.1)
+print("the pause began" if counted.wait(0.5) else "went on")
+"""
+
+
 @pytest.mark.parametrize("end", ["", "raise SystemExit(7)"])
 def test_a_program_that_catches_the_error_and_goes_on_ends_by_itself(end):
-    done = ran(f"end_with_python(0.1); time.sleep(0.5); print('went on'); {end}")
+    done = ran(LATE + end)
     assert (done.returncode, done.stdout, done.stderr) == (7 if end else 0, "went on\n", "")
