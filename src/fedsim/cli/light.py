@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping
 
 from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.core.extras import load_extra
 from fedsim.parsing.listing import classes_of, kinds
 from fedsim.parsing.listing import run as run_list
 from fedsim.parsing.options import all_options
@@ -45,10 +46,7 @@ def completion(words: list[str], commands: Mapping[str, str]) -> str:
         return f"usage: fedsim completion {{{' | '.join(_SHELLS)}}}: {commands['completion']}"
     if len(words) != 1 or words[0] not in _SHELLS:
         raise ConfigError(f"fedsim completion: name your shell, one of {', '.join(_SHELLS)}")
-    try:
-        import shtab
-    except ImportError as error:
-        raise ConfigError("fedsim completion: needs shtab, which is not installed; run pip install shtab") from error
+    shtab = load_extra("shtab", "fedsim completion", "completion")
     from fedsim.cli.commands import GROUPS  # which imports the parser of commands: a fifth of a second
 
     parser = ArgumentParser(prog="fedsim", allow_abbrev=False)

@@ -75,3 +75,9 @@ class StopSignal(BaseException):
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a message, which may be a page."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, first_line
 
 
-def load_extra(module: str, setting: str, extra: str) -> Any:
+def load_extra(module: str, setting: str, extra: str, instead: str = "") -> Any:
     """Import a module of an optional library, and return it.
 
-    ``setting`` is the setting that needs the library, and ``extra`` the extra of fedsim by which pip installs it.
-    Raises ConfigError, with the command to install it, if the library is missing.
+    ``setting`` is the setting that needs the library, and ``extra`` the extra of fedsim by which pip installs it;
+    ``instead`` is a remedy without the library. Raises ConfigError, with the command to install it, if the library is
+    missing, or cannot be loaded: FAISS, for one, raises RuntimeError if its CUDA libraries are missing.
 
     >>> load_extra("json", "model.backbone: Example", "models").dumps([1])
     '[1]'
@@ -20,8 +21,12 @@ def load_extra(module: str, setting: str, extra: str) -> Any:
     Traceback (most recent call last):
     fedsim.core.errors.ConfigError: model.backbone: Example needs no_such_library; pip install 'fedsim[models]'
     """
+    remedy = f"pip install 'fedsim[{extra}]'{instead and f', or {instead}'}"
     try:
         return import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         library = (error.name or module).partition(".")[0]
-        raise ConfigError(f"{setting} needs {library}; pip install 'fedsim[{extra}]'") from error
+        raise ConfigError(f"{setting} needs {library}; {remedy}") from error
+    except Exception as error:  # a library that is there and does not start: OSError, RuntimeError, any other
+        library, reason = module.partition(".")[0], first_line(error)
+        raise ConfigError(f"{setting}: {library} cannot be loaded ({reason}); {remedy}") from error

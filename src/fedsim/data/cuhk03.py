@@ -13,6 +13,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.extras import load_extra
 
 Variant = Literal["detected", "labeled"]
 
@@ -74,10 +75,7 @@ def convert_cuhk03(mat: Path, protocol: Path, output: Path, variant: Variant) ->
 
 def _open(mat: Path) -> Any:
     """Open an HDF5 file; h5py has no types."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise ConfigError("--mat: reading it needs h5py; pip install 'fedsim[cuhk03]'") from error
+    h5py = load_extra("h5py", "--mat", "cuhk03")
     try:
         return h5py.File(mat, "r")
     except OSError as error:

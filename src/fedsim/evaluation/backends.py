@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.extras import load_extra
 from fedsim.core.transfer import send
 from fedsim.evaluation.ranking import Ints, RetrievalLabels
 from fedsim.functional.neighbours import Neighbours, Search, nearest
@@ -239,13 +240,7 @@ def _prepared(features: Tensor, distance: Distance) -> Tensor:
 
 def _load_faiss() -> Any:
     """Import FAISS when it is needed."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise ConfigError(
-            f"backend: FAISS cannot be loaded ({error}); pip install 'fedsim[faiss]', or use torch"
-        ) from error
-    return faiss
+    return load_extra("faiss", "backend", "faiss", instead="use torch")
 
 
 def _faiss_can_use(device: torch.device) -> bool:

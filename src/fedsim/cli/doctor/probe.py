@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.core.errors import first_line
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -192,12 +194,6 @@ def readers(workers: int) -> dict[str, Any]:
     from fedsim.data.pixels import problem_of_readers
 
     return {"problem": problem_of_readers(workers)}
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of a message, which may be a page."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
+from fedsim.core.extras import load_extra
 from fedsim.core.flat import Entry, FlatParameters
 from fedsim.core.seeding import numpy_generator
 from fedsim.federation.aggregation.masked import clients_prune
@@ -235,13 +236,8 @@ _INTEGER_ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
 
 
 def _import_accounting() -> tuple[Any, Any]:
-    try:
-        import dp_accounting
-        from dp_accounting import rdp
-    except ImportError as error:
-        message = "model.privacy: DifferentialPrivacy needs dp-accounting; pip install 'fedsim[privacy]'"
-        raise ConfigError(message) from error
-    return dp_accounting, rdp
+    setting = "model.privacy: DifferentialPrivacy"
+    return load_extra("dp_accounting", setting, "privacy"), load_extra("dp_accounting.rdp", setting, "privacy")
 
 
 def _check_what_is_sent(method: Method, server: Server) -> None:

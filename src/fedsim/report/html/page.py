@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from fedsim._version import __version__
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
+from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
 from fedsim.report.comparison import tables_with_runs
@@ -26,13 +27,9 @@ from fedsim.report.runs import METRICS
 from fedsim.report.scores import MEANING, all_sets, describe, score_block, shown_metrics, titles_of
 from fedsim.report.significance import differences_table, intervals_table
 
-try:
-    import jinja2
-    from plotly.offline import get_plotlyjs
-
-    from fedsim.report.html.plots import plots_of
-except ImportError as error:
-    raise ConfigError("--html: needs plotly and jinja2; pip install 'fedsim[report]'") from error
+jinja2, offline, plots = (
+    load_extra(module, "--html", "report") for module in ("jinja2", "plotly.offline", "fedsim.report.html.plots")
+)
 
 _SHEETS = ("data.png", "people.png", "preview.png")
 """Names of contact sheets, in a run directory or its parent."""
@@ -68,7 +65,7 @@ def write_page(
         "scores": score_block(groups, metric, rule),
         "all_scores": _all_scores(groups, names, rule),
         "meaning": MEANING,
-        "plots": plots_of(groups, titles_of(names), metric, rule),
+        "plots": plots.plots_of(groups, titles_of(names), metric, rule),
         "tests": [
             ("Intervals", intervals_table(groups, names, shown_metrics(metric))),
             ("Differences between methods", differences_table(groups, names, shown_metrics(metric))),
@@ -80,7 +77,7 @@ def write_page(
         "differences": _differences(groups),
         "settings": [(group.label, yaml.safe_dump(_public(group.runs[0].config), sort_keys=False)) for group in groups],
         "versions": _versions(groups),
-        "plotly": get_plotlyjs(),
+        "plotly": offline.get_plotlyjs(),
     }
     template = (resources.files("fedsim") / "report" / "html" / "page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
