@@ -19,7 +19,8 @@ from fedsim.cli.init.command import init
 from fedsim.cli.init.slurm import write_scripts
 from fedsim.cli.rank import rank_file
 from fedsim.core.checked import kinds_of
-from fedsim.core.checks import NumberKind
+from fedsim.core.checks import NumberKind, SizeKind
+from fedsim.core.devices import DeviceKind
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder
 from fedsim.core.paths import PathKind, given_path
@@ -36,12 +37,10 @@ COMMANDS = {
     "report": report, "load_model": fedsim.load_model, "load_run": fedsim.load_run,
 }  # fmt: skip
 NO_PATHS = {  # texts that are names, not paths
-    "arch", "backend", "by", "checkpoint", "client", "clients", "compare", "device", "distance", "format", "labels",
+    "arch", "backend", "by", "checkpoint", "client", "clients", "compare", "distance", "format", "labels",
     "metric", "pretrain", "rule", "sets", "style", "target", "variant",
     "runs",  # NAME=FOLDER: fedsim.report.run_folders.named_folder
 }  # fmt: skip
-FREE = {"alpha", "fraction", "lambda_"}
-"""numbers that the code which computes with them bounds"""
 
 
 def unchecked(function):
@@ -50,8 +49,8 @@ def unchecked(function):
     kinds_of_values = {name: str(hint) for name, hint in hints.items() if name not in {*kinds, "return"}}
     for name in inspect.signature(function).parameters:
         is_text = any(word in kinds_of_values.get(name, "") for word in ("str", "PathLike"))
-        is_number = name not in kinds and hints.get(name) in (int, float)
-        if (is_text and name not in NO_PATHS | {"options"}) or (is_number and name not in FREE):
+        is_number = name not in kinds and hints.get(name) in (int, float, tuple[int, int], tuple[int, int] | None)
+        if (is_text and name not in NO_PATHS | {"options"}) or is_number:
             yield name
 
 
@@ -119,6 +118,11 @@ def test_what_a_kind_refuses_is_refused_by_each_command_before_anything_is_writt
         if isinstance(kind, NumberKind):
             wrong = [(value, name) for value in (-1, float("nan"), float("inf"), 2**40 if "4294967295" in kind.interval
                                                  else -(2**70), True)]  # fmt: skip
+        elif isinstance(kind, DeviceKind):
+            wrong = [(value, "there is no device") for value in ("", "gpu", "cuda:-1", "meta", "cpu:3", 3, ["cpu"])]
+        elif isinstance(kind, SizeKind):
+            wrong = [(value, "is not a height and a width") for value in
+                     ((0, 8), (8,), (8, 8, 8), (8.5, 8), (True, 8), 8, "8x8", (2**40, 8))]  # fmt: skip
         elif kind.is_read_later:
             continue
         else:
@@ -142,6 +146,21 @@ def test_an_output_never_replaces_an_input_or_another_output(folder):
     (folder / "c.csv").touch()
     with pytest.raises(ConfigError, match=r"^--output: c.csv is the file of --config, too"):
         COMMANDS["data manifest"]("c.csv", output="c.csv")
+
+
+def test_a_number_with_a_colon_is_none(folder, capsys):
+    (folder / "f.npz").touch()
+    for words in (["rank", "f.npz", "--alpha=1:30"], ["rank", "f.npz", "--k1", "1:30"],
+                  ["fit", "--config=quickstart", "--data.limit_client_batches=1:30"]):  # fmt: skip
+        assert main(words) == 2
+        assert "1:30 is not a number; write it without colons" in capsys.readouterr().err
+
+
+def test_none_is_refused_where_it_has_no_meaning(folder):
+    with pytest.raises(ConfigError, match=r"^run: None is no path"):
+        fedsim.load_run(None)
+    with pytest.raises(ConfigError, match=r"^device: there is no device None"):
+        fedsim.load_model("folder", device=None)
 
 
 def test_a_home_folder_is_meant_by_inputs_and_outputs(folder):

@@ -117,7 +117,10 @@ def test_a_folder_without_a_run_and_a_run_without_a_config_are_one_line(tmp_path
         load_model(tmp_path / "last.ckpt")
 
 
-@pytest.mark.parametrize("images", [torch.zeros(2, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    "images",
+    [torch.zeros(2, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(2, 3, 0, 8, dtype=torch.uint8)],
+)
 def test_tensors_that_are_no_pixels_are_one_line(run, images):
     with pytest.raises(ConfigError, match="a tensor must be RGB pixels, uint8"):
         load_model(run).embed(images)
@@ -146,7 +149,15 @@ def test_floats_in_place_of_pixels_and_wrong_counts_are_refused(run, tmp_path):
     model = load_model(run)
     with pytest.raises(ConfigError, match=r"^images: a tensor must be RGB pixels"):
         model(torch.rand(1, 3, *model.size))
-    for count in (0, -3, True, 1.5):
+    for images, words in {3: "images: int is no picture", None: "images: NoneType is no picture"}.items():
+        with pytest.raises(ConfigError, match=words):
+            model.embed(images)
+    with pytest.raises(DataError, match=r"^images: cannot read this picture \(it has no pixels\)"):
+        model.embed(Image.new("RGB", (0, 5)))
+    with pytest.raises(ConfigError, match=r"^images: array.* is no path") as caught:
+        model.embed([np.zeros((9, 9, 3))])
+    assert "\n" not in str(caught.value)
+    for count in (0, -3, True, 1.5, None):
         with pytest.raises(ConfigError, match=r"^batch_size: "):
             model.embed([], batch_size=count)
     with pytest.raises(DataError, match=r"^images: cannot read this picture \(its floats reach 9e\+09"):

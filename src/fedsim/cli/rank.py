@@ -16,9 +16,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fedsim.core.checked import checked
-from fedsim.core.checks import Count, Natural
-from fedsim.core.devices import device_named
-from fedsim.core.errors import ConfigError, DataError, FedSimError
+from fedsim.core.checks import Count, Natural, Share, Weight
+from fedsim.core.devices import Device
+from fedsim.core.errors import ConfigError, DataError, FedSimError, first_line
 from fedsim.core.paths import Arrays, InputFile
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
@@ -41,13 +41,13 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     invalid_as_zero: bool = False,
     single_gallery_shot: bool = False,
     backend: BackendName = "auto",
-    device: str = "cpu",
+    device: Device = "cpu",
     expand: Natural = 0,
-    alpha: float = 0.0,
+    alpha: Weight = 0.0,
     rerank: bool = False,
     k1: Count = 20,
     k2: Count = 6,
-    lambda_: float = 0.3,
+    lambda_: Share = 0.3,
     save_ranking: Arrays | None = None,
     json: bool = False,
 ) -> str:
@@ -83,7 +83,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     labels = file.labels
     if labels.num_valid == 0:
         raise DataError(f"{features}: no query has a match: {labels.why_no_match()}")
-    place = _device(device)
+    place = _working(device)
     query, gallery, search = file.query.to(place), file.gallery.to(place), make_search(backend, place)
 
     def blocks() -> Iterable[tuple[slice, Tensor]]:
@@ -135,12 +135,12 @@ def _naming(path: str) -> Iterator[None]:
         raise DataError(f"{path}: {error}") from error
 
 
-def _device(name: str) -> torch.device:
-    device = device_named(name)
+def _working(name: str) -> torch.device:
+    device = torch.device(name)
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the device exists, but does not work
-        raise ConfigError(f"--device: {name} cannot be used ({str(error).splitlines()[0]})") from error
+        raise ConfigError(f"--device: {name} cannot be used ({first_line(error)})") from error
     return device
 
 

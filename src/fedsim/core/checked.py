@@ -24,7 +24,9 @@ class Kind(Protocol):
 
 
 def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function check those of its arguments that have a kind, None excepted; an output never replaces an input.
+    """Let a function check those of its arguments that have a kind; an output never replaces an input.
+
+    None is not checked where the argument may be None.
 
     ``prefix``: before an argument's name in messages: hyphens for an option.
 
@@ -38,7 +40,8 @@ def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def with_checks(function: Callable[P, R]) -> Callable[P, R]:
-        signature, kinds = inspect.signature(function), kinds_of(function)
+        signature, kinds, plain = inspect.signature(function), kinds_of(function), get_type_hints(function)
+        optional = {name for name, hint in plain.items() if type(None) in get_args(hint)}
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,12 +49,11 @@ def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
             bound.apply_defaults()
             values = bound.arguments
             for name, kind in kinds.items():
-                if values[name] is not None:
+                if values[name] is not None or name not in optional:
                     values[name] = kind.check(values[name], f"{prefix}{name}")
             _check_outputs(values, kinds, prefix)
             return function(*bound.args, **bound.kwargs)
 
-        plain = get_type_hints(function)
         parameters = [p.replace(annotation=plain.get(name, p.annotation)) for name, p in signature.parameters.items()]
         call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # for the parser
         return call

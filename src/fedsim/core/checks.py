@@ -98,9 +98,34 @@ class NumberKind:
         return value
 
 
+MAX_SIDE = 100_000
+"""most pixels of a height or width; more are a mistake"""
+
+
+@dataclass(frozen=True)
+class SizeKind:
+    """A height and a width in pixels; it annotates arguments of :func:`fedsim.core.checked.checked`."""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return the pair; raise ConfigError, beginning with ``name``, if it is none.
+
+        >>> SizeKind().check((256, 128), "data.size")
+        (256, 128)
+        """
+        sides = list(value) if isinstance(value, tuple | list) else []
+        is_whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+        if len(sides) != 2 or not is_whole or not 1 <= min(sides) <= max(sides) <= MAX_SIDE:
+            raise ConfigError(f"{name}: {sides or value} is not a height and a width in pixels")
+        return value
+
+
 Count = Annotated[int, NumberKind("[1, inf)")]
 Natural = Annotated[int, NumberKind("[0, inf)")]
 SEED = NumberKind(f"[0, {2**32 - 1}]")
 Seed = Annotated[int, SEED]
+SIZE = SizeKind()
+Pixels = Annotated[tuple[int, int], SIZE]
 Rate = Annotated[float, NumberKind("(0, inf)", Real)]
+Weight = Annotated[float, NumberKind("[0, inf)", Real)]
+Part = Annotated[float, NumberKind("(0, 1]", Real)]
 Share = Annotated[float, NumberKind("[0, 1]", Real)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 
@@ -91,20 +93,44 @@ def cpu_computes_bf16() -> bool:
     return is_supported is not None and bool(is_supported())
 
 
-def device_named(name: str) -> torch.device:
-    """Return the device that the option ``--device`` names: cpu, cuda or cuda:N; cuda is the current GPU.
+def device_named(name: str, setting: str = "--device") -> torch.device:
+    """Return the device that a ``setting`` names: cpu, cuda or cuda:N; cuda is the current GPU.
 
     Raises:
         ConfigError: if this machine has no such device; the message lists its devices. If CUDA does not start.
     """
     try:
-        device = torch.device(name)
+        device = torch.device(name) if isinstance(name, str | torch.device) else None
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device: there is no device {name}; choose from {devices_here()}")
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+        raise ConfigError(f"{setting}: there is no device {name}; choose from {devices_here()}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device: {name} is not here; choose from {devices_here()}")
+        raise ConfigError(f"{setting}: {name} is not here; choose from {devices_here()}")
     if device.type == "cuda":
-        check_start(f"--device: {name}", "it to cpu")
+        check_start(f"{setting}: {name}", "it to cpu")
     return device
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """A device by its name; it annotates arguments of :func:`fedsim.core.checked.checked`."""
+
+    knows_auto: bool = False
+    """whether ``auto`` is a name, too"""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return the name of the device; ``name`` and errors are those of :func:`device_named`.
+
+        >>> DeviceKind(knows_auto=True).check("auto", "--device")
+        'auto'
+        """
+        if not (self.knows_auto and value == "auto"):
+            device_named(value, name)
+        return value
+
+
+Device = Annotated[str, DeviceKind()]
+"""cpu, cuda or cuda:N"""
+AnyDevice = Annotated[str, DeviceKind(knows_auto=True)]
+"""also auto"""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import problem_of_folder
+from fedsim.core.names import one_line
 from fedsim.core.replaced_run import bring_back_at
 
 _REMEDY = "is a variable of your command not set? name a file or folder, or leave it out"
@@ -27,7 +28,7 @@ def expanded(value: object, setting: str) -> str:
     'runs/a'
     """
     if not isinstance(value, str | os.PathLike) or "\0" in (text := os.fsdecode(value)):
-        raise ConfigError(f"{setting}: {value!r} is no path; name a file or folder")
+        raise ConfigError(f"{setting}: {one_line(repr(value), 80)} is no path; name a file or folder")
     for names in re.findall(r"\$(?:(\w+)|\{([^}]*)\})", text):
         if (name := "".join(names)) not in os.environ:
             raise ConfigError(

@@ -17,11 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.core.checks import not_negative, within
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import SIZE, not_negative, within
 from fedsim.functional.normalise import normalise_images
-
-MAX_PIXELS = 100_000  # largest height or width that is accepted; a larger value is a mistake
 
 _ATTEMPTS = 10  # rectangles sampled per image, as in torchvision; the first one that fits is erased
 _GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue in brightness (ITU-R BT.601)
@@ -58,8 +55,8 @@ class Augmentation:
     """largest shift of the hue to either side, in turns of the colour circle, at most 0.5"""
 
     def __post_init__(self) -> None:
-        if self.crop is not None and not 1 <= min(self.crop) <= max(self.crop) <= MAX_PIXELS:
-            raise ConfigError(f"data.augmentation.crop: {list(self.crop)} is not a height and a width in pixels")
+        if self.crop is not None:
+            SIZE.check(self.crop, "data.augmentation.crop")
         section = "data.augmentation"
         within(section, "[0, 1]", flip=self.flip, erase=self.erase)
         within(section, "[0, 0.5]", hue=self.hue)

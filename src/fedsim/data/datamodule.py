@@ -15,13 +15,13 @@ from lightning import LightningDataModule
 from torch import Tensor
 
 from fedsim.core.arguments import KeepsArguments
-from fedsim.core.checks import at_least, positive
+from fedsim.core.checks import SIZE, at_least, positive
 from fedsim.core.cores import usable_cores
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.paths import given_path
 from fedsim.core.shared import shared_array
 from fedsim.data import decoded
-from fedsim.data.augmentation import MAX_PIXELS, Augmentation
+from fedsim.data.augmentation import Augmentation
 from fedsim.data.datasets.small import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
 from fedsim.data.decoding import read_all
@@ -356,9 +356,8 @@ def _readable(files: Sequence[DecodedFile], remedy: str) -> list[DecodedFile]:
 
 
 def _check_sizes(size: Size, test_size: Size, augmentation: Augmentation) -> None:
-    for name, pixels in (("size", size), ("test_size", test_size)):
-        if not 1 <= min(pixels) <= max(pixels) <= MAX_PIXELS:
-            raise ConfigError(f"data.{name}: {list(pixels)} is not a height and a width in pixels")
+    SIZE.check(size, "data.size")
+    SIZE.check(test_size, "data.test_size")
     if augmentation.pad > max(size):
         raise ConfigError(f"data.augmentation.pad: {augmentation.pad} reaches beyond images of {list(size)} pixels")
 

@@ -136,6 +136,8 @@ def read_rgb(path: Path) -> Image.Image:
 def upright_rgb(image: Image.Image) -> Image.Image:
     """Return an opened picture upright as RGB, 8 bits a channel; raise ValueError or OSError if it is damaged."""
     image.load()
+    if 0 in image.size:
+        raise ValueError("it has no pixels")
     turn = _TURNS.get(_orientation(image))  # after loading: Pillow itself turns TIFF then
     rgb = (_grey(image) if _is_deep(image.mode) else image).convert("RGB")
     return rgb if turn is None else rgb.transpose(turn)

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count
+from fedsim.core.devices import Device
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.paths import Arrays, InputFolder, SavedRun
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 @checked("--")
 def predict_images(
     ckpt_path: SavedRun, images: InputFolder, output: Arrays | None = None, client: str | None = None,
-    checkpoint: str = "best", arch: str | None = None, device: str = "cpu", batch_size: Count = 64,
+    checkpoint: str = "best", arch: str | None = None, device: Device = "cpu", batch_size: Count = 64,
 ) -> str:  # fmt: skip
     """Write the features of all images in a folder and its sub-folders, with their files, into an npz file.
 

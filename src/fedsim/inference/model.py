@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedsim.core.checked import checked
-from fedsim.core.checks import Count
-from fedsim.core.devices import device_named
+from fedsim.core.checks import Count, Pixels
+from fedsim.core.devices import Device
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.paths import FILE, Saved
 from fedsim.core.versions import holding
@@ -89,11 +89,13 @@ def _images(images: Picture | Sequence[Picture] | Tensor) -> Images:
         return ImageArray(images.permute(0, 2, 3, 1).cpu().contiguous().numpy())
     if isinstance(images, str | os.PathLike | Image.Image):
         images = [images]
+    if not isinstance(images, Iterable):
+        raise ConfigError(f"images: {type(images).__name__} is no picture; give a path, or one of Pillow, or pixels")
     return ImagesInParts([_one(image) for image in images])
 
 
 def _check_pixels(images: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
         kind = f"{str(images.dtype)[6:]} {list(images.shape)}"
         raise ConfigError(f"images: a tensor must be RGB pixels, uint8 [n, 3, h, w], and this is {kind}")
 
@@ -110,7 +112,7 @@ def _one(image: Picture) -> Images:
 @checked()
 def load_model(
     run: Saved, client: str | None = None, checkpoint: str = "best", arch: str | None = None,
-    device: str = "cpu", *, module: MakesModule | LightningModule | None = None, size: Size | None = None,
+    device: Device = "cpu", *, module: MakesModule | LightningModule | None = None, size: Pixels | None = None,
 ) -> SavedModel:  # fmt: skip
     """Load a model of a run.
 
@@ -131,7 +133,7 @@ def load_model(
         DataError: if there is no checkpoint, or it cannot be read.
         ConfigError: if it has no such model, or its network is unknown.
     """
-    place, path = device_named(device), _checkpoint(Path(run), checkpoint)
+    place, path = torch.device(device), _checkpoint(Path(run), checkpoint)
     with holding():
         content = read_checkpoint(path)
         try:

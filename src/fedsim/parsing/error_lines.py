@@ -27,8 +27,9 @@ from fedsim.core.errors import (
 )
 from fedsim.core.names import did_you_mean, one_line
 from fedsim.parsing.class_names import missing_class, unknown_argument
+from fedsim.parsing.command_line import options_in
 from fedsim.parsing.config_files import shipped_configs
-from fedsim.parsing.options import where_all
+from fedsim.parsing.options import refuse_base_60, where_all
 from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
 from fedsim.settings.options import SCORING
@@ -144,7 +145,11 @@ def parsed(parser: ArgumentParser, args: list[str], start: Namespace | None = No
         print_text(screen_of(parser))
         parser.exit()
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
-        return parser.parse_args(args, start)
+        values = parser.parse_args(args, start)
+    for option, text in options_in(args):
+        if isinstance(values.get(option), int | float):
+            refuse_base_60(text, f"--{option}")
+    return values
 
 
 def _place_of(error: Exception) -> tuple[str, int | None]:

@@ -82,15 +82,26 @@ def check_arguments(settings: Iterable[Given], command: str) -> None:
     for name, value, is_option, file in settings:
         option = name.replace("+", "")  # of a config that adds to a list
         first = option.partition(".")[0]
-        is_number = isinstance(setting_at(option, classes).default, int | float)
-        if is_number and isinstance(value, str) and _IN_BASE_60.fullmatch(value):
-            raise ConfigError(f"{f'{file}: ' * bool(file)}{option}: {value} is not a number; write it without colons")
+        if _holds_number(setting_at(option, classes), first) and isinstance(value, str):
+            refuse_base_60(value, f"{f'{file}: ' * bool(file)}{option}")
         if first in sections():
             _check(option.split("."), classes, command, "--" if is_option else f"{file}: " if file else "")
         elif file and first not in (*section("").arguments, ""):
             raise _no_option(f"{file}: ", first, [*own_options(command), *sections()], command)
         if not isinstance(value, dict):
             classes[option] = value if isinstance(value, str) else ""
+
+
+def refuse_base_60(text: str, option: str) -> None:
+    """Refuse a text such as 1:30 where a number is expected: YAML takes it for 90."""
+    if _IN_BASE_60.fullmatch(text):
+        raise ConfigError(f"{option}: {text} is not a number; write it without colons")
+
+
+def _holds_number(setting: Setting, first: str) -> bool:
+    """Return whether a setting holds a number; of the trainer's, some that are null hold a duration."""
+    may_hold = setting.default is None and not setting.form and not setting.base and first != "trainer"
+    return isinstance(setting.default, int | float) or may_hold
 
 
 def kept_arguments(settings: Iterable[Given]) -> list[str]:

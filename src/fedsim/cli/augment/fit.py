@@ -16,7 +16,8 @@ from fedsim.cli.augment.checks import check_fit, check_pretrain, choose_clients,
 from fedsim.cli.augment.processes import fit_in_processes
 from fedsim.cli.augment.settings import keep_settings
 from fedsim.core.checked import checked
-from fedsim.core.checks import Count, Seed
+from fedsim.core.checks import Count, Pixels, Seed
+from fedsim.core.devices import AnyDevice
 from fedsim.core.files import make_folder
 from fedsim.core.paths import Config, OutputFolder
 from fedsim.core.seeding import derive_seed, seeded_host
@@ -52,11 +53,11 @@ def fit(
     networks: Networks = Networks(),  # noqa: B008 - here and below: frozen dataclasses, shown as defaults in --help
     losses: LossWeights = LossWeights(),  # noqa: B008 - frozen
     training: GeneratorSteps = GeneratorSteps(),  # noqa: B008 - frozen
-    size: tuple[int, int] | None = None,
+    size: Pixels | None = None,
     pretrain: str | None = None,
     clients: Annotated[list[str] | None, NOTHING] = None,
     processes: Annotated[Count, NOTHING] = 1,
-    device: Annotated[str, NOTHING] = "auto",
+    device: Annotated[AnyDevice, NOTHING] = "auto",
     threads: Annotated[Count, ROUNDING] = 1,
     seed: Seed = 0,
     *,

@@ -16,6 +16,7 @@ from fedsim.cli.augment.fit import built, fit_parser, settings_of_generators
 from fedsim.cli.augment.settings import read_settings
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count, Rate, Seed, Share
+from fedsim.core.devices import AnyDevice
 from fedsim.core.files import make_folder
 from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture
 from fedsim.data.federated import ClientData
@@ -38,7 +39,7 @@ def preview(
     output: Picture = "swaps.png",
     clients: list[str] | None = None,
     people: Count = 6,
-    device: str = "auto",
+    device: AnyDevice = "auto",
 ) -> str:
     """Draw contact sheets: appearances of some people on the structures of others.
 
@@ -78,7 +79,7 @@ def write(
     labels: SwapLabels = "teacher",
     least: Share = 0.01,
     clients: list[str] | None = None,
-    device: str = "auto",
+    device: AnyDevice = "auto",
     threads: Count = 1,
     seed: Seed = 0,
 ) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsim.core.checked import checked
-from fedsim.core.checks import Count
+from fedsim.core.checks import Count, Part
 from fedsim.core.paths import InputFile, InputFolder, OutputFolder
 from fedsim.data.check import findings_in, refuse_unusable, table_of
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
@@ -61,7 +61,7 @@ def cut(root: InputFolder, output: OutputFolder) -> str:
 
 @checked("--")
 def splits(
-    folder: InputFolder, num: Count = 10, fraction: float = 0.5, style: SplitStyle = "one_query",
+    folder: InputFolder, num: Count = 10, fraction: Part = 0.5, style: SplitStyle = "one_query",
     cross_camera: bool = True, asking: list[int] | None = None,
 ) -> str:  # fmt: skip
     """Sample splits of a small test set into queries and galleries, and write them as splits.json into its folder.
