@@ -28,10 +28,11 @@ COMBINED = {
         STYLE + "{kind: snr, after: [layer1]}",
     ],
     "GaussianNoise, Krum, MixStyle": [
-        "--model.attack=GaussianNoise", LIAR, "--model.aggregation=Krum", STYLE + "{kind: mix, after: [layer1]}",
+        "--model.attack=GaussianNoise", LIAR, "--model.aggregation=Krum", "--model.aggregation.bad=0",
+        STYLE + "{kind: mix, after: [layer1]}",
     ],
     "LabelFlip, Median, CrossStyle": [
-        "--model.attack=LabelFlip", LIAR, "--model.aggregation=Median",
+        "--model.attack=LabelFlip", LIAR, "--model.method=FedAvg", "--model.aggregation=Median",
         STYLE + "{kind: cross, crop: both, after: [input]}",
     ],
     "SignFlip, TrimmedMean, Deadline": [

@@ -6,7 +6,7 @@ import torch
 from fedsim.federation.components.attacks import Backdoor, GaussianNoise, LabelFlip, ModelReplacement, SignFlip
 from fedsim.federation.components.privacy import DifferentialPrivacy, WhiteNoise
 from fedsim.federation.components.robust import Bulyan, GeometricMedian, Krum, Median, NormClipping, TrimmedMean
-from fedsim.methods import FedPav
+from fedsim.methods import FedAvg, FedPav
 from fedsim.training.settings import LocalTraining
 from small import fit, make_model, vector
 
@@ -18,7 +18,7 @@ COMPONENTS = {
     "clipping": {"aggregation": NormClipping(0.5)},
     "geometric": {"aggregation": GeometricMedian()},
     "krum": {"aggregation": Krum(bad=0, keep=2)},
-    "labels": {"attack": LabelFlip(LIAR)},
+    "labels": {"attack": LabelFlip(LIAR), "method": FedAvg(weighting="uniform")},
     "local": {"privacy": DifferentialPrivacy(1.0, 0.1, mode="local"), "bn_stats": "local"},
     "median": {"aggregation": Median()},
     "noise": {"attack": GaussianNoise(LIAR)},
@@ -37,7 +37,8 @@ def decaying(parameters):
 
 def trained(flat_step, options):
     client = LocalTraining(batch_size=8, optimizer=decaying, flat_step=flat_step)
-    return fit(make_model(FedPav(weighting="uniform"), client=client, **options))
+    options = {"method": FedPav(weighting="uniform"), **options}
+    return fit(make_model(client=client, **options))
 
 
 @pytest.mark.parametrize("name", COMPONENTS)

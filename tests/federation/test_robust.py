@@ -32,7 +32,7 @@ from plain_loops import Federation, play, sgd
 from small import fit, make_data, make_model, named, refuse, vector
 
 RULES = {
-    "median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=1, keep=2),
+    "median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=0, keep=2),
     "clipped": NormClipping(0.5), "hardly clipped": NormClipping(1e6), "geometric": GeometricMedian(iterations=7),
     "bulyan": Bulyan(bad=0),
 }  # fmt: skip
@@ -304,6 +304,19 @@ def test_wrong_numbers(make, field):
 def test_too_few_clients_are_refused(rule, field):
     with pytest.raises(ConfigError, match=rf"model\.aggregation\.{field}: .* clients of smallcnn"):
         fit(make_model(FedPav(), aggregation=rule), make_data(SyntheticReID(clients=2, unseen=0, scale=0.2)), rounds=1)
+
+
+@pytest.mark.parametrize("clients", range(1, 30))
+def test_krum_takes_as_many_liars_as_its_proof(clients):
+    for bad in range(clients + 1):
+        rule = Krum(bad=bad, keep=clients - bad or 1)
+        if 2 * bad + 2 < clients:  # Blanchard et al., Proposition 4.2
+            rule.check_number(clients, "a")
+            with pytest.raises(ConfigError, match=r"model\.aggregation\.keep: "):
+                Krum(bad=bad, keep=clients - bad + 1).check_number(clients, "a")
+        else:
+            with pytest.raises(ConfigError, match=r"model\.aggregation\.bad: "):
+                rule.check_number(clients, "a")
 
 
 def test_architectures_are_aggregated_apart():

@@ -766,6 +766,20 @@ def test_noise_that_is_accounted_for_and_ladders_are_refused(changed, line):
     assert line is None or str(error.value).startswith(line)
 
 
+@pytest.mark.parametrize(("mode", "first"), [("central", 2), ("central", None), ("local", 2)])
+def test_the_first_answers_have_no_central_privacy(mode, first):
+    privacy = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, mode=mode)
+    options = {"method": FedPav(weighting="uniform"), "privacy": privacy, "bn_stats": "local", "hardware": UNEQUAL}
+    model = make_model(timing=Deadline(seconds=60.0, first=first), **options)
+    data = make_data(SyntheticReID(clients=3, unseen=1, scale=0.1))
+    is_refused = mode == "central" and first is not None
+    refusal = pytest.raises(
+        ConfigError, match=r"^model\.timing\.first: without a client another one is among the first"
+    )
+    with refusal if is_refused else nullcontext():
+        model.assemble(data, 0, 1, torch.device("cpu"))
+
+
 def test_free_places_go_to_clients_that_are_not_busy():
     """Of eight clients, half are under way; each is called at its turn, never twice with one model."""
     model = make_model(

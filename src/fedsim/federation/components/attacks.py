@@ -29,6 +29,7 @@ from fedsim.evaluation.triggered import TriggeredRetrieval
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.trigger import paste_square
+from fedsim.models.groups import Group
 from fedsim.training.batch import Batch
 from fedsim.training.client import Client
 from fedsim.training.messages import Upload
@@ -188,7 +189,10 @@ class ModelReplacement(_UploadAttack):
 
 
 class LabelFlip(Attack):
-    """Attackers train on label C - 1 - y instead of y, of C identities (Tolpegin et al., ESORICS 2020, flip classes).
+    """Attackers train on label C - 1 - y instead of y, of C identities (Fang et al., USENIX Security 2020).
+
+    It needs a head that clients share. A private head is drawn for the attacker alone, and can be permuted like the
+    labels: the upload would be that of an honest client with another draw of its head.
 
     Args:
         attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
@@ -196,8 +200,15 @@ class LabelFlip(Attack):
     """
 
     def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
-        """Refuse attackers with fewer than two identities."""
+        """Refuse attackers with fewer than two identities, and methods with private heads."""
         _check_identities(attackers)
+        models = server.models.values()
+        if not any(model.groups[entry.name] is Group.HEAD for model in models for entry in model.flat.shared_entries):
+            raise ConfigError(
+                f"{_FIELD}: LabelFlip changes nothing where the head is private, as it permutes the identities of one "
+                "client; choose a method that shares the head (FedAvg, or model.method.share_head: true), or another "
+                "attack"
+            )
 
     def poison(self, client: Client) -> Change:
         """Return the flip of labels; soft labels flip, too."""

@@ -124,8 +124,8 @@ class Krum(Aggregation):
     statistics. Ties go to the client that comes first.
 
     Args:
-        bad: f, bad clients that may be among those of a round; there must be at least f + 3.
-        keep: m, uploads with the smallest scores that are averaged; 1 is Krum.
+        bad: f, bad clients that may be among those of a round; there must be at least 2f + 3, as in their proof.
+        keep: m, uploads with the smallest scores that are averaged, at most K - f; 1 is Krum.
     """
 
     def __init__(self, bad: int = 1, keep: int = 1) -> None:
@@ -134,11 +134,16 @@ class Krum(Aggregation):
         self.bad, self.keep = bad, keep
 
     def check_number(self, clients: int, arch: str) -> None:
-        """Refuse fewer than f + 3 clients."""
-        if clients < self.bad + 3:
+        """Refuse fewer than 2f + 3 clients, and more uploads than there are honest clients."""
+        if clients < 2 * self.bad + 3:
             raise ConfigError(
-                f"{_FIELD}.bad: {self.bad} of {clients} clients of {arch} are too many: Krum needs {self.bad + 3} "
+                f"{_FIELD}.bad: {self.bad} of {clients} clients of {arch} are too many: Krum needs {2 * self.bad + 3} "
                 "clients; lower it, or select more"
+            )
+        if self.keep > clients - self.bad:
+            raise ConfigError(
+                f"{_FIELD}.keep: {self.keep} uploads are more than the {clients - self.bad} honest ones of {clients} "
+                f"clients of {arch}; lower it"
             )
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's

@@ -11,6 +11,7 @@ from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.federation.components.buffered_clock import BufferedClock, check_buffered
 from fedsim.federation.components.clock import FIELD, NANO, Clock, Conditions, DeadlineClock, SynchronousClock
+from fedsim.federation.components.privacy import DifferentialPrivacy
 from fedsim.federation.components.selection import Selection
 
 
@@ -68,6 +69,12 @@ class Deadline(Timing):
     def start(self, conditions: Conditions) -> Clock:
         """Return a clock."""
         check_hardware(conditions, "Deadline")
+        privacy = conditions.privacy
+        if self.first is not None and isinstance(privacy, DifferentialPrivacy) and privacy.mode == "central":
+            raise ConfigError(
+                f"{FIELD}.first: without a client another one is among the first, so the sum differs by up to twice "
+                "the clip, for which model.privacy does not account; give seconds in its place, or set mode: local"
+            )
         places = conditions.selection.places(len(conditions.names))
         if self.first is not None and places is not None and self.first > places:
             raise ConfigError(
