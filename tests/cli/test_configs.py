@@ -54,7 +54,7 @@ def test_config_parses_and_describes_itself(path, tmp_path, capsys, market_tree,
     monkeypatch.chdir(tmp_path)
     content = yaml.safe_load(path.read_text())
     for library in ("timm", "peft") if "TimmBackbone" in path.read_text() else ():
-        pytest.importorskip(library, reason="needs fedsim[models]")
+        pytest.importorskip(library, reason="needs fedsim-reid[models]")
     options = completing_options(content)
     if "MarketFolders" in path.read_text():
         options += [f"--data.source.root={market_tree}", "--model.client.batch_size=4", "--data.val=none"]

@@ -24,6 +24,7 @@ from fedsim.cli.doctor.facts import (
     TorchFacts,
     Wandb,
     Wish,
+    namesake_of,
     nvidia_on_bus,
     slurm_of,
     wandb_of,
@@ -157,7 +158,7 @@ IN_THE_WAY = {
         with_faiss(trials={"cpu": "", "cuda:1": "its neighbours are not those of torch"}), FAISS,
         "faiss on cuda:1: its neighbours are not", "backend at auto",
     ),
-    "no faiss": (with_faiss(problem="No module named 'faiss'"), FAISS, "faiss: No module", "'fedsim[faiss]'"),
+    "no faiss": (with_faiss(problem="No module named 'faiss'"), FAISS, "faiss: No module", "'fedsim-reid[faiss]'"),
     "a full disk": (replace(WELL, disk=Room("/runs", 1000, GIB)), Wish(), "0.0 GiB are free at /runs", "make room"),
     "no folder": (replace(WELL, disk=Room("/a", 0, 1, "/a is a file")), Wish(), "cannot be a folder: /a", "another"),
     "no login": (replace(WELL, wandb=Wandb("online", "")), Wish(tracked=True), "a logger needs a login", "wandb login"),
@@ -173,6 +174,9 @@ def test_what_stands_in_the_way_is_said_with_a_remedy(name):
 
 
 LOOK_AT = {
+    "another fedsim": (
+        replace(WELL, namesake="fedsim 0.9.0"), Wish(), "the package fedsim 0.9.0 is imported as fedsim, too",
+    ),
     "hidden on purpose": (replace(BLIND, visible="-1"), Wish(), "it hides all GPUs"),
     "faiss, not asked for": (with_faiss(for_gpu=False), Wish(), "built for CPUs"),
     "faiss disagrees, not asked for": (with_faiss(trials={"cuda:0": "differ"}), Wish(), "faiss on cuda:0: differ"),
@@ -192,6 +196,11 @@ LOOK_AT = {
     "little memory": (replace(WELL, memory=Room("memory", GIB, GIB)), Wish(), "1.0 GiB of memory are free"),
     "little disk": (replace(WELL, disk=Room("/runs", 2 * GIB, 9 * GIB)), Wish(), "2.0 GiB are free"),
 }  # fmt: skip
+
+
+def test_a_package_of_another_name_is_found_by_its_metadata():
+    assert namesake_of("pytest").startswith("pytest ")
+    assert namesake_of("no-such-package") == ""
 
 
 @pytest.mark.parametrize("name", LOOK_AT)

@@ -34,7 +34,7 @@ DRY = [
 
 def needs(*libraries):
     for library in libraries:
-        pytest.importorskip(library, reason="needs fedsim[models]")
+        pytest.importorskip(library, reason="needs fedsim-reid[models]")
 
 
 def fit(folder, configs, *options):

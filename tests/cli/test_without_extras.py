@@ -41,4 +41,4 @@ def test_a_run_needs_no_extra(plain):
 def test_a_setting_that_needs_one_names_it(plain):
     done = plain("fit", "--config", "tiny.yaml", "--run_dir", "other", "--model.evaluation.backend", "faiss")
     assert done.returncode == 2
-    assert "pip install 'fedsim[faiss]', or use torch" in done.stderr
+    assert "pip install 'fedsim-reid[faiss]', or use torch" in done.stderr

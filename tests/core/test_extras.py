@@ -23,5 +23,5 @@ def test_a_library_that_does_not_start_is_one_line(statement, words, tmp_path, m
         load_extra("broken_library", "backend", "faiss", instead="use torch")
     assert words in str(refused.value)
     assert str(refused.value).startswith("backend")
-    assert str(refused.value).endswith("; pip install 'fedsim[faiss]', or use torch")
+    assert str(refused.value).endswith("; pip install 'fedsim-reid[faiss]', or use torch")
     assert "\n" not in str(refused.value)

@@ -198,5 +198,5 @@ def test_another_hdf5_file_is_named(tmp_path):
 def test_without_h5py_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "h5py", None)
     protocol = write_protocol(tmp_path / "protocol.mat", "detected")
-    with pytest.raises(ConfigError, match=r"--mat needs h5py; pip install 'fedsim\[cuhk03\]'"):
+    with pytest.raises(ConfigError, match=r"--mat needs h5py; pip install 'fedsim-reid\[cuhk03\]'"):
         convert_cuhk03(tmp_path / "cuhk-03.mat", protocol, tmp_path, "detected")

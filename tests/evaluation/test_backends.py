@@ -601,7 +601,7 @@ def test_what_faiss_cannot_do_on_a_gpu_is_said(faiss, monkeypatch):
 def test_without_faiss_only_who_wants_it_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     query, gallery, labels = random_features(25, 4, 9)
-    with pytest.raises(ConfigError, match=r"backend needs faiss; pip install 'fedsim\[faiss\]', or use torch"):
+    with pytest.raises(ConfigError, match=r"backend needs faiss; pip install 'fedsim-reid\[faiss\]', or use torch"):
         rank_features(query, gallery, labels, backend="faiss")
     expected = rank_features(query, gallery, labels, backend="torch")
     assert rank_features(query, gallery, labels, backend="auto") == rank_features(query, gallery, labels) == expected

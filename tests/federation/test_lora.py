@@ -16,8 +16,8 @@ from fedsim.models import Group, LoRA, SmallCNN, TimmBackbone
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit, make_data, make_model, named
 
-pytest.importorskip("peft", reason="needs fedsim[models]")
-pytest.importorskip("timm", reason="needs fedsim[models]")
+pytest.importorskip("peft", reason="needs fedsim-reid[models]")
+pytest.importorskip("timm", reason="needs fedsim-reid[models]")
 
 WIDTH, DEPTH, RANK = 32, 2, 2
 TARGETS = {"qkv": (WIDTH, 3 * WIDTH), "attn.proj": (WIDTH, WIDTH), "fc1": (WIDTH, 4 * WIDTH), "fc2": (4 * WIDTH, WIDTH)}
@@ -196,5 +196,5 @@ def test_mistakes_are_named(build, message):
 
 def test_without_the_library_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigError, match=r"^model.backbone: LoRA needs peft; pip install 'fedsim\[models\]'$"):
+    with pytest.raises(ConfigError, match=r"^model.backbone: LoRA needs peft; pip install 'fedsim-reid\[models\]'$"):
         LoRA(vit())

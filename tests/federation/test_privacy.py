@@ -411,7 +411,7 @@ def test_wrong_numbers(make, says):
 def test_a_missing_accountant_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     model = make_model(UNIFORM, bn_stats="local", privacy=private())
-    with pytest.raises(ConfigError, match=r"pip install 'fedsim\[privacy\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'fedsim-reid\[privacy\]'"):
         model.assemble(make_data(), 0, 1, torch.device("cpu"))
 
 

@@ -23,7 +23,7 @@ from fedsim.training.flat_model import FlatModel
 from fedsim.training.statistics import shared_names
 from small import fit, make_data, make_model, named, refuse, vector
 
-pytest.importorskip("timm", reason="needs fedsim[models]")
+pytest.importorskip("timm", reason="needs fedsim-reid[models]")
 
 VECTORS = json.loads((Path(__file__).parent / "prompts_vectors.json").read_text())
 WIDTH, DEPTH, HEADS, TOKENS, PARTS = 32, 2, 2, 5, (1, 1, 1)
@@ -357,7 +357,7 @@ def test_mistakes_are_named(build, message):
 
 
 def test_adapters_and_prompts_together_are_refused():
-    pytest.importorskip("peft", reason="needs fedsim[models]")
+    pytest.importorskip("peft", reason="needs fedsim-reid[models]")
     with pytest.raises(ConfigError, match=r"^model.backbone: VisualPrompts and LoRA fix each other's weights; "):
         VisualPrompts(LoRA(vit(), 2))
 

@@ -111,7 +111,7 @@ def test_normalisation_is_in_the_network():
 
 @pytest.mark.parametrize(("args", "line"), [
     (["--sparse", "true"], "--sparse: is for .safetensors files"),
-    ([], "--output: an ONNX file needs no_such_library; pip install 'fedsim[onnx]'"),
+    ([], "--output: an ONNX file needs no_such_library; pip install 'fedsim-reid[onnx]'"),
 ])  # fmt: skip
 def test_what_cannot_be_written_is_one_line(run, tmp_path, capsys, monkeypatch, args, line):
     monkeypatch.setattr(onnx_file, "_NEEDS", ("no_such_library",))

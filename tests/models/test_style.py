@@ -462,7 +462,7 @@ TINY = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 
 
 def vit(**options):
-    pytest.importorskip("timm", reason="needs fedsim[models]")
+    pytest.importorskip("timm", reason="needs fedsim-reid[models]")
     from fedsim.models import TimmBackbone
 
     torch.manual_seed(0)

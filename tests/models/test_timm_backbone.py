@@ -12,7 +12,7 @@ from fedsim.methods import FedPav
 from fedsim.models import BODY, Group, Neck, ReIDModel, TimmBackbone, group_names
 from small import fit, make_model
 
-timm = pytest.importorskip("timm", reason="needs fedsim[models]")
+timm = pytest.importorskip("timm", reason="needs fedsim-reid[models]")
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 VIT, CLIP = "vit_small_patch16_224", "vit_base_patch16_clip_224"
@@ -209,5 +209,5 @@ def test_a_file_of_another_network_is_refused(tmp_path):
 
 def test_without_the_library_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"^model.backbone: TimmBackbone needs timm; pip install 'fedsim\[models\]'$"):
+    with pytest.raises(ConfigError, match=r"backbone: TimmBackbone needs timm; pip install 'fedsim-reid\[models\]'$"):
         TimmBackbone(VIT)

@@ -328,9 +328,9 @@ FABRIC, PYTORCH = "lightning.fabric.loggers", "lightning.pytorch"
 @pytest.mark.parametrize(
     ("option", "package", "where", "words"),
     [("logger=TensorBoardLogger", "tensorboard", (f"{FABRIC}.tensorboard", "_TENSORBOARD_AVAILABLE"),
-      "TensorBoardLogger needs tensorboard, which is not installed; run pip install 'fedsim[tensorboard]'"),
+      "TensorBoardLogger needs tensorboard, which is not installed; run pip install 'fedsim-reid[tensorboard]'"),
      ("logger=MLFlowLogger", "mlflow", (f"{PYTORCH}.loggers.mlflow", "_MLFLOW_AVAILABLE"),
-      "MLFlowLogger needs mlflow, which is not installed; run pip install 'fedsim[mlflow]'"),
+      "MLFlowLogger needs mlflow, which is not installed; run pip install 'fedsim-reid[mlflow]'"),
      ("callbacks=RichProgressBar", "rich", (f"{PYTORCH}.callbacks.progress.rich_progress", "_RICH_AVAILABLE"),
       "RichProgressBar cannot be built (`RichProgressBar` requires `rich` >= 10.2.2. Install it by running `pip")],
 )  # fmt: skip

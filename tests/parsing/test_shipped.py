@@ -44,7 +44,7 @@ def test_a_wheel_holds_every_config(tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(tmp_path), str(copy)]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    [wheel] = tmp_path.glob("fedsim-*.whl")
+    [wheel] = tmp_path.glob("fedsim_reid-*.whl")
     packed = {name for name in ZipFile(wheel).namelist() if name.endswith((".yaml", ".json"))}
     beside = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
     rooms = [ROOT / "src" / "fedsim" / name for name in ("papers", "settings", "sweep")]

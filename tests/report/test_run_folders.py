@@ -126,7 +126,7 @@ def test_a_page_without_its_library_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "fedsim.report.html.page", raising=False)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     line = refuse(capsys, "report", run, "--html", tmp_path / "out.html", "--figure", tmp_path / "f.png")
-    assert "--html needs plotly; pip install 'fedsim[report]'" in line
+    assert "--html needs plotly; pip install 'fedsim-reid[report]'" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "it is said before anything is drawn"
 
 

@@ -91,6 +91,6 @@ def test_a_faulty_loss_is_refused(kind):
 
 @pytest.mark.parametrize("name", ["CircleLoss", "SupConLoss"])
 def test_losses_of_the_library_are_accepted(name):
-    losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs fedsim[models]")
+    losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs fedsim-reid[models]")
     assert MetricLoss(name=name)
     check_loss(getattr(losses, name)(), fits=False)

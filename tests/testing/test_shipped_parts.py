@@ -37,12 +37,12 @@ SIZE = (32, 16)
 
 
 def transformer(**options):
-    pytest.importorskip("timm", reason="needs fedsim[models]")
+    pytest.importorskip("timm", reason="needs fedsim-reid[models]")
     return TimmBackbone("vit_tiny_patch16_224", image_size=SIZE, options={"depth": 2}, **options)
 
 
 def adapted():
-    pytest.importorskip("peft", reason="needs fedsim[models]")
+    pytest.importorskip("peft", reason="needs fedsim-reid[models]")
     return LoRA(transformer(), rank=2)
 
 
@@ -183,7 +183,7 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_of_the_documentation_passes_its_check(name):
     if name != "batch_hard_triplet":
-        pytest.importorskip("pytorch_metric_learning", reason="needs fedsim[models]")
+        pytest.importorskip("pytorch_metric_learning", reason="needs fedsim-reid[models]")
     check_loss(LOSSES[name](), fits=False)
 
 
@@ -192,5 +192,5 @@ def test_every_loss_of_the_documentation_passes_its_check(name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_pass_the_fits_too(name):
     if name != "batch_hard_triplet":
-        pytest.importorskip("pytorch_metric_learning", reason="needs fedsim[models]")
+        pytest.importorskip("pytorch_metric_learning", reason="needs fedsim-reid[models]")
     check_loss(LOSSES[name]())

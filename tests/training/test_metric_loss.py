@@ -14,7 +14,7 @@ from fedsim.training.objective import Objective
 from fedsim.training.settings import LocalTraining
 from small import fit, make_data, make_model, named, sgd
 
-pytest.importorskip("pytorch_metric_learning", reason="needs fedsim[models]")
+pytest.importorskip("pytorch_metric_learning", reason="needs fedsim-reid[models]")
 
 LABELS = torch.tensor([0, 0, 0, 2, 2, 3, 1, 3])
 

@@ -51,7 +51,7 @@ def export(
     backbone whose ``norm`` is not ``bn`` has attention, its tensors have other names. Torchvision's network lacks them;
     fedsim's network with the same ``norm`` has them. The file of a LightningModule of your own has the tensors by its
     own names, without those whose size depends on ``num_classes``. An ONNX file takes RGB pixels [B, 3, H, W] uint8, of
-    the run's size, as ``images``, and returns ``features`` [B, D] float32 (``pip install 'fedsim[onnx]'``).
+    the run's size, as ``images``, and returns ``features`` [B, D] float32 (``pip install 'fedsim-reid[onnx]'``).
 
     Args:
         ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a

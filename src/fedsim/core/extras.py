@@ -5,7 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from fedsim._version import DISTRIBUTION
 from fedsim.core.errors import ConfigError, first_line
+
+
+def to_install(extra: str) -> str:
+    """Return the command that installs an extra of fedsim.
+
+    >>> to_install("faiss")
+    "pip install 'fedsim-reid[faiss]'"
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def load_extra(module: str, setting: str, extra: str, instead: str = "") -> Any:
@@ -19,9 +29,9 @@ def load_extra(module: str, setting: str, extra: str, instead: str = "") -> Any:
     '[1]'
     >>> load_extra("no_such_library.part", "model.backbone: Example", "models")
     Traceback (most recent call last):
-    fedsim.core.errors.ConfigError: model.backbone: Example needs no_such_library; pip install 'fedsim[models]'
+    fedsim.core.errors.ConfigError: model.backbone: Example needs no_such_library; pip install 'fedsim-reid[models]'
     """
-    remedy = f"pip install 'fedsim[{extra}]'{instead and f', or {instead}'}"
+    remedy = f"{to_install(extra)}{instead and f', or {instead}'}"
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -25,6 +25,7 @@ from fedsim.core.errors import (
     RunStoppedError,
     StopSignal,
 )
+from fedsim.core.extras import to_install
 from fedsim.core.names import did_you_mean, one_line
 from fedsim.parsing.class_names import missing_class, unknown_argument
 from fedsim.parsing.command_line import options_in
@@ -174,8 +175,8 @@ def _not_built(message: str) -> str | None:
     if requirement := re.search(r"Requirement '([^']*)' not met", message):
         name = problem[1].rpartition(".")[2] if problem else message.partition(" ")[0].strip("`")
         extra = _EXTRAS.get(re.split("[<>=]", requirement[1])[0])
-        package = f"fedsim[{extra}]" if extra else requirement[1]
-        return f"{name} needs {extra or requirement[1]}, which is not installed; run pip install '{package}'"
+        command = to_install(extra) if extra else f"pip install '{requirement[1]}'"
+        return f"{name} needs {extra or requirement[1]}, which is not installed; run {command}"
     if not message.startswith("Does not validate"):
         return None
     if problem is None:  # a constructor's message; one of fedsim's or the user's classes may be a defect

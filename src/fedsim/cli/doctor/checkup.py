@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from fedsim._version import DISTRIBUTION
 from fedsim.cli.doctor.facts import GIB, MachineFacts, Wish
+from fedsim.core.extras import to_install
 from fedsim.core.nvidia import failure_in, why_unseen
 from fedsim.core.placement import by_device
 from fedsim.core.room import Room
@@ -60,7 +62,7 @@ class Checkup:
 
 def examine(facts: MachineFacts, wish: Wish) -> Checkup:
     """Return the page about a machine and the fit of ``wish``."""
-    checks = (_libraries, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _readers, _folders, _wandb)
+    checks = (_libraries, _namesake, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _readers, _folders, _wandb)
     findings = [finding for check in checks for finding in check(facts, wish)]
     return Checkup(_resources(facts), _uses(facts, wish), findings)
 
@@ -73,6 +75,12 @@ def _libraries(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
         yield Problem(f"torch: {facts.torch.problem}", "install fedsim again: pip install -e .")
     elif facts.plan.problem:
         yield Problem(f"ranks: {facts.plan.problem}", "install fedsim again: pip install -e .")
+
+
+def _namesake(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
+    if facts.namesake:
+        cause = f"the package {facts.namesake} is imported as fedsim, too: Python may find either"
+        yield Problem(cause, f"pip uninstall fedsim, then install {DISTRIBUTION} again", blocks=False)
 
 
 def _refusal(facts: MachineFacts, __: Wish) -> Iterator[Problem]:
@@ -136,7 +144,7 @@ def _faiss(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
     required, faiss = wish.backend == "faiss", facts.faiss
     otherwise = "leave model.evaluation.backend at auto" if required else "fedsim rank: set --backend torch"
     if faiss.problem:
-        yield Problem(f"faiss: {faiss.problem}", f"pip install 'fedsim[faiss]', or {otherwise}", required)
+        yield Problem(f"faiss: {faiss.problem}", f"{to_install('faiss')}, or {otherwise}", required)
         return
     for device, problem in (faiss.trials or {}).items():
         if problem:

@@ -6,6 +6,7 @@ Nothing here imports torch, so that a library that does not load hides no other 
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
 import netrc
 import shutil
 from collections.abc import Mapping
@@ -163,6 +164,16 @@ class MachineFacts:
     """error of NCCL's sum over two ranks of one GPU, with the variable that allows it; None: not tried"""
     readers: str = ""
     """error of processes that read images; empty: none"""
+    namesake: str = ""
+    """another installed package that Python imports as fedsim; empty: none"""
+
+
+def namesake_of(package: str = "fedsim") -> str:
+    """Return name and version of a package that is imported as fedsim, too: ours is called fedsim-reid."""
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def nvidia_on_bus(root: Path = Path("/")) -> int:

@@ -23,6 +23,7 @@ from fedsim.cli.doctor.facts import (
     MachineFacts,
     TorchFacts,
     Wish,
+    namesake_of,
     nvidia_on_bus,
     slurm_of,
     wandb_of,
@@ -110,6 +111,7 @@ def quick_facts(wish: Wish, environ: Mapping[str, str]) -> MachineFacts:
         disk=room_of(Path(expanded(wish.run_dir, "run_dir"))),
         slurm=slurm_of(environ),
         wandb=wandb_of(environ, Path.home(), Path.cwd()),
+        namesake=namesake_of(),
     )
 
 
