@@ -157,10 +157,10 @@ class Draw:
 
 def paths_in(kind: str) -> list[str]:
     """Return paths that cannot be read as a file, a folder or a run."""
-    other = {"file": ["folder"], "folder": ["file", "binary"], "run": ["file", "binary", "folder"]}[kind]
+    misplaced = {"file": ["folder"], "folder": ["file", "binary"], "run": ["file", "binary", "folder"]}[kind]
     return [
         "", "  ", "~nobody9/x", "$NOT_SET_9/x", "${}", "nowhere", "pipe", "/dev/zero", "/dev/null", "broken", "loop",
-        "file/x", "a" * 5000, "/proc/1/mem", "locked", "terminal", "nowhere/../nowhere", *other,
+        "file/x", "a" * 5000, "/proc/1/mem", "locked", "terminal", "nowhere/../nowhere", *misplaced,
     ]  # fmt: skip
 
 
@@ -433,15 +433,15 @@ def main() -> int:
     draws = (
         (stream.choice(kinds)(stream, fixtures), can_be_other and stream.random() < 0.5) for _ in range(args.number)
     )
-    found, wrong = Counter[str](), list[tuple[str, str, str]]()
+    counts, wrong = Counter[str](), list[tuple[str, str, str]]()
     for done, (draw, end, line) in enumerate(ends(draws, outer, args.jobs), 1):
-        found[end] += 1
+        counts[end] += 1
         if end.startswith("WRONG"):
             wrong.append((draw.title, end, line))
             print(f"{draw.title}\n    {end}: {line}", file=sys.stderr, flush=True)
         if done % 100 == 0:
             print(f"{done} of {args.number}", file=sys.stderr, flush=True)
-    print(tabulate(sorted(found.items()), ["end", "draws"], tablefmt="github"))
+    print(tabulate(sorted(counts.items()), ["end", "draws"], tablefmt="github"))
     shutil.rmtree(outer, ignore_errors=True)
     return int(bool(wrong))
 
