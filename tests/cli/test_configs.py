@@ -13,6 +13,7 @@ import others
 from fedsim.__main__ import main
 from fedsim.data import datamodule
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.settings.table import class_at
 from small import refuse
 
 ROOT = Path(__file__).parents[2]
@@ -207,3 +208,21 @@ def test_fedreidbench_trains_without_the_data(tmp_path, capsys):
     assert final["round"] == 2
     scored = {key.split("/")[2] for key in final["metrics"] if key.startswith("test/global/")}
     assert scored == {*PRESETS["fedreidbench"][0], "seen"}
+
+
+VARIANTS = {
+    "fedprox": "FedProx+D", "moon": "MOON+D",  # of paper 000, with private necks and equal weights
+}  # fmt: skip
+"""config of a method's own name with other settings than the class's -> its first words, which name the variant"""
+
+
+def test_a_method_and_the_config_of_its_name_are_one_experiment_or_the_config_names_its_variant():
+    differ = {}
+    for path in (ROOT / "configs" / "methods").glob("*.yaml"):
+        method = yaml.safe_load(path.read_text())["model"]["method"]
+        cls = class_at(method if isinstance(method, str) else method["class_path"])
+        given = {} if isinstance(method, str) else method.get("init_args", {})
+        others = {name for name, value in given.items() if value != cls.arguments[name].default}
+        if cls.name.lower() == path.stem.replace("_", "") and others:
+            differ[path.stem] = path.read_text().lstrip("# ").partition(",")[0]
+    assert differ == VARIANTS

@@ -76,8 +76,8 @@ class FedSAM(PartSharing, WeightingChoice, Method):
     session_copies = 1  # w, while gradients are those of w + delta
     requires = frozenset({"identities", "whole_batches"})  # proxies of clusters would move twice; norms are of a batch
 
-    rho: float = 0.05
-    """$\\rho$, length of the perturbation"""
+    rho: float = 0.1
+    """$\\rho$, length of the perturbation; Caldarola et al.'s script for CIFAR-10 has 0.1"""
 
     def __post_init__(self) -> None:
         not_negative("model.method", rho=self.rho)
