@@ -1,9 +1,12 @@
 """Optional libraries that are missing, or are there and do not start: one line with the remedy."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.extras import load_extra
+from fedsim.core.extras import DISTRIBUTION, load_extra
 
 BROKEN = {
     "raise RuntimeError('its CUDA libraries are missing\\nsee a page')": "its CUDA libraries are missing",
@@ -25,3 +28,9 @@ def test_a_library_that_does_not_start_is_one_line(statement, words, tmp_path, m
     assert str(refused.value).startswith("backend")
     assert str(refused.value).endswith("; pip install 'fedsim-reid[faiss]', or use torch")
     assert "\n" not in str(refused.value)
+
+
+def test_pip_knows_the_package_by_this_name():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION
+    assert any(needed.startswith(f"{DISTRIBUTION}[") for needed in project["optional-dependencies"]["dev"])

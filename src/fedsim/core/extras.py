@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from fedsim._version import DISTRIBUTION
 from fedsim.core.errors import ConfigError, first_line
+
+DISTRIBUTION = "fedsim-reid"
+"""name on the Python index, where fedsim is another project; that of the import and of the command is fedsim"""
 
 
 def to_install(extra: str) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedsim._version import DISTRIBUTION
 from fedsim.cli.doctor.facts import GIB, MachineFacts, Wish
-from fedsim.core.extras import to_install
+from fedsim.core.extras import DISTRIBUTION, to_install
 from fedsim.core.nvidia import failure_in, why_unseen
 from fedsim.core.placement import by_device
 from fedsim.core.room import Room
