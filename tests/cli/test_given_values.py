@@ -199,6 +199,16 @@ def test_options_of_a_trainer_take_the_same_paths(words, path, folder, capsys):
     assert not [file for file in folder.rglob("*") if "~" in file.name]
 
 
+@pytest.mark.parametrize(
+    "words", [("predict", "--ckpt_path=loop"), ("test", "--ckpt_path=loop"), ("report", "loop"),
+              (*FIT, "--run_dir=loop"), (*FIT, "--ckpt_path=loop"), ("export", "--ckpt_path=loop", "--output=m.onnx"), ("data", "check", "loop")]
+)  # fmt: skip
+def test_a_link_that_leads_to_itself_is_one_line(words, folder, capsys):
+    (folder / "loop").symlink_to("loop")
+    assert main([*words]) == 2
+    assert capsys.readouterr().err.count("fedsim: error: ") == 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("mode", [0o700, 0o744, 0o711])
 def test_a_neighbour_folder_of_another_user_is_passed_over(mode, market_tree):

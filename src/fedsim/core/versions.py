@@ -98,7 +98,7 @@ def current_version(folder: Path) -> Path | None:
     """Return the newest complete version in ``folder``, or None if there is none; see :func:`holding`."""
     if _held is None:
         return _newest(folder)
-    place = folder.resolve()
+    place = Path(os.path.realpath(folder))  # a link that leads to itself is no error
     while place not in _held and (version := _newest(folder)) is not None:
         if (file := _locked(version, fcntl.LOCK_SH)) is not None:
             _held[place] = version, file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,15 +44,15 @@ def open_runs(
     """
     if not folders:
         raise ConfigError("runs: give at least one run directory")
-    runs, lines, seen, damaged = list[Run](), list[str](), set[Path](), list[DataError]()
+    runs, lines, seen, damaged = list[Run](), list[str](), set[str](), list[DataError]()
     for folder, name in zip(folders, names or [""] * len(folders), strict=True):
-        if folder.resolve() in seen:
+        if os.path.realpath(folder) in seen:
             lines.append(f"left out: {folder} is given twice; it counts once")
         elif is_begun(folder):
             lines.append(f"left out: {folder} has not finished its first round")
         else:
             runs += _whole(folder, name, lines, damaged)
-        seen.add(folder.resolve())
+        seen.add(os.path.realpath(folder))
     for run in runs:
         if not _has_scores(run):
             lines.append(f"left out: {run.folder} has no scores yet")

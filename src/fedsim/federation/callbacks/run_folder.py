@@ -38,7 +38,8 @@ class FolderStart:
     @property
     def continues(self) -> bool:
         """Whether the checkpoint is one of the run in the folder."""
-        return self.ckpt_path is not None and self.folder.resolve() in Path(self.ckpt_path).resolve().parents
+        place = os.path.realpath(self.folder)
+        return self.ckpt_path is not None and Path(place) in Path(os.path.realpath(self.ckpt_path)).parents
 
     def check_free(self) -> None:
         """Raise ConfigError if the folder holds a run that the fit neither continues nor replaces."""
