@@ -1,6 +1,6 @@
 """Give drawn values to options and functions, with and without root's rights, and count what slips through.
 
-    python benchmarks/drawn_values.py --number 2000          # about twenty minutes on two cores
+    python benchmarks/drawn_values.py --number 2000          # two or three seconds for each draw, two at once
     python benchmarks/drawn_values.py --number 200 --seed 3
 
 Each draw is a command, or a function of Python, that is valid but for one value: a path, a number, a device, a
@@ -44,6 +44,7 @@ from fedsim.settings.table import class_at, section, sections
 LIMIT = 120.0
 """seconds; a command that takes longer hangs"""
 OTHER_USER = 54321
+"""owner of a folder that only root may open"""
 FIT = """
 seed_everything: 0
 trainer: {accelerator: cpu, devices: 1, max_epochs: 1, max_time: "00:00:00:20", enable_progress_bar: false}
@@ -139,8 +140,6 @@ STRANGE = ["nan", "inf", "-1", "0", "1e-300", "1e300", "99999999999999999999", "
            "~nobody9", "null", "true", "a.b.C", "1:30", "$HOME", "$NOT_SET_9", "- x", "é",
            "{class_path: os.system}"]  # fmt: skip
 """values for any setting of a fit"""
-
-
 ONE_IMAGE = torch.zeros(1, 3, 16, 8, dtype=torch.uint8)
 
 

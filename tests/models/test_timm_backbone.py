@@ -209,5 +209,6 @@ def test_a_file_of_another_network_is_refused(tmp_path):
 
 def test_without_the_library_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"backbone: TimmBackbone needs timm; pip install 'fedsim-reid\[models\]'$"):
+    line = r"^model.backbone: TimmBackbone needs timm; pip install 'fedsim-reid\[models\]'$"
+    with pytest.raises(ConfigError, match=line):
         TimmBackbone(VIT)
