@@ -32,7 +32,7 @@ from plain_loops import Federation, play, sgd
 from small import fit, make_data, make_model, named, refuse, vector
 
 RULES = {
-    "median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=0, keep=2),
+    "median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=1, keep=2),
     "clipped": NormClipping(0.5), "hardly clipped": NormClipping(1e6), "geometric": GeometricMedian(iterations=7),
     "bulyan": Bulyan(bad=0),
 }  # fmt: skip
@@ -79,7 +79,7 @@ def loop(rule, rows, start):
 
 @pytest.mark.parametrize("name", RULES)
 def test_the_new_global_model_is_that_of_a_loop(name):
-    data = make_data(SyntheticReID(clients=4, unseen=0, scale=0.2))
+    data = make_data(SyntheticReID(clients=5, unseen=0, scale=0.2))
     reference, rule = Federation(data), RULES[name]
     states, before = [], reference.model.state_dict()
     for client in reference.clients:
@@ -91,16 +91,16 @@ def test_the_new_global_model_is_that_of_a_loop(name):
     start = torch.cat([before[key].flatten() for key in keys]).tolist()
     expected = torch.tensor(loop(rule, rows, start), dtype=torch.float64)
     found = named(
-        play(FedPav(), 1, data=make_data(SyntheticReID(clients=4, unseen=0, scale=0.2)), aggregation=rule), "smooth"
+        play(FedPav(), 1, data=make_data(SyntheticReID(clients=5, unseen=0, scale=0.2)), aggregation=rule), "smooth"
     )
     torch.testing.assert_close(torch.cat([found[key].flatten() for key in keys]).double(), expected, rtol=0, atol=2e-6)
 
 
 def test_one_chunk_and_many_give_the_same_bits(monkeypatch):
-    whole = [vector(fit(make_model(FedPav(), aggregation=rule), four(), rounds=1)) for rule in RULES.values()]
+    whole = [vector(fit(make_model(FedPav(), aggregation=rule), five(), rounds=1)) for rule in RULES.values()]
     monkeypatch.setattr("fedsim.training.uploads._CHUNK", 4 * 100)
     for rule, expected in zip(RULES.values(), whole, strict=True):
-        assert torch.equal(vector(fit(make_model(FedPav(), aggregation=rule), four(), rounds=1)), expected)
+        assert torch.equal(vector(fit(make_model(FedPav(), aggregation=rule), five(), rounds=1)), expected)
 
 
 def test_chunks_cover_the_vectors_once(monkeypatch):
@@ -140,6 +140,10 @@ def test_ranks_share_the_chunks(num_ranks, monkeypatch):
         assert all(map(torch.equal, results(rank, num_ranks, sums)[1], expected))
 
 
+def five():
+    return make_data(SyntheticReID(clients=5, unseen=0, scale=0.2))
+
+
 def four():
     return make_data(SyntheticReID(clients=4, unseen=0, scale=0.2))
 
@@ -147,7 +151,7 @@ def four():
 def play_on_two(folder):
     """What each of two ranks does."""
     vectors = {
-        name: vector(fit(make_model(FedPav(), aggregation=rule), four(), devices=2)) for name, rule in RULES.items()
+        name: vector(fit(make_model(FedPav(), aggregation=rule), five(), devices=2)) for name, rule in RULES.items()
     }
     model = fit(make_model(IFCA()), four(), devices=2)
     vectors |= {"IFCA": vector(model), "IFCA 1": model.server.kept["smallcnn"]["cluster1"]}
@@ -159,7 +163,7 @@ def play_on_two(folder):
 def test_two_ranks_give_the_bits_of_one(tmp_path):
     run_on_ranks(play_on_two, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
-    one = {name: vector(fit(make_model(FedPav(), aggregation=rule), four())) for name, rule in RULES.items()}
+    one = {name: vector(fit(make_model(FedPav(), aggregation=rule), five())) for name, rule in RULES.items()}
     model = fit(make_model(IFCA()), four())
     one |= {"IFCA": vector(model), "IFCA 1": model.server.kept["smallcnn"]["cluster1"]}
     for found in ranks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from typing import Annotated, Any
 
@@ -113,7 +113,7 @@ class SizeKind:
         (256, 128)
         """
         sides = list(value) if isinstance(value, tuple | list) else []
-        is_whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+        is_whole = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
         if len(sides) != 2 or not is_whole or not 1 <= min(sides) <= max(sides) <= MAX_SIDE:
             raise ConfigError(f"{name}: {sides or value} is not a height and a width in pixels")
         return value
