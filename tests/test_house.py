@@ -139,6 +139,11 @@ def test_tests_stand_in_the_rooms_of_what_they_test():
     assert sorted(path.name for path in tests.glob("test_*.py")) == of_all
 
 
+def test_no_two_test_files_have_one_name():
+    names = Counter(path.name for path in Path(__file__).parent.rglob("*.py") if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == [], "pytest imports only one of them"
+
+
 def test_only_the_strategy_calls_torch_distributed():
     users = {p.name for p in SOURCE.rglob("*.py") if "torch.distributed" in p.read_text().replace("``torch.distr", "")}
     assert users - {"__init__.py"} == {"strategy.py", "sharing.py", "trial.py"}, "trial.py only tries it"
