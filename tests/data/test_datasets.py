@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data.check import check_data, find_data, findings_in
+from fedsim.data.check import find_data, findings_in, table_of
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.datasets import (
     CAVIAR4REID,
@@ -389,12 +389,12 @@ def test_check_names_what_is_missing_or_broken(root, tmp_path):
     shutil.copytree(root / "VIPeR", tmp_path / "VIPeR")
     shutil.rmtree(tmp_path / "VIPeR" / "cam_b")
     (tmp_path / "VIPeR" / "cam_b").mkdir()
-    text = check_data(tmp_path, everything=True)
+    text = table_of(findings_in(tmp_path, everything=True))
     assert "not there; ask its authors, Liang Zheng et al." in text
     assert "holds no images" in " ".join(text.split())
     assert "caviar4reid" in text
     with pytest.raises(DataError, match="no such folder"):
-        check_data(tmp_path / "nowhere")
+        table_of(findings_in(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_market1501_of_official_size_is_complete(tmp_path):
     assert finding.problem == ""
     counts = "751 / 12,936 / 3,368 / 19,732"
     layout = "Market-1501-v15.09.15:"  # the parts are in the next lines of the column
-    (line,) = (line for line in check_data(tmp_path).splitlines() if line.startswith("market1501"))
+    (line,) = (line for line in table_of(findings_in(tmp_path)).splitlines() if line.startswith("market1501"))
     assert " ".join(line.split()) == f"market1501 {counts} {counts} {layout} complete"
     assert finding.layout == f"{layout} bounding_box_train, query, bounding_box_test; 36,036 of 36,036 images"
     next((root / "query").iterdir()).unlink()

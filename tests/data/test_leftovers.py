@@ -11,7 +11,7 @@ import pytest
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
 from fedsim.data import FederatedDataModule, datasets
-from fedsim.data.check import check_data, find_data
+from fedsim.data.check import find_data, findings_in, table_of
 from fedsim.data.datasets import MSMT17, FedReIDBench, Omniglot
 from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, SUFFIXES, LeftOut, left_out_in, summary
 from fedsim.data.listing import label_images
@@ -69,7 +69,7 @@ def test_a_reason_is_given_by_the_check_and_at_the_start_of_a_fit(tmp_path, capl
     folder = site(tmp_path / "site")
     path = put(folder / name)
     shown = ".ipynb_checkpoints" if "checkpoints" in name else path.name
-    text = one_line(check_data(tmp_path))
+    text = one_line(table_of(findings_in(tmp_path)))
     assert "your own; can be used; not read: 1 " in text
     assert reason in text
     assert shown in text
@@ -91,7 +91,7 @@ def test_a_reason_is_given_by_the_check_and_at_the_start_of_a_fit(tmp_path, capl
 
 def test_a_folder_that_is_read_whole_is_not_talked_about(tmp_path, caplog):
     site(tmp_path / "site")
-    assert "not read" not in check_data(tmp_path)
+    assert "not read" not in table_of(findings_in(tmp_path))
     FederatedDataModule(MarketFolders(str(tmp_path)), val="none").federated  # noqa: B018
     assert caplog.records == []
 

@@ -12,7 +12,7 @@ from fedsim.__main__ import main
 from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import DataError
 from fedsim.data import FederatedDataModule
-from fedsim.data.check import check_data
+from fedsim.data.check import findings_in, table_of
 from fedsim.data.images import ImageFiles
 from fedsim.data.market import MarketFolders
 from fedsim.federation.checks.requirements import check_batches
@@ -362,14 +362,17 @@ def test_take_and_chunks_choose_files(tmp_path):
 
 
 def test_a_check_shows_what_is_there_and_no_more(market_tree, tmp_path, capsys):
-    text = check_data(market_tree)
+    text = table_of(findings_in(market_tree))
     names = [line.split()[0] for line in text.splitlines()[2:] if line and not line.startswith((" ", "training"))]
     assert names == ["north", "south", "west"]
     assert "6 / 24 / 6 / 12" in text  # training identities and images, queries, gallery
-    assert "not there" in check_data(market_tree, everything=True)
-    assert "holds no data set; one in Market-1501 layout has bounding_box_train" in check_data(tmp_path)
+    assert "not there" in table_of(findings_in(market_tree, everything=True))
     assert main(["data", "check", str(market_tree)]) == 0
     assert capsys.readouterr().out.count("your own; can be used") == 3
+    assert main(["data", "check", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "holds no data set; one in Market-1501 layout has bounding_box_train" in err
 
 
 def test_one_identity_is_said_before_it_trains(market_tree, tmp_path, caplog):
@@ -378,7 +381,7 @@ def test_one_identity_is_said_before_it_trains(market_tree, tmp_path, caplog):
     for path in (alone / "bounding_box_train").iterdir():
         if not path.name.startswith("0001"):
             path.unlink()
-    assert "only one training identity" in " ".join(check_data(tmp_path).split())
+    assert "only one training identity" in " ".join(table_of(findings_in(tmp_path)).split())
     data = FederatedDataModule(MarketFolders(str(alone)), val="none")
     settings = {client.name: LocalTraining(batch_size=2) for client in data.federated.clients}
     check_batches(data.federated.clients, settings, logs=True)

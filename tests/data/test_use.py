@@ -8,7 +8,7 @@ import pytest
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import FederatedDataModule
-from fedsim.data.check import check_data
+from fedsim.data.check import findings_in, table_of
 from fedsim.data.federations import build_federation
 from fedsim.data.images import Domain, GallerySplit, ImageArray, Split
 from fedsim.data.manifest import read_manifest, write_manifest
@@ -221,10 +221,10 @@ def test_check_and_fit_agree_on_too_few_identities(tmp_path, capsys, people, cod
 @pytest.mark.parametrize(("name", "shown"), [("a\nb", "a\\nb"), ("stra\udcdfe", "stra\\udcdfe")])
 def test_any_name_of_a_folder_can_be_printed(tmp_path, name, shown):
     site(tmp_path / name)
-    text = check_data(tmp_path)
+    text = table_of(findings_in(tmp_path))
     assert shown in text
     assert text.isprintable() or text.encode("utf-8")
-    assert text.count("\n") == check_data(site(tmp_path / "plain" / "site").parent).count("\n")
+    assert text.count("\n") == table_of(findings_in(site(tmp_path / "plain" / "site").parent)).count("\n")
 
 
 def test_people_without_numbers_get_a_second_remedy(tmp_path, capsys):
@@ -236,11 +236,11 @@ def test_people_without_numbers_get_a_second_remedy(tmp_path, capsys):
     assert len(MarketFolders(str(tmp_path), unlabelled=True).domains()[0].train) == 10
 
 
-def test_an_empty_folder_and_a_good_one_have_exit_code_0(tmp_path):
-    assert main(["data", "check", str(tmp_path)]) == 0
+def test_only_a_folder_with_a_data_set_has_exit_code_0(tmp_path):
+    assert main(["data", "check", str(tmp_path)]) == 1
     site(tmp_path / "site")
     assert main(["data", "check", str(tmp_path)]) == 0
-    assert "your own; can be used" in check_data(tmp_path)
+    assert "your own; can be used" in table_of(findings_in(tmp_path))
     assert len(list((tmp_path / "site" / GALLERY).iterdir())) == 6
 
 

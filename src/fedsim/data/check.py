@@ -64,11 +64,6 @@ class Finding(NamedTuple):
         return f"{state}; {self.notes}" if self.notes else state
 
 
-def check_data(root: Path, everything: bool = False) -> str:
-    """Return :func:`table_of` the findings in ``root``; see :func:`findings_in`."""
-    return table_of(root, findings_in(root, everything))
-
-
 def findings_in(root: Path, everything: bool = False) -> list[Finding]:
     """Look at the data sets in ``root``: their sizes, official sizes, and problems.
 
@@ -97,24 +92,24 @@ def _misplaced(root: Path, recognised: Collection[str]) -> list[Finding]:
     return findings
 
 
-def refuse_unusable(findings: Sequence[Finding]) -> None:
-    """Raise NotReadyError, naming the first one, if a data set cannot be used."""
+def refuse_unusable(root: Path, findings: Sequence[Finding]) -> None:
+    """Raise NotReadyError if ``root`` holds no data set, or, naming the first one, if one cannot be used."""
+    if not findings:
+        raise NotReadyError(
+            f"{root}: holds no data set; one in Market-1501 layout has {', '.join(PARTS)} (docs/data.md), and --all "
+            f"true lists the papers' data sets and how to get them"
+        )
     if bad := [finding for finding in findings if not finding.is_usable]:
         counted = "a data set cannot be used" if len(bad) == 1 else f"{len(bad)} data sets cannot be used, first"
         raise NotReadyError(f"{counted}: {bad[0].name}: {bad[0].problem}")
 
 
-def table_of(root: Path, findings: Sequence[Finding]) -> str:
+def table_of(findings: Sequence[Finding]) -> str:
     """Return the findings as a table."""
     rows = [
         [printable(cell) for cell in (f.name, _sizes(f.found), _sizes(f.official), f.layout, f.verdict)]
         for f in findings
     ]
-    if not rows:
-        return (
-            f"{root}: holds no data set; one in Market-1501 layout has {', '.join(PARTS)} (docs/data.md), and --all "
-            f"true lists the papers' data sets and how to get them"
-        )
     headers = ["data set", "found", "official", "read as", ""]
     table = tabulate(rows, headers=headers, maxcolwidths=[None, None, None, 36, 60], disable_numparse=True)
     return f"{table}\n\ntraining identities / training images / queries / gallery images; nothing is ever downloaded"

@@ -19,7 +19,8 @@ from fedsim.parsing.output import print_text
 def check(root: InputFolder, all: bool = False) -> str:
     """List the data sets in a folder, the papers' or your own, and check that they are complete.
 
-    The exit code is 1 if one of them cannot be used. Your own images are opened, but their pixels are not decoded.
+    The exit code is 1 if one of them cannot be used, or there is none. Your own images are opened, but their pixels are
+    not decoded.
 
     Args:
         root: the folder of data sets.
@@ -27,8 +28,9 @@ def check(root: InputFolder, all: bool = False) -> str:
     """
     folder = Path(root)
     findings = findings_in(folder, all)
-    print_text(table_of(folder, findings))
-    refuse_unusable(findings)
+    if findings:
+        print_text(table_of(findings))
+    refuse_unusable(folder, findings)
     return ""
 
 
