@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.batches import identity_batches, shuffled_batches
+from fedsim.data.batches import identity_batches, people_batches, shuffled_batches
 from fedsim.training.settings import LocalTraining
 
 
@@ -235,7 +235,51 @@ def test_other_cameras_change_with_the_stream_only():
 
 def test_other_cameras_need_batches_of_identities():
     with pytest.raises(
-        ConfigError, match=r"^c\.positives: other_cameras needs sampler: identity; set it, or positives"
+        ConfigError, match=r"^c\.positives: other_cameras needs sampler: people or identity; set one, or positives"
     ):
         LocalTraining(positives="other_cameras").check("c")
-    LocalTraining(positives="other_cameras", sampler="identity", batch_size=8).check("c")
+    for sampler in ("identity", "people"):
+        LocalTraining(positives="other_cameras", sampler=sampler, batch_size=8).check("c")
+
+
+# -- people_batches ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("with_cameras", [False, True])
+@pytest.mark.parametrize(("size", "k"), [(16, 4), (6, 2), (12, 3)])
+def test_each_person_comes_once_in_a_pass(size, k, with_cameras, seed):
+    """The pass against a plain rule, image by image; a lone image is a group of its own."""
+    labels = labels_of(UNEVEN, seed)
+    cameras = torch.randint(0, 3, (len(labels),), generator=seeded(seed + 1)) if with_cameras else None
+    batches = people_batches(labels, size, k, seeded(seed), cameras=cameras)
+    assert {len(batch) for batch in batches} == {size}
+    order, people = flat(batches), []
+    whole = 1 + k * (len(UNEVEN) - 1)  # one person has one image
+    assert whole - size < len(order) <= whole, "only what does not fill a batch is left out"
+    while order:
+        first = order.pop(0)
+        people.append(int(labels[first]))
+        mates = [i for i in range(len(labels)) if labels[i] == labels[first] and i != first]
+        elsewhere = [i for i in mates if cameras is not None and cameras[i] != cameras[first]]
+        allowed = elsewhere or mates
+        positives = [order.pop(0) for _ in range(min(k - 1 if mates else 0, len(order)))]
+        assert set(positives) <= set(allowed)
+        if len(allowed) >= k:
+            assert len(set(positives)) == len(positives), "nothing repeats where there are K to choose from"
+    assert len(people) == len(set(people))
+
+
+def test_people_come_equally_often_however_many_images_they_have():
+    labels = labels_of([2, 3, 40, 72] * 4)
+    for draw, ratio in ((people_batches, 1.0), (identity_batches, 18.0)):
+        counts = torch.zeros(16)
+        for seed in range(200):
+            for batch in draw(labels, 16, 4, seeded(seed)):
+                counts += torch.bincount(labels[batch], minlength=16)
+        assert counts[3::4].sum() / counts[0::4].sum() == pytest.approx(ratio, rel=0.2), draw.__name__
+
+
+def test_few_people_are_one_batch():
+    [batch] = people_batches(torch.tensor([0, 0, 1]), 16, 4, seeded())
+    assert len(batch) == 5  # 0 and its other image three times, and a lone image

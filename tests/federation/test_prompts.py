@@ -208,6 +208,8 @@ def test_prompts_drop_out_in_training_alone():
     images = torch.randn(2, 3, 32, 16)
     with torch.no_grad():
         assert not torch.equal(backbone(images), backbone(images))
+        same = torch.zeros(5, 3, 32, 16)
+        assert len(backbone.train()(same).unique(dim=0)) == 5, "each image has a mask of its own"
         assert torch.equal(backbone.eval()(images), prompted().eval()(images))
 
 

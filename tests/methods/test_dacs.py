@@ -347,8 +347,9 @@ class Loops:
                 continue
             mu, var = x.mean((2, 3), keepdim=True), x.var((2, 3), unbiased=self.code, keepdim=True)
             styled = s * (x - mu) / (var.sqrt() + 1e-8) + m
-            judge = copy.deepcopy(f_g).eval()
-            l_loc = F.cross_entropy(head(f_g(x).neck), y) + F.cross_entropy(head(f_g(styled).neck), y)
+            l_loc = F.cross_entropy(head(f_g(x).neck), y)
+            judge = copy.deepcopy(f_g).eval()  # in the code's order: its statistics have x, not x'
+            l_loc = l_loc + F.cross_entropy(head(f_g(styled).neck), y)
             gap = (s**2 - var) if self.code else (s - var.sqrt())
             l_div = -((mu - m) ** 2).mean() - (gap**2).mean()
             h = [self.entropy(logits) for logits in (

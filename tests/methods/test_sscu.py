@@ -39,6 +39,8 @@ COPY = {
     "gate": "always", "statistics": "image", "triplet_on_images": True, "entropies": "first_image", "lam_au": 5.0,
 }  # fmt: skip
 """settings of FedBPrompt's copy"""
+SLIPS = {"memory_gradient": "after", "own_pass": True}
+"""of both codes"""
 LR, MOMENTUM, DECAY = 0.005, 0.9, 5e-4
 exact = partial(torch.testing.assert_close, rtol=0, atol=3e-6)
 near = partial(torch.testing.assert_close, rtol=0, atol=5e-5)
@@ -115,8 +117,8 @@ def test_images_are_restyled_by_the_statistics_of_places():
 class Loops:
     """The algorithm with three models and a memory for each client, in float64."""
 
-    def __init__(self, data, bprompt=False, gate="always", first_styled=1, stages=None, judge="copy"):
-        self.federation = Federation(data, Smooth if stages is None else Separating)
+    def __init__(self, data, bprompt=False, gate="always", first_styled=1, stages=None, judge="copy", released=False):
+        self.federation, self.released = Federation(data, Smooth if stages is None else Separating), released
         self.bprompt, self.gate, self.first, self.judge = bprompt, gate, first_styled, judge
         self.heads = {
             client.name: [[t[: client.head.out_features].clone().requires_grad_() for t in head] for head in stages]
@@ -143,6 +145,8 @@ class Loops:
     def open_memory(self, client, f_g):
         if client.name not in self.memories:
             z = f_g.eval()(client.x).neck.detach()
+            if self.heads:  # the code's network with SNR returns features of length 1
+                z = z / z.norm(dim=1, keepdim=True)
             sums = [z[client.y == y].mean(0) for y in range(int(client.y.max()) + 1)]
             self.memories[client.name] = torch.stack([row / row.norm() for row in sums])
         elif self.gate == "always":
@@ -151,6 +155,15 @@ class Loops:
     def memory_loss(self, memory, z, y):
         loss = F.cross_entropy(z / z.norm(dim=1, keepdim=True) @ memory.T / TAU, y)
         return loss + TRIPLET * self.triplet(z, y) if self.bprompt else loss
+
+    @staticmethod
+    def slip(memory, moved, z, y):
+        """Return a term of value 0: its gradient turns that of L_mem by ``memory`` into that by ``moved``."""
+        unit_z = z / z.norm(dim=1, keepdim=True)
+        p = (unit_z.detach() @ memory.T / TAU).softmax(1)
+        of_logits = (p - F.one_hot(y, len(memory)).double()) / TAU / len(y)  # of their mean cross-entropy
+        term = (unit_z * (of_logits @ (moved - memory))).sum()
+        return term - term.detach()
 
     def causality(self, net, x, y, client, moves=True):
         if not self.heads:
@@ -183,21 +196,27 @@ class Loops:
             loss = self.memory_loss(memory, f_l(x).neck, y) + self.causality(f_l, x, y, client, moves=False)
             self.step([*f_l.parameters()], loss, velocity)
             plain = f_g(x).neck
-            loss = self.memory_loss(memory, plain, y) + self.causality(f_g, x, y, client)
+            loss = self.memory_loss(memory, plain, y)
             dims = (2, 3) if self.bprompt else (0,)
             mu, var = x.mean(dims, keepdim=True), x.var(dims, unbiased=True, keepdim=True)
             styled = s * (x - mu) / (var.sqrt() + 1e-8) + m
-            z, memory = f_g(styled).neck, memory.clone()
+            z, start = f_g(styled).neck, memory
+            memory = start.clone()
             for z_i, y_i in zip(z.detach(), y.tolist(), strict=True):
                 moved = 0.9 * memory[y_i] + 0.1 * z_i / z_i.norm()
                 memory[y_i] = moved / moved.norm()
+            if self.released:  # the gradient that a backward has which multiplies by the memory as it is by then
+                loss = loss + self.slip(start, memory, plain, y)
+            loss = loss + self.causality(f_g, x, y, client)
             if t < self.first:
                 self.step(of_g, loss, velocity)
                 continue
+            judge = copy.deepcopy(f_g).eval()
+            if self.released:
+                z = f_g(styled).neck
             loss = loss + F.cross_entropy(head(z), y) + (TRIPLET * self.triplet(z, y) if self.bprompt else 0)
             loss = loss + self.causality(f_g, styled, y, client)
             loss = loss - ((mu - m) ** 2).mean() - ((var - s**2) ** 2).mean()
-            judge = copy.deepcopy(f_g).eval()
             by_f_g = (plain, z) if self.judge == "itself" else (judge(x).neck, judge(styled).neck)
             h = [self.entropy(head(features)) for features in (*by_f_g, f_l(styled).neck)]
             loss = loss + self.lam_au * ((1 + (h[0] - h[1]).exp()).log() + (1 + (h[1] - h[2]).exp()).log())
@@ -254,8 +273,10 @@ def clients_like(loops, model):
         ({}, {}),
         ({"gate": "never", "first_styled_round": 2}, {"gate": "never", "first_styled": 2}),
         (COPY, {"bprompt": True}),
+        (SLIPS, {"released": True}),
+        (COPY | SLIPS, {"bprompt": True, "released": True}),
     ],
-    ids=["authors", "authors, gate never", "FedBPrompt's copy"],
+    ids=["authors", "authors, gate never", "FedBPrompt's copy", "authors' code", "copy's code"],
 )
 def test_s4_rounds(options, of_loops):
     """Everything that is left after three rounds: f_G, heads, experts, style models, memories."""
@@ -269,11 +290,11 @@ def test_s4_rounds(options, of_loops):
         near(client.kept["candidate"].double(), loops.copies[plain.name])
 
 
-@pytest.mark.parametrize("judge", ["copy", "itself"])
-def test_rounds_with_snr(judge):
+@pytest.mark.parametrize(("judge", "slips"), [("copy", {}), ("itself", {}), ("itself", SLIPS)])
+def test_rounds_with_snr(judge, slips):
     """As the authors' script: losses of SNR's layers in both models and for both kinds of images."""
-    model = play(SSCU(temperature=TAU, judge=judge), causality=Causality(form="entropy", weights=SNR_WEIGHTS))
-    loops = Loops(two_clients(), stages=stage_heads_of(model), judge=judge)
+    model = play(SSCU(temperature=TAU, judge=judge, **slips), causality=Causality(form="entropy", weights=SNR_WEIGHTS))
+    loops = Loops(two_clients(), stages=stage_heads_of(model), judge=judge, released=bool(slips))
     for t in range(3):
         loops.round(t)
     flat_model = model.parts.models["separating"]

@@ -51,6 +51,41 @@ def identity_batches(
         batches.append(torch.cat([groups[left[i]].pop(0) for i in order]))
 
 
+def people_batches(
+    labels: Tensor, batch_size: int, num_instances: int, generator: torch.Generator, *, cameras: Tensor | None = None
+) -> list[Tensor]:
+    """Return batches of a pass over the people, as int64 index tensors: all identities come equally often.
+
+    Each identity, in random order, has one group: a random image, and K - 1 others of the identity, with ``cameras``
+    [n] int64 of other cameras if it has such. They repeat if there are fewer than K of them to choose from; an image
+    that is alone stays alone. The groups, one behind the other, are cut into batches of ``batch_size``, so that a lone
+    image shifts those behind it; a last batch of fewer images is dropped, unless it is the only one.
+    ``RandomMultipleGallerySampler`` of SpCL (Ge et al., 2020), DACS and SSCU; ``labels`` [n] int64, ``num_instances``
+    K, the generator is on the CPU.
+    """
+    people = labels.unique()
+    groups = []
+    for z in people[torch.randperm(len(people), generator=generator)]:
+        index = torch.nonzero(labels == z).flatten()
+        first = int(torch.randint(len(index), (), generator=generator))
+        candidates = _partners(index, None if cameras is None else cameras[index], first)
+        count = num_instances - 1 if len(candidates) else 0
+        if len(candidates) >= num_instances:
+            chosen = torch.randperm(len(candidates), generator=generator)[:count]
+        else:
+            chosen = torch.randint(max(1, len(candidates)), (count,), generator=generator)
+        groups.append(torch.cat([index[[first]], candidates[chosen]]))
+    batches = torch.cat(groups).split(batch_size)
+    return list(batches if len(batches) == 1 or len(batches[-1]) == batch_size else batches[:-1])
+
+
+def _partners(index: Tensor, cameras: Tensor | None, first: int) -> Tensor:
+    """Return an identity's images beside its ``first``: those of other ``cameras`` [n], if there are such."""
+    is_other = torch.arange(len(index)) != first
+    is_elsewhere = is_other if cameras is None else cameras != cameras[first]
+    return index[is_elsewhere if is_elsewhere.any() else is_other]
+
+
 def _groups_of(index: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
     """Cut the images of an identity into random groups."""
     index = index[torch.randperm(len(index), generator=generator)]
@@ -66,10 +101,8 @@ def _groups_across(index: Tensor, cameras: Tensor, size: int, generator: torch.G
     """Return groups of the images of an identity, each of a random image and some of ``cameras`` [n] other than its."""
     groups = []
     for first in torch.randperm(len(index), generator=generator)[: -(-len(index) // size)].tolist():
-        is_other = torch.arange(len(index)) != first
-        is_elsewhere = cameras != cameras[first]
-        candidates = index[is_elsewhere] if is_elsewhere.any() else index[is_other] if is_other.any() else index
-        groups.append(torch.cat([index[[first]], _sample(candidates, size - 1, generator)]))
+        partners = _partners(index, cameras, first)
+        groups.append(torch.cat([index[[first]], _sample(partners if len(partners) else index, size - 1, generator)]))
     return groups
 
 

@@ -20,15 +20,20 @@ def mean_memory(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     return normalize(members @ features)
 
 
-def memory_logits(memory: Tensor, features: Tensor, temperature: float) -> Tensor:
+def memory_logits(memory: Tensor, features: Tensor, temperature: float, moved: Tensor | None = None) -> Tensor:
     """Return the cosines of features [B, D] and a memory [Z, D], divided by the temperature: [B, Z].
 
-    No gradient reaches the memory, whose vectors have length 1.
+    No gradient reaches the memory, whose vectors have length 1. Features have the gradient of cosines with the memory
+    ``moved`` [Z, D], if it is given: the slip of a code that changes its memory between forward and backward.
 
     >>> memory_logits(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.tensor([[2.0, 0.0]]), 0.5)
     tensor([[2.0000, 1.2000]])
     """
-    return normalize(features) @ memory.detach().T / temperature
+    directions = normalize(features)
+    if moved is None:
+        return directions @ memory.detach().T / temperature
+    by_moved = directions @ moved.detach().T
+    return (directions.detach() @ memory.detach().T + (by_moved - by_moved.detach())) / temperature
 
 
 def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: float, most: int | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from fedsim.methods.fedreid import FedReID, FedReIDFineTune
 from fedsim.methods.fedrep import FedRep
 from fedsim.methods.fedsam import FedSAM
 from fedsim.methods.fedsgd import FedSGD
+from fedsim.methods.fedsupwa import FedSupWA
 from fedsim.methods.fedureid import FedUReID
 from fedsim.methods.ifca import IFCA
 from fedsim.methods.local import Local
@@ -57,6 +58,7 @@ __all__ = [
     "FedRep",
     "FedSAM",
     "FedSGD",
+    "FedSupWA",
     "FedUReID",
     "Local",
     "LotteryFL",

@@ -34,7 +34,8 @@ Paper and code (user.py of FlyingRoastDuck/DACS_official), where they differ; th
 | L_au                | moves s, m alone    | moves the head, too                        | ``authenticity_moves_head`` |
 
 The code's settings are ``lam_au: 1``, ``statistics: unbiased``, ``diversity: variance``, ``expert_head: shared`` and
-``authenticity_moves_head: true``.
+``authenticity_moves_head: true``. With them three rounds agree with ``train_dacs`` of the code, run unchanged, to the
+rounding of float32.
 
 Deviations and silences:
 
@@ -47,9 +48,10 @@ Deviations and silences:
 - The expert starts from the received model and the client's head when the client first takes part. Each round begins
   with new optimizers, as for the models of other methods (``optimizer_state``).
 - The first round is plain in the code, since heads are random before: ``first_styled_round: 1``. The expert trains.
-- f_L and f_G see x' in training mode, so x' enters their running statistics. In L_au f_G is a copy from before the
-  batch, in evaluation mode; f_L is the expert after its step.
-- Entropies are means over the batch, and sp acts on their differences. Logits of L_au are float32 in any precision.
+- f_L and f_G see x' in training mode, so x' enters their running statistics. In L_au f_G is a copy in evaluation mode,
+  whose running statistics have x, and not x', as in the code; f_L is the expert after its step.
+- Entropies are means over the batch, and sp acts on their differences; the code leaves out probabilities below 1e-6.
+  Logits of L_au are float32 in any precision.
 - With ``lam_au: 0`` nothing reads the expert, so there is none. With ``style_lr: 0`` the style model stays as it was
   drawn, which is one reading of the row RS of Table 2.
 - With SNR the code is another method (statistics of each place over the batch, no L_div, f_G moves in L_au); it is not
@@ -153,8 +155,8 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
         """Return L of Eq. (8), a scalar."""
         of_images = style_of(batch.images, 0.0, unbiased=self.statistics == "unbiased")  # Eq. (1)
         styled = restyle(batch.images, of_images, style.style)  # Eq. (2)
-        l_au = None if expert is None else self._authenticity(client, expert, (batch.images, styled))
         loss = client.training_step(batch)  # Eq. (7)
+        l_au = None if expert is None else self._authenticity(client, expert, (batch.images, styled))
         loss = loss + client.supervised_loss(client.forward(styled), batch, counts=False)  # Eq. (7) of x'
         if self.lam_div:  # Eqs. (3), (4)
             loss = loss - self.lam_div * style_gap(of_images, style.style, variances=self.diversity == "variance")

@@ -35,8 +35,12 @@ Deviations and silences:
   each session on the client's held-out people (``data.val``): rank-1 of each of their images among the others. The gate
   is open if it is not below that of the session before; the first is open, as in the code.
 - The codes keep all features of a round to repeat their updates on M. The copy had the same updates, so M takes it.
-- M starts at a client's first session; in the codes that is before the first round.
-- f_G sees x' once per step. The codes run it twice, so their running statistics have x' twice.
+- M starts at a client's first session; in the codes that is before the first round. With SNR it starts from features of
+  length 1, since the code's network with SNR returns such in evaluation.
+- The codes have two slips that act on each step, and are off by default. The memory moves in place between forward and
+  backward of L_mem(x; f_G), so its gradient is that by the moved memory: ``memory_gradient: after``. And f_G sees x'
+  twice, first without gradient for (S3), so its running statistics have x' twice: ``own_pass: true``. With both, three
+  rounds agree with ``train_resnet`` of the authors' code, run unchanged, to the rounding of float32.
 - The expert starts from the received model. Each round begins with new optimizers (``optimizer_state``).
 - With SNR, the default of the authors' script, the losses of x have SNR's loss, too, in Client-L and in Client-G, and
   L_loc has it of x': ``model.objective.causality``, which is ``{form: entropy, weights: [0.01, 0.01, 0.01]}`` there.
@@ -111,6 +115,10 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     judge: Annotated[Literal["copy", "itself"], _AUTHENTICITY] = "copy"
     """f_G in L_au: a copy in evaluation mode, which L_au does not move; or f_G itself, which L_au trains (the authors'
     code with SNR)"""
+    memory_gradient: Literal["before", "after"] = "before"
+    """M in the gradient of L_mem(x; f_G): that of its value, or M after x' has moved it (the codes)"""
+    own_pass: bool = False
+    """whether f_G sees x' twice, first without gradient for (S3) (the codes)"""
     first_styled_round: int = 1
     """the first round, from 0, in which restyled images train; the memory follows them from the start"""
     style_lr: float | None = None
@@ -132,6 +140,11 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     def has_judge(self) -> bool:
         """Whether a copy of f_G judges restyled images."""
         return self.lam_au > 0 and self.judge == "copy"
+
+    @property
+    def passes(self) -> int:
+        """As DACS, and f_G on x' once more with ``own_pass``."""
+        return super().passes + self.own_pass
 
     def train(self, client: Client) -> None:
         """Step the expert, and then f_G and the style model, on each batch; keep memory, expert and style model."""
@@ -159,8 +172,10 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     def _open_memory(self, client: Client) -> Tensor:
         """Return M [Z, D], after the gate: a tensor that is not changed."""
         if _MEMORY not in client.kept:  # (S1)
-            labels = client.images.labels.to(client.device)
-            client.keep(_MEMORY, mean_memory(client.plain_features(), labels, client.num_classes))
+            labels, features = client.images.labels.to(client.device), client.plain_features()
+            if client.objective.causality is not None:
+                features = normalize(features)
+            client.keep(_MEMORY, mean_memory(features, labels, client.num_classes))
         elif self._is_open(client):  # (S4)
             client.keep(_MEMORY, client.kept[_CANDIDATE])
         return client.kept[_MEMORY]
@@ -183,10 +198,20 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         client.step(loss, optimizer=expert.optimizer(client.training_settings))
 
     def _memory_loss(
-        self, client: Client, output: Output, memory: Tensor, batch: Batch, *, counts: bool = False
+        self,
+        client: Client,
+        output: Output,
+        memory: Tensor,
+        batch: Batch,
+        *,
+        moved: Tensor | None = None,
+        counts: bool = False,
     ) -> Tensor:
-        """Return L_mem of a batch's output, a scalar, with SNR's loss if there is one; if it ``counts``, log L_mem."""
-        logits = memory_logits(memory, output.features.neck, self.temperature)
+        """Return L_mem of a batch's output, a scalar, with SNR's loss if there is one; if it ``counts``, log L_mem.
+
+        Its gradient is by the memory ``moved`` [Z, D], if that is given.
+        """
+        logits = memory_logits(memory, output.features.neck, self.temperature, moved)
         loss = cross_entropy(logits, batch.labels)  # (S2)
         if counts:
             client.session.metrics.add(loss.detach(), logits.argmax(1), batch.labels)
@@ -200,26 +225,28 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         self, client: Client, models: tuple[FlatModel | None, StyleModel], memory: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of Client-G, a scalar, and the memory [Z, D] after the batch."""
-        expert, style = models
+        (expert, style), is_styled = models, self._is_styled(client)
         plain = client.forward(batch.images)
-        loss = self._memory_loss(client, plain, memory, batch, counts=True)
         of_images = style_of_places(batch.images) if self.statistics == "place" else style_of(batch.images, 0.0)
         styled = restyle(batch.images, of_images, style.style)  # DACS, Eqs. (1), (2)
-        with torch.set_grad_enabled(self._is_styled(client)):
+        with torch.set_grad_enabled(is_styled and not self.own_pass):
             output = client.forward(styled)
         z = normalize(output.features.neck)
-        memory = update_memory(memory, z, batch.labels, self.momentum, batch.most_repeated)  # (S3)
-        if not self._is_styled(client):
-            return loss, memory
+        moved = update_memory(memory, z, batch.labels, self.momentum, batch.most_repeated)  # (S3)
+        of_gradient = moved if self.memory_gradient == "after" else None
+        loss = self._memory_loss(client, plain, memory, batch, moved=of_gradient, counts=True)
+        if not is_styled:
+            return loss, moved
+        judged = _judge(client, (batch.images, styled)) if self.has_judge else None
+        if self.own_pass:
+            output = client.forward(styled)
         loss = loss + client.supervised_loss(output, batch, counts=False)
         if self.lam_div:
             loss = loss - self.lam_div * style_gap(of_images, style.style, variances=True)
         if expert is not None:
-            by_f_g = (plain.features.neck, output.features.neck)
-            if self.has_judge:
-                by_f_g = _judge(client, (batch.images, styled))
+            by_f_g = judged or (plain.features.neck, output.features.neck)
             loss = loss + self.lam_au * self._authenticity(client, expert, by_f_g, styled)
-        return loss, memory
+        return loss, moved
 
     def _authenticity(self, client: Client, expert: FlatModel, by_f_g: tuple[Tensor, Tensor], styled: Tensor) -> Tensor:
         """Return DACS's L_au of images x and x', a scalar; ``by_f_g`` are their features [B, D], x' is ``styled``."""

@@ -126,7 +126,7 @@ class PromptedBlock(nn.Module):
         """Map tokens [B, N, C], without or with prompts, to tokens without or with them."""
         num_first, num_leaving = self.place
         if self.prompts is not None:
-            prompts = self.dropout(self.prompts).expand(len(tokens), -1, -1)
+            prompts = self.dropout(self.prompts.expand(len(tokens), -1, -1))  # a mask for each image, as in VPT
             tokens = torch.cat([tokens[:, :num_first], prompts, tokens[:, num_first:]], dim=1)
         if self._masks and tokens.device not in self._masks:
             self._masks = {tokens.device: next(iter(self._masks.values())).to(tokens.device)}

@@ -157,8 +157,9 @@ class SNR(nn.Module):
     """Style normalisation and restitution (Jin et al., CVPR 2020).
 
     Instance normalisation removes an image's style. Gates for each channel then return a part of what was lost. The
-    gates have biases, as in the authors' code. At the start the layer is not the identity, so pretrained weights behind
-    it meet other maps than in their training. The loss is ``model.objective.causality``.
+    gates have biases and start as in the authors' code, by He et al.'s rule for outputs. At the start the layer is not
+    the identity, so pretrained weights behind it meet other maps than in their training. The loss is
+    ``model.objective.causality``.
 
     Args:
         channels: C.
@@ -173,6 +174,9 @@ class SNR(nn.Module):
         self.norm = nn.InstanceNorm2d(channels, affine=True)
         self.reduce = nn.Linear(channels, hidden)
         self.expand = nn.Linear(hidden, channels)
+        for layer in (self.reduce, self.expand):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
         self.place = place
         self.keeps = False
         """whether a training pass keeps what it has separated, for the loss"""

@@ -91,6 +91,9 @@ class LongRound:
         self.schedule.check(f"{section}.schedule")
 
 
+_LABELLED = Facts(needs="not cluster and not bottom_up")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
     """Local training of a client in a round."""
@@ -111,13 +114,14 @@ class LocalTraining:
     micro_batch: Annotated[int | None, Facts(null_is="batch_size")] = None
     """images per micro-batch of a batch: ranks of a machine can then share a client's batches, and less memory is
     needed. Normalisation layers and losses see one micro-batch at a time. null: a batch is one micro-batch"""
-    sampler: Annotated[Literal["shuffle", "identity"], Facts(needs="not cluster and not bottom_up")] = "shuffle"
-    """``shuffle``: plain random batches; ``identity``: B / num_instances identities with num_instances images each"""
-    num_instances: Annotated[int, Facts(needs="sampler == 'identity' or cluster or model.clients")] = 4
-    """K: images per identity of ``sampler: identity``, or per proxy of ``cluster``"""
-    positives: Annotated[Literal["any", "other_cameras"], Facts(needs="not cluster and not bottom_up")] = "any"
-    """of ``sampler: identity``: the K images of an identity. ``other_cameras``: one, and K - 1 of other cameras, as far
-    as there are such"""
+    sampler: Annotated[Literal["shuffle", "identity", "people"], _LABELLED] = "shuffle"
+    """``shuffle``: plain random batches; ``identity``: B / K identities with K = ``num_instances`` images each, those
+    with more images more often; ``people``: each identity once in a pass, so that all come equally often"""
+    num_instances: Annotated[int, Facts(needs="sampler != 'shuffle' or cluster or model.clients")] = 4
+    """K: images per identity of ``sampler: identity`` and ``people``, or per proxy of ``cluster``"""
+    positives: Annotated[Literal["any", "other_cameras"], _LABELLED] = "any"
+    """of ``sampler: identity`` and ``people``: the K images of an identity. ``other_cameras``: one, and K - 1 of other
+    cameras, as far as there are such"""
     drop_partial: Annotated[bool, Facts(needs="batch_size is not None or model.clients")] = False
     """drop a last batch with fewer than B images (FedReIDBench's code does)"""
     accumulate: Annotated[int, Facts(needs="batch_size is not None or model.clients")] = 1
@@ -185,11 +189,16 @@ class LocalTraining:
         """The local epochs of the round with the fewest."""
         return min([self.local_epochs, *([self.long_round.local_epochs] if self.long_round is not None else [])])
 
+    @property
+    def draws_people(self) -> bool:
+        """Whether a batch has several images of each of some identities."""
+        return self.sampler != "shuffle"
+
     def batch_of(self, num_images: int) -> int:
         """Return B for a client with that many images: at most all of them, unless a sampler repeats images."""
         if self.batch_size is None:
             return num_images
-        return self.batch_size if self.sampler == "identity" or self.cluster else min(self.batch_size, num_images)
+        return self.batch_size if self.draws_people or self.cluster else min(self.batch_size, num_images)
 
     def micro_batch_of(self, num_images: int) -> int | None:
         """Return the images per micro-batch for a client with that many images; None if its batches are not cut."""
@@ -238,13 +247,13 @@ class LocalTraining:
             raise ConfigError(f"{section}.compile: a step is either compiled or a graph; set compile or graph to false")
         if self.compile and self.batch_size is None:
             raise ConfigError(f"{section}.compile: needs batches of one size; set batch_size, or set compile to false")
-        in_groups = self.sampler == "identity" or self.cluster is not None
+        in_groups = self.draws_people or self.cluster is not None
         if in_groups and (self.batch_size is None or self.batch_size % self.num_instances):
             size = "null" if self.batch_size is None else self.batch_size
             raise ConfigError(f"{section}.batch_size: {size} is not a multiple of num_instances ({self.num_instances})")
-        if self.positives != "any" and self.sampler != "identity":
+        if self.positives != "any" and not self.draws_people:
             raise ConfigError(
-                f"{section}.positives: {self.positives} needs sampler: identity; set it, or positives to any"
+                f"{section}.positives: {self.positives} needs sampler: people or identity; set one, or positives to any"
             )
         if self.bottom_up is not None:
             self.bottom_up.check(f"{section}.bottom_up")
@@ -272,7 +281,7 @@ class LocalTraining:
         entry = f"{section}.micro_batch: {size}"
         if batch is not None and size > batch:
             raise ConfigError(f"{entry} is larger than the batch ({batch}); set it to at most that, or to null")
-        if self.sampler == "identity" and size % self.num_instances:
+        if self.draws_people and size % self.num_instances:
             raise ConfigError(
                 f"{entry} is not a multiple of num_instances ({self.num_instances}); set it to a multiple, or to null"
             )
@@ -295,9 +304,9 @@ class ClientOverride:
     local_steps: int | None = None
     batch_size: int | None = None
     micro_batch: int | None = None
-    sampler: Literal["shuffle", "identity"] | None = None
+    sampler: Literal["shuffle", "identity", "people"] | None = None
     num_instances: Annotated[
-        int | None, Facts(needs="(sampler or model.client.sampler) == 'identity' or cluster or model.client.cluster")
+        int | None, Facts(needs="(sampler or model.client.sampler) != 'shuffle' or cluster or model.client.cluster")
     ] = None
     drop_partial: bool | None = None
     accumulate: int | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import NoClustersError
-from fedsim.data.batches import identity_batches, shuffled_batches
+from fedsim.data.batches import identity_batches, people_batches, shuffled_batches
 from fedsim.training.batch import ClientImages
 from fedsim.training.features import PLAIN, POOLED, Extraction
 from fedsim.training.flat_model import FlatModel
@@ -115,9 +115,10 @@ class Labeller:
         """
         settings, labels = self._client.training_settings, self._client.images.labels
         size = settings.batch_of(len(labels))
-        if settings.sampler == "identity":
+        if settings.draws_people:
             cameras = self._client.images.cameras if settings.positives == "other_cameras" else None
-            return labels, identity_batches(labels, size, settings.num_instances, stream, cameras=cameras)
+            draw = people_batches if settings.sampler == "people" else identity_batches
+            return labels, draw(labels, size, settings.num_instances, stream, cameras=cameras)
         return labels, shuffled_batches(len(labels), size, stream, settings.drop_partial)
 
     def rows(self, positions: Tensor) -> Tensor:

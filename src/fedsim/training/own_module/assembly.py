@@ -124,7 +124,7 @@ def own_module(
     classes, horizon = max(client.num_classes for client in clients), Horizon(training.local_epochs, 0, rounds)
     blueprint = Blueprint(source, seed, classes, horizon)
     _check_settings(blueprint, training)
-    in_groups, batch = training.sampler == "identity", training.batch_of(largest.num_images)
+    in_groups, batch = training.draws_people, training.batch_of(largest.num_images)
     count = max(1, largest.num_images // batch if training.drop_partial else -(-largest.num_images // batch))
     images = TrialImages(
         batch=batch if in_groups else min(batch, _MAX_TRIED), instances=training.num_instances if in_groups else 2,
