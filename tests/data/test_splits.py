@@ -367,8 +367,8 @@ def test_mistakes_are_one_line(viper, capsys, tmp_path):
     assert not (viper / "splits.json").exists()
 
 
-@pytest.mark.parametrize("num", [0, -1])
-def test_no_splits_are_refused(viper, capsys, num):
+@pytest.mark.parametrize("num", [0, -1, 10_001, 10**20])
+def test_numbers_of_splits_that_nothing_needs_are_refused(viper, capsys, num):
     assert "num" in refused_command(capsys, f"--folder={viper}", f"--num={num}")
     assert not (viper / "splits.json").exists()
 

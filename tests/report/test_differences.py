@@ -223,9 +223,9 @@ FAKES = [
     ("001/table2_fedreid", "table2", {"model.availability.drop": 0.5}),
     ("001/table2_fedreid", "table2", {
         "model.method.init_args.start_mix": 0.5, "model.method.init_args.expert_from": "global",
-        "model.method.init_args.views": "same", "model.method.init_args.aggregated": 0.5,
+        "model.method.init_args.views": "same",
     }),
-    ("001/table2_fedreid_half", "table2", {"model.selection.init_args.fraction": 0.25}),
+    ("001/table2_fedavg_half", "table2", {"model.selection.init_args.fraction": 0.25}),
     ("001/table2_fedavg", "table2", {
         "model.method.init_args.share_head": False, "model.backbone.init_args.last_stride": 1,
         "model.client.sampler": "identity", "data.augmentation.erase": 0.5, **OBJECTIVE,

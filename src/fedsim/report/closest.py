@@ -30,6 +30,8 @@ class Match(NamedTuple):
     """differences of the clients"""
     data: DataDifferences
     """of people and images of the data sets"""
+    titles: tuple[str, ...]
+    """the printed rows of that run in the table, at least this one"""
 
     @property
     def counted(self) -> list[Difference]:
@@ -44,13 +46,14 @@ class Match(NamedTuple):
     def lines(self, label: str, runs: Sequence[Run]) -> Iterator[str]:
         """Yield the verdict on the runs with this label: is the row, differs from it, or cannot be certified."""
         doubts = [*dict.fromkeys(f"{run.folder} {doubt}" for run in runs for doubt in run.doubts), *self.data.unknown]
+        titles = " and ".join(f"'{title}'" for title in self.titles)
         if self.distance:
-            yield f"- {label} is closest to '{self.row.name}' ({self.name}); settings that differ: {self.distance}"
+            yield f"- {label} is closest to {titles} ({self.name}); settings that differ: {self.distance}"
             yield from (f"    {line}" for line in self._by_group())
         elif doubts:
-            yield f"- {label} cannot be certified as '{self.row.name}' ({self.name})"
+            yield f"- {label} cannot be certified as {titles} ({self.name})"
         else:
-            yield f"- {label} has all settings of '{self.row.name}' ({self.name})"
+            yield f"- {label} has all settings of {titles} ({self.name})"
         yield from (f"    {doubt}" for doubt in doubts)
         for effect, title in (("rounding", "changes rounding alone"), ("nothing", "cannot change a number here")):
             if texts := [_text(d) for d in self.differences if d.effect == effect]:
@@ -83,7 +86,10 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
         if method_of(settings := settings_of_row(of_paper.key, name)) == method_of(first.settings)
         if not table.left_out or settings["data.unseen"].value == first.setting("data.unseen")
     ]
-    return min(matches, key=lambda match: match.distance, default=None)
+    if not matches:
+        return None
+    closest = min(matches, key=lambda match: match.distance)
+    return closest._replace(titles=tuple(match.row.name for match in matches if match.name == closest.name))
 
 
 def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match:
@@ -92,7 +98,7 @@ def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match
     data = DataDifferences([], []) if clients else _data_differences(paper, name, runs)
     files = [option for option, entry in settings.items() if names_file(entry)]
     data.unknown.extend(f"{option}: the content of the row's file is not known" for option in files)
-    return Match(row, f"{paper.key}/{name}", differences_from(settings, runs), clients, data)
+    return Match(row, f"{paper.key}/{name}", differences_from(settings, runs), clients, data, (row.name,))
 
 
 def _data_differences(paper: Paper, name: str, runs: Sequence[Run]) -> DataDifferences:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from fedsim.core.checked import checked
-from fedsim.core.checks import Count, Part
+from fedsim.core.checks import NumberKind, Part
 from fedsim.core.paths import InputFile, InputFolder, OutputFolder
 from fedsim.data.check import findings_in, refuse_unusable, table_of
 from fedsim.data.cuhk03 import Variant, convert_cuhk03
@@ -13,6 +14,10 @@ from fedsim.data.cuhksysu import cut_people
 from fedsim.data.market import QUERY, write_market_splits
 from fedsim.data.splits import SplitStyle
 from fedsim.parsing.output import print_text
+
+
+_Splits = Annotated[int, NumberKind("[1, 10000]")]
+"""more take hours, and no test set needs them"""
 
 
 @checked("--")
@@ -63,7 +68,7 @@ def cut(root: InputFolder, output: OutputFolder) -> str:
 
 @checked("--")
 def splits(
-    folder: InputFolder, num: Count = 10, fraction: Part = 0.5, style: SplitStyle = "one_query",
+    folder: InputFolder, num: _Splits = 10, fraction: Part = 0.5, style: SplitStyle = "one_query",
     cross_camera: bool = True, asking: list[int] | None = None,
 ) -> str:  # fmt: skip
     """Sample splits of a small test set into queries and galleries, and write them as splits.json into its folder.
@@ -72,7 +77,7 @@ def splits(
 
     Args:
         folder: a data set in Market-1501 layout; the images of bounding_box_test are split.
-        num: number of splits.
+        num: number of splits, at most 10,000.
         fraction: share of the identities that is tested on.
         style: one_query: one random image per identity is a query, the others are the gallery; pairs: one query and one
             gallery image.
