@@ -44,6 +44,7 @@ def test_the_constructor_of_the_federation_has_the_types_of_its_settings():
         ("--run_di=x", "did you mean --run_dir? "),
         ("--lr=0.1", "did you mean --model.client.optimizer.lr? "),  # names that users know from other programs
         ("--learning_rate=0.1", "did you mean --model.client.optimizer.lr? "),
+        ("--momentum=0.9", "did you mean --model.client.optimizer.momentum? "),  # some methods have one, too
         ("--epochs=5", "did you mean --trainer.max_epochs or --model.client.local_epochs? "),
         ("--rounds=5", "did you mean --trainer.max_epochs? "),
         ("--batch_size=5", "did you mean --model.client.batch_size? "),
