@@ -199,9 +199,8 @@ def test_mlflow_has_the_numbers_of_metrics_csv_in_one_run(tmp_path, monkeypatch)
     assert len(client.search_runs([experiment.experiment_id])) == 2
 
 
-def test_a_run_is_left_as_it_is_where_mlflow_does_not_answer(tmp_path, monkeypatch, capsys):
+def test_a_run_is_left_as_it_is_where_mlflow_does_not_answer(tmp_path, capsys):
     pytest.importorskip("mlflow", reason="MLflow is not installed")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     (tmp_path / "tiny.yaml").write_text(TINY)
     run = tmp_path / "run"
     few = ["--trainer.max_epochs=1", "--data.limit_client_batches=1", "--run_dir", run]
@@ -210,5 +209,5 @@ def test_a_run_is_left_as_it_is_where_mlflow_does_not_answer(tmp_path, monkeypat
     capsys.readouterr()
     server = ["--trainer.logger=MLFlowLogger", "--trainer.logger.tracking_uri=http://127.0.0.1:9"]
     line = refuse(capsys, "fit", "--config", tmp_path / "tiny.yaml", *few, *server, "--overwrite=true")
-    assert "trainer.logger: MLflow says" in line
+    assert "trainer.logger: MLflow failed" in line
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before

@@ -50,7 +50,6 @@ from fedsim.federation.callbacks import (
     RunSummary,
     ScoreLastRound,
     Tracking,
-    reach_mlflow,
 )
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
@@ -225,9 +224,6 @@ class FedSimCLI(LightningCLI):
             self.lock = lock  # last: all other checks of settings have passed
             lock.acquire()
             start.check_free()  # again: another fit may have ended in between
-            for logger in self.trainer.loggers:
-                if isinstance(logger, MLFlowLogger):
-                    reach_mlflow(logger)
             for change in self._changes():
                 log.warning("%s", change)
         if not config["trainer"]["fast_dev_run"]:  # which writes nothing
