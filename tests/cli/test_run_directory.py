@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jsonargparse import Namespace
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
+from fedsim.cli.names_in_configs import check_folders, let_loggers_stand_alone
 from fedsim.cli.run_directory import describe_checkpoint, rounds_done
 from fedsim.core.errors import DataError
 from fedsim.core.placement import place
@@ -148,6 +150,32 @@ def test_a_logger_s_name_is_enough(tmp_path, capsys, logger, words):
     with pytest.raises(SystemExit):  # the parser's way to end after it has printed
         main(["fit", "--config", str(tmp_path / "tiny.yaml"), "--trainer.logger", logger, "--print_config"])
     assert f"      {words}\n" in capsys.readouterr().out
+
+
+def test_the_folder_of_a_logger_is_checked_before_training(tmp_path, capsys, monkeypatch):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["fit", "--config", tmp_path / "tiny.yaml", "--run_dir", tmp_path / "run", "--trainer.logger=CSVLogger"]
+    for folder, problem in (
+        (tmp_path / "tiny.yaml", f"{tmp_path}/tiny.yaml cannot be a folder (File exists); name another"),
+        ("$NOWHERE/x", "$NOWHERE/x names the variable NOWHERE, which is not set"),
+        ("", "is an empty text"),
+        (" ", "is empty"),
+    ):
+        line = refuse(capsys, *words, f"--trainer.logger.save_dir={folder}")
+        assert f"trainer.logger.save_dir: {problem}" in line
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    call(*words, "--trainer.max_epochs=1", "--data.limit_client_batches=1", "--trainer.logger.save_dir=~/logs")
+    assert [*(tmp_path / "logs").rglob("metrics.csv")]
+
+
+@pytest.mark.parametrize("value", ["s3://bucket/logs", ".", "RUN_DIR"])
+def test_other_words_for_the_folder_of_a_logger_stay(value):
+    let_loggers_stand_alone()
+    name = {".": "WandbLogger", "RUN_DIR": "TensorBoardLogger"}.get(value, "CSVLogger")
+    logger = Namespace(class_path=f"lightning.pytorch.loggers.{name}", init_args=Namespace(save_dir=value))
+    check_folders([logger, Namespace(class_path="lightning.pytorch.loggers.CSVLogger")])
+    assert logger.init_args.save_dir == value
 
 
 @pytest.mark.parametrize(

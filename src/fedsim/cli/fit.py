@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 
 from fedsim.cli.checks import check_config, check_fit, check_run, check_weights
 from fedsim.cli.describe import FederatedTrainer, weights_for
-from fedsim.cli.names_in_configs import give_old_addresses, let_loggers_stand_alone, write_into
+from fedsim.cli.names_in_configs import check_folders, give_old_addresses, let_loggers_stand_alone, write_into
 from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     Settled,
@@ -173,6 +173,7 @@ class FedSimCLI(LightningCLI):
         check_name(os.path.basename(os.path.abspath(self.run_dir)) or "root", "run_dir", "choose another folder")
         if self.subcommand == "fit":
             look_for_fit(self.run_dir)
+            check_folders(_as_list(config["trainer"]["logger"]))
         else:
             self.save_config_callback = None  # the run's own config.yaml stays as it was
             config["trainer"]["logger"] = False  # some write files, or contact a server, when they are built
