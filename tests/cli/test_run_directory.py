@@ -9,10 +9,12 @@ from jsonargparse import Namespace
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
+from fedsim.cli import fit as command_fit
 from fedsim.cli.names_in_configs import check_folders, let_loggers_stand_alone
 from fedsim.cli.run_directory import describe_checkpoint, rounds_done
 from fedsim.core.errors import DataError
 from fedsim.core.placement import place
+from fedsim.core.versions import begin_version, current_version, publish_version
 from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.checks.compatibility import warn_of_idle_ranks
 from fedsim.strategy.checkpoint_files import read_checkpoint
@@ -94,6 +96,26 @@ def test_a_fit_says_that_there_is_nothing_to_train(copy, caplog, capsys):
         call("fit", "--ckpt_path", copy, "--run_dir", copy, "--trainer.max_epochs", rounds)
         assert said(caplog, "nothing to train") == messages
         assert rounds_done(read_checkpoint(last)) == rounds
+
+
+def test_a_fit_goes_on_from_the_version_that_it_has_read_first(copy, tmp_path, monkeypatch):
+    """The run that it goes on from is alive, and writes the next one."""
+    last, check, seen = copy / "checkpoints" / "last.ckpt", command_fit.check_fit, []
+
+    def meanwhile(*args):
+        seen.append(current_version(last))
+        check(*args)
+        (partial := begin_version(last)).joinpath("global.ckpt").write_text("of a later round")
+        publish_version(partial)
+
+    monkeypatch.setattr(command_fit, "check_fit", meanwhile)
+    call("fit", "--ckpt_path", copy, "--run_dir", tmp_path / "next", "--trainer.max_epochs", 4)
+    assert rounds_done(read_checkpoint(tmp_path / "next" / "checkpoints" / "last.ckpt")) == 4
+    assert len([*(tmp_path / "next" / "checkpoints" / "last.ckpt").glob("v*")]) == 1
+    assert seen[0].is_dir()
+    assert current_version(last) != seen[0]
+    publish_version(begin_version(last))  # nobody holds the earlier ones any more
+    assert not seen[0].exists()
 
 
 @pytest.fixture

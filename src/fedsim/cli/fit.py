@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -78,7 +77,7 @@ def run(command: str, args: list[str]) -> None:
     """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe`` with the words after it, which are checked."""
     give_old_addresses()
     let_loggers_stand_alone()
-    with nullcontext() if command == "fit" else holding():
+    with holding():
         FedSimCLI([command, *with_clients(with_own_config(command, args))], args)
 
 
