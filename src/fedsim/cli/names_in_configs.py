@@ -57,11 +57,11 @@ def check_folders(loggers: Iterable[Namespace]) -> None:
     for logger in loggers:
         module, _, name = logger.class_path.rpartition(".")
         parameters = inspect.signature(getattr(import_module(module), name)).parameters
-        given = logger.get("init_args", {})
+        arguments = logger.get("init_args", {})
         for option in ("save_dir", "dir"):
-            value, default = given.get(option), getattr(parameters.get(option), "default", None)
+            value, default = arguments.get(option), getattr(parameters.get(option), "default", None)
             if value not in (None, default) and "://" not in str(value):
-                given[option] = OUTPUT_FOLDER.check(value, f"trainer.logger.{option}")
+                arguments[option] = OUTPUT_FOLDER.check(value, f"trainer.logger.{option}")
 
 
 def write_into(logger: TensorBoardLogger, folder: Path) -> None:
