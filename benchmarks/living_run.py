@@ -39,6 +39,7 @@ READERS = {
     "test": [*FEDSIM, "test", "--ckpt_path", "RUN"],
     "predict": [*FEDSIM, "predict", "--ckpt_path", "RUN", "--run_dir", "OUT"],
     "export": [*FEDSIM, "export", "--ckpt_path", "RUN", "--output", "OUT.safetensors"],
+    "fit": [*FEDSIM, "fit", "--ckpt_path", "RUN", "--run_dir", "OUT", "--trainer.max_time", "00:00:00:01"],
     "report": [*FEDSIM, "report", "RUN", "--unfinished"],
     "load_model": [sys.executable, "-c", "import fedsim, sys; fedsim.load_model(sys.argv[1])", "RUN"],
 }

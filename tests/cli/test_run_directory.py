@@ -5,12 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jsonargparse import Namespace
 from safetensors.torch import load_file
 
 from fedsim.__main__ import main
+from fedsim.cli import fit as command_fit
+from fedsim.cli.names_in_configs import check_folders, let_loggers_stand_alone
 from fedsim.cli.run_directory import describe_checkpoint, rounds_done
 from fedsim.core.errors import DataError
 from fedsim.core.placement import place
+from fedsim.core.versions import begin_version, current_version, publish_version
 from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.checks.compatibility import warn_of_idle_ranks
 from fedsim.strategy.checkpoint_files import read_checkpoint
@@ -94,6 +98,26 @@ def test_a_fit_says_that_there_is_nothing_to_train(copy, caplog, capsys):
         assert rounds_done(read_checkpoint(last)) == rounds
 
 
+def test_a_fit_goes_on_from_the_version_that_it_has_read_first(copy, tmp_path, monkeypatch):
+    """The run that it goes on from is alive, and writes the next one."""
+    last, check, seen = copy / "checkpoints" / "last.ckpt", command_fit.check_fit, []
+
+    def meanwhile(*args):
+        seen.append(current_version(last))
+        check(*args)
+        (partial := begin_version(last)).joinpath("global.ckpt").write_text("of a later round")
+        publish_version(partial)
+
+    monkeypatch.setattr(command_fit, "check_fit", meanwhile)
+    call("fit", "--ckpt_path", copy, "--run_dir", tmp_path / "next", "--trainer.max_epochs", 4)
+    assert rounds_done(read_checkpoint(tmp_path / "next" / "checkpoints" / "last.ckpt")) == 4
+    assert len([*(tmp_path / "next" / "checkpoints" / "last.ckpt").glob("v*")]) == 1
+    assert seen[0].is_dir()
+    assert current_version(last) != seen[0]
+    publish_version(begin_version(last))  # nobody holds the earlier ones any more
+    assert not seen[0].exists()
+
+
 @pytest.fixture
 def looks_late(monkeypatch):
     """A fit that finds a run in its folder after all other checks."""
@@ -150,6 +174,32 @@ def test_a_logger_s_name_is_enough(tmp_path, capsys, logger, words):
     assert f"      {words}\n" in capsys.readouterr().out
 
 
+def test_the_folder_of_a_logger_is_checked_before_training(tmp_path, capsys, monkeypatch):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["fit", "--config", tmp_path / "tiny.yaml", "--run_dir", tmp_path / "run", "--trainer.logger=CSVLogger"]
+    for folder, problem in (
+        (tmp_path / "tiny.yaml", f"{tmp_path}/tiny.yaml cannot be a folder (File exists); name another"),
+        ("$NOWHERE/x", "$NOWHERE/x names the variable NOWHERE, which is not set"),
+        ("", "is an empty text"),
+        (" ", "is empty"),
+    ):
+        line = refuse(capsys, *words, f"--trainer.logger.save_dir={folder}")
+        assert f"trainer.logger.save_dir: {problem}" in line
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    call(*words, "--trainer.max_epochs=1", "--data.limit_client_batches=1", "--trainer.logger.save_dir=~/logs")
+    assert [*(tmp_path / "logs").rglob("metrics.csv")]
+
+
+@pytest.mark.parametrize("value", ["s3://bucket/logs", ".", "RUN_DIR"])
+def test_other_words_for_the_folder_of_a_logger_stay(value):
+    let_loggers_stand_alone()
+    name = {".": "WandbLogger", "RUN_DIR": "TensorBoardLogger"}.get(value, "CSVLogger")
+    logger = Namespace(class_path=f"lightning.pytorch.loggers.{name}", init_args=Namespace(save_dir=value))
+    check_folders([logger, Namespace(class_path="lightning.pytorch.loggers.CSVLogger")])
+    assert logger.init_args.save_dir == value
+
+
 @pytest.mark.parametrize(
     "logger",
     [("--config", ROOT / "configs" / "loggers" / "tensorboard.yaml"), ("--trainer.logger", "TensorBoardLogger")],
@@ -199,9 +249,8 @@ def test_mlflow_has_the_numbers_of_metrics_csv_in_one_run(tmp_path, monkeypatch)
     assert len(client.search_runs([experiment.experiment_id])) == 2
 
 
-def test_a_run_is_left_as_it_is_where_mlflow_does_not_answer(tmp_path, monkeypatch, capsys):
+def test_a_run_is_left_as_it_is_where_mlflow_does_not_answer(tmp_path, capsys):
     pytest.importorskip("mlflow", reason="MLflow is not installed")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     (tmp_path / "tiny.yaml").write_text(TINY)
     run = tmp_path / "run"
     few = ["--trainer.max_epochs=1", "--data.limit_client_batches=1", "--run_dir", run]
@@ -210,5 +259,5 @@ def test_a_run_is_left_as_it_is_where_mlflow_does_not_answer(tmp_path, monkeypat
     capsys.readouterr()
     server = ["--trainer.logger=MLFlowLogger", "--trainer.logger.tracking_uri=http://127.0.0.1:9"]
     line = refuse(capsys, "fit", "--config", tmp_path / "tiny.yaml", *few, *server, "--overwrite=true")
-    assert "trainer.logger: MLflow says" in line
+    assert "trainer.logger: MLflow failed" in line
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before

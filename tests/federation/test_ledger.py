@@ -368,6 +368,9 @@ def test_only_few_clients_are_logged_by_name():
         ({"latency_ms": -1.0}, "model.hardware.latency_ms: -1.0"),
         ({"up_mbit": float("nan")}, "model.hardware.up_mbit: nan"),
         ({"clients": {"town1": ClientHardware(up_mbit=0.0)}}, "model.hardware.clients.town1.up_mbit: 0.0"),
+        ({"up_mbit": 1e-300}, "model.hardware.up_mbit: 1e-300 is not in [1e-6, 1e12]; use .inf for no time"),
+        ({"images_per_second": 1e300}, "model.hardware.images_per_second: 1e+300 is not in"),
+        ({"latency_ms": 1e300}, "model.hardware.latency_ms: 1e+300 is not in [0, 1e9]"),
     ],
 )
 def test_impossible_hardware_is_refused(options, field):

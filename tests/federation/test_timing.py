@@ -633,6 +633,7 @@ def test_methods_that_need_rounds_are_refused(method, reason):
         ({"bn_stats": "pooled"}, "model.bn_stats: pooled takes the statistics of a round"),
         ({"hardware": None, "timing": Deadline(first=1)}, "model.hardware: Deadline of model.timing needs the speeds"),
         ({"timing": Deadline(first=4)}, "model.timing.first: waits for 4 answers, but model.selection picks 3"),
+        ({"timing": Deadline(seconds=1e-9)}, "model.timing.seconds: a round of 1e-09 s ends before the"),
         (
             {"timing": Deadline(seconds=0.001)},
             "model.timing.seconds: a round of 0.001 s ends before the",
@@ -652,8 +653,8 @@ def test_a_deadline_before_the_messages_is_refused_also_for_partial_work():
     ("make", "line"),
     [
         (lambda: Deadline(), "model.timing.seconds: Deadline has no end; set seconds or first"),
-        (lambda: Deadline(seconds=-1.0), "model.timing.seconds: -1.0 is not a positive number"),
-        (lambda: Deadline(seconds=INF), "model.timing.seconds: inf is not a positive number"),
+        (lambda: Deadline(seconds=-1.0), "model.timing.seconds: -1.0 is not in [1e-9, 1e12]"),
+        (lambda: Deadline(seconds=INF), "model.timing.seconds: inf is not in [1e-9, 1e12]"),
         (lambda: Deadline(first=0), "model.timing.first: 0 is less than 1"),
         (lambda: Deadline(first=2, late="partial"), "model.timing.late: partial work needs a time"),
         (lambda: Buffered(buffer=0), "model.timing.buffer: 0 is less than 1"),
@@ -668,6 +669,14 @@ def test_wrong_numbers_are_refused(make, line):
     with pytest.raises(ConfigError) as error:
         make()
     assert str(error.value).startswith(line)
+
+
+@pytest.mark.parametrize("timing", [Synchronous(), Deadline(first=1), Buffered(buffer=1)])
+@pytest.mark.parametrize("rate", [1e-6, 1e12])
+def test_the_slowest_and_the_fastest_clients_have_a_finite_time(timing, rate):
+    hardware = Hardware(down_mbit=rate, up_mbit=rate, images_per_second=rate, latency_ms=1e9)
+    seconds = train(timing=timing, rounds=1, hardware=hardware).round_metrics["time/simulated_seconds"]
+    assert seconds == pytest.approx(1e6) if rate > 1 else 1e7 < seconds < 1e12
 
 
 REFUSED = {"FedDIP", "FedDyn", "FedKLPR", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}

@@ -335,6 +335,20 @@ def test_a_logger_that_is_offline_needs_no_key(tmp_path, monkeypatch):
     tracking.reach_wandb(WandbLogger())
 
 
+@pytest.mark.parametrize("own", [None, "9"])
+def test_a_server_of_mlflow_is_asked_for_seconds_only(monkeypatch, own):
+    names = ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    if own is not None:
+        monkeypatch.setenv(names[0], own)
+    before, seen = dict(os.environ), {}
+    client = SimpleNamespace(get_experiment_by_name=lambda name: seen.update(os.environ))
+    tracking.reach_mlflow(SimpleNamespace(_mlflow_client=client, _experiment_name="fedsim"))
+    assert [seen[name] for name in names] == [own or "1", "5"]
+    assert dict(os.environ) == before
+
+
 def test_the_home_directory_is_not_needed(tmp_path, monkeypatch):
     """In containers it may be read-only, or missing."""
     monkeypatch.delenv("WANDB_DATA_DIR", raising=False)

@@ -42,11 +42,13 @@ def test_wrong_options_are_one_line(options, message, config, tmp_path, capsys):
 def test_files_that_are_no_settings_are_named(form, config, tmp_path, capsys):
     empty = tmp_path / "empty.yaml"
     empty.write_text(" \n")
+    (slip := tmp_path / "slip.yaml").write_text("sede: 3")
     call = ("augment", "fit", "--config", config, "--output", tmp_path / "g")
     for path, expected in (
         (empty, f"{empty}: is empty"),
         (config, f"--settings: {config} is the config of a run; give it to --config"),
         (tmp_path, f"{tmp_path} is a folder"),
+        (slip, "sede: there is no such option; did you mean seed?"),
     ):
         assert expected in refuse(capsys, *call, *(word.format(path) for word in form))
     assert not (tmp_path / "g").exists()

@@ -18,7 +18,7 @@ from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
 from fedsim.parsing.command_line import given
 from fedsim.parsing.config_files import with_shipped
-from fedsim.parsing.options import check_arguments, check_options
+from fedsim.parsing.options import check_arguments, check_configs, check_options
 from fedsim.settings.table import sections
 from run_dirs import scores_of, with_mean, write_run
 
@@ -44,6 +44,7 @@ def test_the_constructor_of_the_federation_has_the_types_of_its_settings():
         ("--run_di=x", "did you mean --run_dir? "),
         ("--lr=0.1", "did you mean --model.client.optimizer.lr? "),  # names that users know from other programs
         ("--learning_rate=0.1", "did you mean --model.client.optimizer.lr? "),
+        ("--momentum=0.9", "did you mean --model.client.optimizer.momentum? "),  # some methods have one, too
         ("--epochs=5", "did you mean --trainer.max_epochs or --model.client.local_epochs? "),
         ("--rounds=5", "did you mean --trainer.max_epochs? "),
         ("--batch_size=5", "did you mean --model.client.batch_size? "),
@@ -79,9 +80,14 @@ def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):
 def test_a_slip_in_a_config_is_named_with_the_file_whatever_is_below_it(tmp_path, text, line):
     config = tmp_path / "mine.yaml"
     config.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        check_arguments(given(["--config", str(config)]), "fit")
-    assert str(caught.value).startswith(f"{config}: {line}")
+    for check in (lambda words: check_arguments(given(words), "fit"), check_configs):
+        with pytest.raises(ConfigError) as caught:
+            check(["--config", str(config)])
+        assert str(caught.value).startswith(f"{config}: {line}")
+
+
+def test_the_settings_of_a_command_without_a_trainer_are_its_own():
+    check_configs(["--output", "a.png", "--model", "x", "--config", "none.yaml"])
 
 
 def test_what_the_parser_takes_goes_on_to_the_parser():
@@ -175,6 +181,9 @@ TORCH, LIGHTNING = "torch", "lightning torchvision torchmetrics"
         ("sweep {sweep} --dry-run", 0, TORCH),
         ("sweep --method fedpav --print", 0, TORCH),
         ("fit --config configs/quickstart.yaml --trainer.epochs 3", 2, TORCH),
+        ("data preview --config {slip}", 2, TORCH),
+        ("augment fit --config={slip}", 2, TORCH),
+        ("doctor --config quickstart --config {slip}", 2, TORCH),
         ("rank {features} --rerank", 0, LIGHTNING),
         ("data check {people}", 0, f"{TORCH} {LIGHTNING}"),
         ("data splits {people}/mine --num 1", 0, f"{TORCH} {LIGHTNING}"),
@@ -187,7 +196,9 @@ def test_a_command_imports_no_more_than_it_needs(root, tmp_path, write_sweep, co
     run = write_run(tmp_path / "run", {1: scores_of(with_mean({"a": 0.5}))})
     row = resolved_row(read_paper("003"), "table4_batch_32")
     compared = write_run(tmp_path / "compared", {1: scores_of({"viper": 0.5})}, config=row)
+    (tmp_path / "slip.yaml").write_text("modle: {method: Local}")
     paths = {
+        "slip": tmp_path / "slip.yaml",
         "run": run,
         "compared": compared,
         "people": people(tmp_path / "people"),

@@ -70,6 +70,8 @@ def test_folders_have_the_names_of_seeds_and_options(tmp_path):
     (["--seeds", "1", "--ckpt_path", "last"], "--ckpt_path: leave it out"),
     (["--seeds", "1", "--overwrite", "true"], "--overwrite: leave it out"),
     (["--seeds", "1", "--trainer.max_epoch", "2"], "did you mean --trainer.max_epochs?"),
+    (["--seeds", "1", '--config={"model": {"clinet": {}}}'], "model.clinet: there is no such option; did you mean"),
+    (["--left_out", "a", "b", '--config={"model": {"clinet": {}}}'], "model.clinet: there is no such option"),
 ])  # fmt: skip
 def test_wrong_words_are_one_line(words, line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

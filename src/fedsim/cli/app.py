@@ -22,7 +22,7 @@ from fedsim.parsing.command_line import checked, given, merged, options_in
 from fedsim.parsing.config_files import normalise, with_shipped
 from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.error_lines import CommandFailure, failure_of
-from fedsim.parsing.options import asks_for_help, check_arguments, check_options, kept_arguments
+from fedsim.parsing.options import asks_for_help, check_arguments, check_configs, check_options, kept_arguments
 from fedsim.parsing.output import end_output, print_error, print_text, rank_of_this_process
 from fedsim.parsing.ranks import start_ranks
 from fedsim.parsing.typed_names import with_quotes
@@ -122,6 +122,7 @@ def _run(command: str, words: list[str]) -> None:
     elif command in WITH_TRAINER:
         _run_with_trainer(command, words, helps)
     else:
+        check_configs([] if helps else words)
         with imports_without_collection():
             plain = plain_command(command, words)
         _set_up_messages()

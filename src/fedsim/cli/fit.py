@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 
 from fedsim.cli.checks import check_config, check_fit, check_run, check_weights
 from fedsim.cli.describe import FederatedTrainer, weights_for
-from fedsim.cli.names_in_configs import give_old_addresses, let_loggers_stand_alone, write_into
+from fedsim.cli.names_in_configs import check_folders, give_old_addresses, let_loggers_stand_alone, write_into
 from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     Settled,
@@ -50,7 +49,6 @@ from fedsim.federation.callbacks import (
     RunSummary,
     ScoreLastRound,
     Tracking,
-    reach_mlflow,
 )
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
@@ -79,7 +77,7 @@ def run(command: str, args: list[str]) -> None:
     """Run ``fit``, ``validate``, ``test``, ``predict`` or ``describe`` with the words after it, which are checked."""
     give_old_addresses()
     let_loggers_stand_alone()
-    with nullcontext() if command == "fit" else holding():
+    with holding():
         FedSimCLI([command, *with_clients(with_own_config(command, args))], args)
 
 
@@ -174,6 +172,7 @@ class FedSimCLI(LightningCLI):
         check_name(os.path.basename(os.path.abspath(self.run_dir)) or "root", "run_dir", "choose another folder")
         if self.subcommand == "fit":
             look_for_fit(self.run_dir)
+            check_folders(_as_list(config["trainer"]["logger"]))
         else:
             self.save_config_callback = None  # the run's own config.yaml stays as it was
             config["trainer"]["logger"] = False  # some write files, or contact a server, when they are built
@@ -225,9 +224,6 @@ class FedSimCLI(LightningCLI):
             self.lock = lock  # last: all other checks of settings have passed
             lock.acquire()
             start.check_free()  # again: another fit may have ended in between
-            for logger in self.trainer.loggers:
-                if isinstance(logger, MLFlowLogger):
-                    reach_mlflow(logger)
             for change in self._changes():
                 log.warning("%s", change)
         if not config["trainer"]["fast_dev_run"]:  # which writes nothing

@@ -5,10 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
+from jsonargparse import Namespace
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
+
+from fedsim.core.paths import OUTPUT_FOLDER
 
 _RUN_DIR = "RUN_DIR"  # as a logger's save_dir: stands for the run directory
 _ONE_FOLDER = "tensorboard"  # subfolder of the run directory, also of a continued run
@@ -41,6 +45,23 @@ def let_loggers_stand_alone() -> None:
         signature = inspect.signature(init)
         parameters = [p.replace(default=default) if p.name == name else p for p in signature.parameters.values()]
         init.__signature__ = signature.replace(parameters=parameters)
+
+
+def check_folders(loggers: Iterable[Namespace]) -> None:
+    """Replace ``~`` and variables in the folders that parsed loggers name, but for their defaults and addresses.
+
+    Raises:
+        ConfigError: if one is no path.
+        DataError: if one cannot be written.
+    """
+    for logger in loggers:
+        module, _, name = logger.class_path.rpartition(".")
+        parameters = inspect.signature(getattr(import_module(module), name)).parameters
+        arguments = logger.get("init_args", {})
+        for option in ("save_dir", "dir"):
+            value, default = arguments.get(option), getattr(parameters.get(option), "default", None)
+            if value not in (None, default) and "://" not in str(value):
+                arguments[option] = OUTPUT_FOLDER.check(value, f"trainer.logger.{option}")
 
 
 def write_into(logger: TensorBoardLogger, folder: Path) -> None:

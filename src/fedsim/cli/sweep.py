@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,22 +11,16 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.core.errors import ConfigError, DataError, RunsFailedError
+from fedsim.core.errors import ConfigError, RunsFailedError
 from fedsim.core.files import make_folder
 from fedsim.core.paths import FILE, expanded
-from fedsim.papers.files import with_paper
-from fedsim.parsing.command_line import given
-from fedsim.parsing.config_files import read_sections, with_shipped
 from fedsim.parsing.error_lines import parsed
-from fedsim.parsing.options import check_arguments, check_options
 from fedsim.parsing.output import print_text
 from fedsim.report import find_table
 from fedsim.sweep.file import read_content, sweep_of
-from fedsim.sweep.local import compare_results, runs_of_sweep, table_of
+from fedsim.sweep.local import check_names, compare_results, runs_of_sweep, table_of
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.sweep.running import execute_runs
-
-_read = cache(read_sections)  # runs of a sweep name the same files
 
 
 def _sweep_parser() -> ArgumentParser:
@@ -89,7 +79,7 @@ def run(args: list[str]) -> str:
     root = Path(f"runs/sweep-{Path(name).stem}" if run_dir is None else expanded(run_dir, "--run_dir"))
     runs = runs_of_sweep(sweep, root, config.count, config.seed)
     for sweep_run in runs:
-        _check_names(sweep_run.command)
+        check_names(sweep_run.command)
     if config.dry_run:
         return "\n".join(shlex.join(sweep_run.command) for sweep_run in runs)
     make_folder(root, "--run_dir")
@@ -113,16 +103,6 @@ def _check(config: Namespace) -> None:
         raise ConfigError("--parallel: must be at least 1, and more than 1 needs --local")
     if config.compare and not config.local:
         raise ConfigError("--compare: without --local, no run is trained that could be compared; give --local")
-
-
-def _check_names(command: Sequence[str]) -> None:
-    """Refuse options that ``fedsim fit`` lacks; the options of other programs are not checked."""
-    for place, (program, first) in enumerate(itertools.pairwise(command)):
-        if Path(program).name == "fedsim" and first == "fit":
-            words = with_shipped(with_paper(command[place + 2 :]))
-            check_options([word for word in command if word.startswith("--")], "fit")
-            with suppress(DataError):  # the file may exist when the run starts
-                check_arguments(given(words, _read), "fit")
 
 
 def _chosen_sweep(config: Namespace) -> tuple[str, Any]:

@@ -38,7 +38,7 @@ def not_negative(section: str, hint: str = "", **fields: Number) -> None:
     _refuse(section, fields, lambda value: value >= 0, f"is negative{hint}")
 
 
-def within(section: str, interval: str, **fields: Number) -> None:
+def within(section: str, interval: str, hint: str = "", **fields: Number) -> None:
     """Refuse values outside an interval in mathematical notation: a round bracket excludes its end.
 
     See :func:`at_least` for the other arguments.
@@ -48,7 +48,7 @@ def within(section: str, interval: str, **fields: Number) -> None:
     Traceback (most recent call last):
     fedsim.core.errors.ConfigError: model.selection.fraction: 0.0 is not in (0, 1]
     """
-    _refuse(section, fields, _inside(interval), f"is not in {interval}")
+    _refuse(section, fields, _inside(interval), f"is not in {interval}{hint}")
 
 
 def _inside(interval: str) -> Callable[[float], bool]:

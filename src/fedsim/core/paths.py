@@ -132,13 +132,16 @@ class PathKind:
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pdf")
 _FIGURES = (".eps", ".jpeg", ".jpg", ".pdf", ".pgf", ".png", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp")
 
+FILE, FOLDER, RUN = PathKind("file"), PathKind("folder"), PathKind("checkpoint or run directory")
+OUTPUT_FOLDER = PathKind("folder", is_written=True)
+
 Config = Annotated[str | list[str], PathKind("file", is_read_later=True)]
 InputFile = Annotated[str, PathKind("file")]
 InputFolder = Annotated[str, PathKind("folder")]
 Saved = Annotated[str | os.PathLike[str], PathKind("checkpoint or run directory")]
 """a run directory, or a checkpoint"""
 SavedRun = Annotated[str, PathKind("checkpoint or run directory")]
-OutputFolder = Annotated[str, PathKind("folder", is_written=True)]
+OutputFolder = Annotated[str, OUTPUT_FOLDER]
 Picture = Annotated[str, PathKind("file", is_written=True, suffixes=_IMAGES)]
 NewPicture = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=_IMAGES)]
 Figure = Annotated[str, PathKind("file", is_written=True, suffixes=_FIGURES)]
@@ -147,4 +150,3 @@ Arrays = Annotated[str, PathKind("file", is_written=True, suffixes=(".npz",))]
 Table = Annotated[str, PathKind("file", is_written=True, suffixes=(".csv",))]
 Settings = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=(".yaml", ".yml", ".json"))]
 Model = Annotated[str, PathKind("file", is_written=True, suffixes=(".safetensors", ".onnx"))]
-FILE, FOLDER, RUN = PathKind("file"), PathKind("folder"), PathKind("checkpoint or run directory")

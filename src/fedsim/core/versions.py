@@ -4,7 +4,8 @@
 under a partial name, flushed to the disk, renamed, and then becomes current. Whenever the writers are killed, either
 the old version is current or the new one is complete.
 
-A reader holds a version by a shared lock on it (:func:`holding`); writers leave it until the reader has ended.
+A reader holds a version by a shared lock on it (:func:`holding`); writers leave it until the reader has ended, or, of a
+fit, until it begins to train.
 """
 
 from __future__ import annotations
@@ -67,9 +68,15 @@ def holding() -> Iterator[None]:
     try:
         yield
     finally:
-        for _, file in _held.values():
-            os.close(file)
-        _held = None
+        let_go()
+
+
+def let_go() -> None:
+    """End the block of :func:`holding` early: a fit that has read a checkpoint writes the next ones itself."""
+    global _held
+    for _, file in (_held or {}).values():
+        os.close(file)
+    _held = None
 
 
 def _locked(version: Path, kind: int) -> int | None:

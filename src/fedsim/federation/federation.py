@@ -16,6 +16,7 @@ from fedsim.core.allocator import prepare_memory
 from fedsim.core.arguments import takes_fields
 from fedsim.core.devices import allow_tf32
 from fedsim.core.errors import ConfigError
+from fedsim.core.versions import let_go
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator, make_evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
@@ -204,6 +205,10 @@ class Federation(LightningModule):
         with self.strategy.together():
             restore(checkpoint, self.parts, self.listeners, self.settings.threads)
         self.has_trained = checkpoint["global_step"] > 0
+
+    def on_train_start(self) -> None:
+        """Let go of the checkpoint with which the fit goes on: all ranks have read it."""
+        let_go()
 
 
 def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:

@@ -130,9 +130,10 @@ class Trainer(lightning.Trainer):
                 "fedsim.Federation(method, model)"
             )
         check_trainer(self)  # before Lightning, whose lines are about the server's step
-        start = None if self._start is None else self._settled(self._start, options)
-        with _without_false_alarms(), nullcontext() if start is None else self._in_folder(start, args, options):
-            super().fit(*args, **options)
+        with _without_false_alarms(), holding():
+            start = None if self._start is None else self._settled(self._start, options)
+            with nullcontext() if start is None else self._in_folder(start, args, options):
+                super().fit(*args, **options)
 
     @contextmanager
     def _in_folder(self, start: FolderStart, args: Sequence[Any], options: dict[str, Any]) -> Iterator[None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import did_you_mean
-from fedsim.parsing.command_line import Given
+from fedsim.parsing.command_line import Given, given, options_in
 from fedsim.settings.table import (
     MISSING,
     KnownClass,
@@ -67,6 +68,13 @@ def check_options(words: Sequence[str], command: str) -> None:
             _check([first, *parts[:1]], {}, command, "--")
         elif first not in (options := own_options(command)):
             raise _no_option("--", first, [*options, *sections()], command)
+
+
+def check_configs(words: Sequence[str]) -> None:
+    """Check the settings in the configs of a command without a trainer, as a fit checks them; raise ConfigError."""
+    configs = [f"--config={text}" for name, text in options_in(words) if name == "config"]
+    with suppress(DataError):  # the command names a file that it cannot read
+        check_arguments(given(configs), "fit")
 
 
 def check_arguments(settings: Iterable[Given], command: str) -> None:
@@ -165,18 +173,22 @@ def _no_option(before: str, name: str, names: Iterable[str], command: str) -> Co
 
 
 def _meant(name: str, place: str, command: str) -> list[str]:
-    """Return the options below a place for which users take a name: all with this synonym, or the first so called."""
+    """Return the options below a place for which users take a name: all with this synonym, or the first so called.
+
+    The argument of a class with this synonym comes before others.
+    """
     allowed = own_options(command)
     options = [(o, s) for o, s in walk() if o.startswith(place) and not o.startswith("model.clients.")]
     options = [(o, s) for o, s in options if "." in o or o in allowed]
     if synonyms := [option for option, setting in options if name in setting.facts.synonyms]:
         return synonyms
-    return [option for o, s in options for option in _called(name, o, s)][:1]
+    called = [pair for o, s in options for pair in _called(name, o, s)]
+    return [option for option, _ in sorted(called, key=lambda pair: name not in pair[1].facts.synonyms)][:1]
 
 
-def _called(name: str, option: str, setting: Setting) -> Iterator[str]:
-    """Yield an option so called, or that of an argument of a class that it takes."""
+def _called(name: str, option: str, setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """Yield an option so called, or that of an argument of a class that it takes, with its setting."""
     if option.rpartition(".")[2] == name:
-        yield option
+        yield option, setting
     for cls in classes_below(setting.base) if setting.base else ():
-        yield from (f"{option}.{n}" for n, s in cls.arguments.items() if name in (n, *s.facts.synonyms))
+        yield from ((f"{option}.{n}", s) for n, s in cls.arguments.items() if name in (n, *s.facts.synonyms))

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from fedsim.core.errors import DataError
 from fedsim.core.names import one_line
+from fedsim.papers.files import with_paper
+from fedsim.parsing.command_line import given
+from fedsim.parsing.config_files import read_sections, with_shipped
+from fedsim.parsing.options import check_arguments, check_options
 from fedsim.report import Rule, compare_with, group_runs
 from fedsim.report.runs import read_json
 from fedsim.sweep.file import Sample, Sweep, command_of, samples
+
+_read = cache(read_sections)  # runs of a sweep name the same files
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,16 @@ class SweepRun:
         """Return the content of its summary.json; empty if there is none."""
         path = self.folder / "summary.json"
         return read_json(path) if path.is_file() else {}
+
+
+def check_names(command: Sequence[str]) -> None:
+    """Refuse options that ``fedsim fit`` lacks, also in configs; those of other programs are not checked."""
+    for place, (program, first) in enumerate(itertools.pairwise(command)):
+        if Path(program).name == "fedsim" and first == "fit":
+            words = with_shipped(with_paper(command[place + 2 :]))
+            check_options([word for word in command if word.startswith("--")], "fit")
+            with suppress(DataError):  # the file may exist when the run starts
+                check_arguments(given(words, _read), "fit")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedsim.parsing.options import check_options
 from fedsim.report import report
 from fedsim.settings.table import setting_at
 from fedsim.sweep.file import Sample
-from fedsim.sweep.local import SweepRun, outcome_of
+from fedsim.sweep.local import SweepRun, check_names, outcome_of
 from fedsim.sweep.running import execute_runs
 
 GIVES_SEEDS = "--seeds gives the seeds"
@@ -62,6 +62,8 @@ def refuse_options(words: Sequence[str], reasons: Mapping[str, str]) -> None:
 
 def finish(runs: Sequence[SweepRun], parallel: int) -> None:
     """Execute runs; raise RunsFailedError, with the reason of the first one, if any failed."""
+    for sweep_run in runs:
+        check_names(sweep_run.command)
     results = execute_runs(runs, _METRIC, parallel)
     failed = [result for result in results if result.code]
     if failed:

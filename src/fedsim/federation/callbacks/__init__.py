@@ -6,7 +6,7 @@ from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.run_folder import FolderStart
 from fedsim.federation.callbacks.script_config import ScriptConfig, describe_script
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile, RunSummary, ScoreLastRound
-from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run, reach_mlflow, reach_wandb
+from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run
 from fedsim.federation.events import RoundCallback
 
 __all__ = [
@@ -24,6 +24,4 @@ __all__ = [
     "describe_script",
     "join_mlflow_run",
     "join_run",
-    "reach_mlflow",
-    "reach_wandb",
 ]

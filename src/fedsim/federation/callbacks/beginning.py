@@ -17,7 +17,7 @@ from fedsim.core.run_lock import RunLock
 from fedsim.federation.callbacks.run_folder import FolderStart
 from fedsim.federation.callbacks.script_config import ScriptConfig
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile
-from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run, reach_wandb
+from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run, reach_mlflow, reach_wandb
 from fedsim.federation.events import RoundCallback, strategy_of
 
 
@@ -95,11 +95,13 @@ class RunBeginning(RoundCallback):
             trainer.loggers = [self._held]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Log in at W&B: a missing key is reported before the first round, on all ranks."""
+        """Reach the servers: a missing key, or a server that does not answer, is reported before the first round."""
         with strategy_of(trainer).together():
             for logger in self._held.loggers if self._held is not None and trainer.is_global_zero else ():
                 if isinstance(logger, WandbLogger):
                     reach_wandb(logger)
+                elif isinstance(logger, MLFlowLogger):
+                    reach_mlflow(logger)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin, if that cannot wait."""

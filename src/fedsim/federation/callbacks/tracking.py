@@ -41,6 +41,8 @@ _CHARTED = ("mAP", "rank1")
 """metrics with a chart for each data set"""
 _OWN_DATA: list[str] = []
 """WANDB_DATA_DIR as :func:`join_run` has set it, for an earlier run of this process"""
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+"""of the first request to a server of MLflow, which would try for minutes"""
 _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
 
@@ -296,8 +298,14 @@ def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
 
 
 def reach_mlflow(logger: MLFlowLogger) -> None:
-    """Send a request to a logger's server before the run directory is touched; MLflow raises without an answer."""
-    logger._mlflow_client.get_experiment_by_name(logger._experiment_name)
+    """Send a request to a logger's server before the first round; MLflow raises if there is no answer in seconds."""
+    added = {name: value for name, value in _PATIENCE.items() if name not in os.environ}
+    os.environ.update(added)  # MLflow reads them with each request
+    try:
+        logger._mlflow_client.get_experiment_by_name(logger._experiment_name)
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def join_mlflow_run(logger: MLFlowLogger, folder: Path, config: Mapping[str, Any]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Annotated
 
-from fedsim.core.checks import positive
-from fedsim.core.errors import ConfigError
+from fedsim.core.checks import within
 from fedsim.core.names import check_name
 from fedsim.settings.facts import Facts
 
@@ -49,12 +49,9 @@ class Hardware:
         sections |= {f"model.hardware.clients.{name}": hardware for name, hardware in self.clients.items()}
         for section, numbers in sections.items():
             rates = {name: getattr(numbers, name) for name in ("down_mbit", "up_mbit", "images_per_second")}
-            positive(section, "; use .inf for no time", **rates)
-            latency = numbers.latency_ms
-            if latency is not None and not 0 <= latency < float("inf"):
-                raise ConfigError(
-                    f"{section}.latency_ms: {latency} is not a number of milliseconds; set it to 0 or more"
-                )
+            finite = {name: rate for name, rate in rates.items() if rate != math.inf}
+            within(section, "[1e-6, 1e12]", "; use .inf for no time", **finite)
+            within(section, "[0, 1e9]", latency_ms=numbers.latency_ms)
 
     def speed(self, client: str) -> float:
         """Return the images per second that a client trains on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -60,8 +59,7 @@ class Deadline(Timing):
         """Check the values."""
         if self.seconds is None and self.first is None:
             raise ConfigError(f"{FIELD}.seconds: Deadline has no end; set seconds or first")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise ConfigError(f"{FIELD}.seconds: {self.seconds} is not a positive number of seconds")
+        within(FIELD, "[1e-9, 1e12]", seconds=self.seconds)  # the clock counts nanoseconds
         at_least(FIELD, 1, first=self.first)
         if self.late == "partial" and self.seconds is None:
             raise ConfigError(f"{FIELD}.late: partial work needs a time at which it ends; set seconds")
