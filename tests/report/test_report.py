@@ -105,6 +105,24 @@ def test_without_the_large_sets_all_seen_ones_choose(tmp_path):
     assert Rule(name="best3").chosen(run) == [4, 3, 2]
 
 
+def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
+    nan = float("nan")
+    for scores, three in (([nan, 0.2, 0.4, 0.3], [3, 4, 2]), ([0.2, 0.4, 0.3, nan], [2, 3, 1])):
+        evaluations = {r: scores_of({"viper": score}) for r, score in enumerate(scores, 1)}
+        run = read_run(write_run(tmp_path / f"run{three[0]}", evaluations))
+        assert Rule(name="best3").chosen(run) == three
+        assert Rule(name="oracle").scores(run)["test/global/viper/rank1"] == 0.4
+
+
+def test_a_mean_over_some_of_the_seeds_says_so(tmp_path):
+    for seed in range(3):
+        scores = {"viper": 0.5} | ({"ilids": 0.25} if seed else {})
+        write_run(tmp_path / f"s{seed}", {1: scores_of(scores)}, seed=seed, unseen=[], fingerprint="same")
+    [group] = group_runs([tmp_path / f"s{seed}" for seed in range(3)])
+    assert group.cell("test/global/viper", ["rank1"], Rule()) == "50.0+-0.0"
+    assert group.cell("test/global/ilids", ["rank1"], Rule()) == "25.0+-0.0 (2 of 3)"
+
+
 def test_a_score_that_one_of_the_three_rounds_lacks_is_left_out(tmp_path):
     evaluations = draw_evaluations(0, (1, 2, 3))
     evaluations[1]["test/local/viper/rank1"] = 0.5  # the client trained in round 1 only

@@ -60,7 +60,9 @@ def test_equal_models_do_not_differ():
     assert (found.value, found.low, found.high, found.p) == (0, 0, 0, 1)
     seeds = over_seeds(np.array([0.5, 0.6]), np.array([0.5, 0.6]))
     assert (seeds.value, seeds.p) == (0, 1)
-    assert np.isnan(over_seeds(np.array([0.5, 0.5]), np.array([0.25, 0.25])).p), "no spread: no test"
+    without_spread = over_seeds(np.array([0.5, 0.5]), np.array([0.25, 0.25]))
+    assert np.isnan(without_spread.p), "no spread: no test"
+    assert np.isnan([seeds.low, seeds.high, without_spread.low, without_spread.high]).all(), "nor an interval"
 
 
 def test_seeds_are_compared_in_pairs():

@@ -7,7 +7,7 @@ import json as json_format
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from jsonargparse import ArgumentParser
@@ -45,6 +45,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     expand: Natural = 0,
     alpha: Weight = 0.0,
     rerank: bool = False,
+    rule: Literal["code", "paper"] = "code",
     k1: Count = 20,
     k2: Count = 6,
     lambda_: Share = 0.3,
@@ -66,6 +67,8 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
         expand: number of nearest gallery images to average each query with; 0: none.
         alpha: weigh these images by similarity to the power of alpha; 0: equal weights.
         rerank: re-rank by k-reciprocal encoding.
+        rule: two neighbourhoods join in re-ranking if they share more than two thirds, as in its authors' code, the
+            source of published numbers; or at least two thirds, as in its paper.
         k1: neighbours for re-ranking.
         k2: neighbours to average over in re-ranking.
         lambda_: weight of the original distance in re-ranking.
@@ -77,7 +80,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
         ConfigError: if an option is wrong.
     """
     _check_options(distance, rerank, expand)
-    _check_refinements({"k1": k1, "k2": k2, "lambda_": lambda_}, "rerank", rerank)
+    _check_refinements({"rule": rule, "k1": k1, "k2": k2, "lambda_": lambda_}, "rerank", rerank)
     _check_refinements({"alpha": alpha}, "expand", expand != 0)
     file = read_features(Path(features), camera_aware, tuple(junk_pids))
     labels = file.labels
@@ -89,7 +92,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     def blocks() -> Iterable[tuple[slice, Tensor]]:
         if not rerank:
             return Similarity(query, gallery, distance)
-        reranked = rerank_blocks(query, gallery, search, k1=k1, k2=k2, lambda_=lambda_)
+        reranked = rerank_blocks(query, gallery, search, k1=k1, k2=k2, lambda_=lambda_, rules=rule)
         return ((rows, torch.from_numpy(-distances)) for rows, distances in reranked)
 
     with _naming(features):
@@ -115,7 +118,7 @@ def _check_options(distance: Distance, rerank: bool, expand: int) -> None:
             raise ConfigError(f"--{name}: is defined for --distance cosine")
 
 
-def _check_refinements(values: Mapping[str, float], option: str, is_given: bool) -> None:
+def _check_refinements(values: Mapping[str, object], option: str, is_given: bool) -> None:
     """Refuse values that only have an effect with another option, unless they are the defaults."""
     for name, value in values.items():
         if not is_given and value != inspect.signature(rank_file).parameters[name].default:

@@ -13,6 +13,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.functional.neighbours import Search
 from fedsim.functional.reciprocal import (
     Floats,
+    Rules,
     Scale,
     encode_units,
     jaccard_blocks,
@@ -31,19 +32,21 @@ def rerank_blocks(
     k2: int = 6,
     lambda_: float = 0.3,
     scale: Scale = "farthest",
+    rules: Rules = "code",
     block: int = 256,
 ) -> Iterator[tuple[slice, Floats]]:
     """Return the distances ``(1 - lambda) d_J + lambda d`` (Eq. 12) as blocks: (queries, [b, G] float32).
 
     ``query`` [Q, D] and ``gallery`` [G, D] have any float type. Neighbours are searched among them together; see
-    :func:`fedsim.functional.reciprocal.encode`, also for ``k1``, ``k2``, ``scale`` and errors, which are raised before
-    the first block. ``lambda_`` is the weight of the original distance d: 1 keeps the original order, 0 takes the
-    Jaccard distance d_J only; ConfigError for any outside [0, 1]. A block takes about 12 * ``block`` * G bytes.
+    :func:`fedsim.functional.reciprocal.encode`, also for ``k1``, ``k2``, ``scale``, ``rules`` and errors, which are
+    raised before the first block. ``lambda_`` is the weight of the original distance d: 1 keeps the original order, 0
+    takes the Jaccard distance d_J only; ConfigError for any outside [0, 1]. A block takes about 12 * ``block`` * G
+    bytes.
     """
     if not 0 <= lambda_ <= 1:
         raise ConfigError(f"lambda_: {lambda_} is not between 0 and 1")
     features = torch.cat([unit(query), unit(gallery)])
-    encodings, farthest = encode_units(features, search, k1, k2, scale)
+    encodings, farthest = encode_units(features, search, k1, k2, scale, rules)
     num = len(query)
     jaccard = jaccard_blocks(encodings, np.arange(num), np.arange(num, len(features)), block)
 

@@ -10,7 +10,7 @@ Encoding", CVPR 2017. It leaves these details open, or its authors' code, the so
   so k2 = 1 means no expansion. Neighbours are searched among queries and gallery together. All as in the code.
 - An image is always its own first neighbour. In the code it can miss itself among many duplicates (then 0 / 0).
 - k1 / 2 is rounded to the nearest integer, halves to even, as in the code.
-- "At least two thirds" in Eq. 4 is the paper's; the code asks for more than two thirds.
+- "At least two thirds" in Eq. 4 is the paper's, ``rules="paper"``; the code asks for more, ``rules="code"``.
 - V is divided by its row's sum (the code; otherwise the weights in Eqs. 8-9 depend on the size of the set).
 - ``scale="farthest"`` divides d in Eqs. 7 and 12 by the distance to the row's farthest image, as in the code and the
   published "+RR" numbers. ``scale="none"`` is plain d.
@@ -39,14 +39,14 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Csr: TypeAlias = Any  # scipy.sparse.csr_array
 Scale = Literal["farthest", "none"]
-Rules = Literal["reranking", "clustering"]
+Rules = Literal["code", "paper", "clustering"]
 
 _PAIRS = 1 << 22  # numbers gathered at once for the distances of pairs: 16 MiB
 _TINY = 1e-6  # a smaller largest distance is rounding error of float32
 
 
 def encode(
-    features: Tensor, search: Search, k1: int = 20, k2: int = 6, scale: Scale = "farthest", rules: Rules = "reranking"
+    features: Tensor, search: Search, k1: int = 20, k2: int = 6, scale: Scale = "farthest", rules: Rules = "code"
 ) -> Csr:
     """Encode each image by its k-reciprocal neighbours (Eqs. 2-4, 7, 11).
 
@@ -129,7 +129,7 @@ def sparse_jaccard(encodings: Csr, eps: float) -> Csr:
 
 
 def encode_units(
-    features: Tensor, search: Search, k1: int, k2: int, scale: Scale, rules: Rules = "reranking"
+    features: Tensor, search: Search, k1: int, k2: int, scale: Scale, rules: Rules = "code"
 ) -> tuple[Csr, Floats]:
     """Return V of features [n, D] of unit length (see :func:`encode`), and the divisors [n] of original distances."""
     if k1 < 1:
@@ -143,10 +143,10 @@ def encode_units(
     if scale == "farthest":  # the farthest image is the nearest one of the opposite point
         opposite = search_checked(search, -features, features, 1).similarity[:, 0]
         farthest = np.maximum(2 + 2 * opposite, _TINY)
-    size = k1 + 1 if rules == "reranking" else k1  # of N(p, k1), with the image itself
+    size = k1 if rules == "clustering" else k1 + 1  # of N(p, k1), with the image itself
     half = round(k1 / 2)
     index = _own_first(search_checked(search, features, features, min(size, num)).index)
-    sets = _expand_sets(_reciprocal(index[:, :size]), _reciprocal(index[:, : half + 1]), rules == "clustering")
+    sets = _expand_sets(_reciprocal(index[:, :size]), _reciprocal(index[:, : half + 1]), rules != "paper")
     encodings = _weigh(sets, features, farthest)
     if k2 > 1:
         mean = _graph(index[:, :k2])

@@ -39,9 +39,16 @@ class RunGroup:
         return np.array([score for score in scores if score is not None])
 
     def cell(self, model: str, metrics: Sequence[str], rule: Rule, digits: int = 1) -> str:
-        """Return scores below ``test/kind/set`` in percent, as a table shows them; ``-`` without the first."""
+        """Return scores below ``test/kind/set`` in percent, as a table shows them; ``-`` without the first.
+
+        Scores of only some of the runs have their number behind them.
+        """
         percent = [100 * self.values(f"{model}/{metric}", rule) for metric in metrics]
-        return " / ".join(mean_and_spread(values, digits) for values in percent) if len(percent[0]) else "-"
+        if not len(percent[0]):
+            return "-"
+        scored = len(percent[0])
+        some = "" if scored == len(self.runs) else f" ({scored} of {len(self.runs)})"
+        return " / ".join(mean_and_spread(values, digits) for values in percent) + some
 
     def costs(self, client: str) -> str:
         """Return a client's pruned share at the end, in percent, and its traffic, in GiB; ``-`` without traffic."""

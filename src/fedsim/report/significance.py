@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -91,7 +92,7 @@ def over_seeds(first: Floats, second: Floats) -> Estimate:
     difference, over = first - second, f"{len(first)} seeds"
     value = float(difference.mean())
     if np.ptp(difference) < 1e-12:  # no spread to compare with
-        return Estimate(value, value, value, 1.0 if value == 0 else float("nan"), over)
+        return Estimate(value, math.nan, math.nan, 1.0 if value == 0 else math.nan, over)
     test = stats.ttest_rel(first, second)
     low, high = test.confidence_interval(0.95)
     return Estimate(value, float(low), float(high), float(test.pvalue), over)

@@ -15,7 +15,6 @@ from fedsim.data.market import QUERY, write_market_splits
 from fedsim.data.splits import SplitStyle
 from fedsim.parsing.output import print_text
 
-
 _Splits = Annotated[int, NumberKind("[1, 10000]")]
 """more take hours, and no test set needs them"""
 
