@@ -24,6 +24,7 @@ from failing import PATIENCE
 from fedsim.__main__ import COMMANDS, main
 from fedsim.data.standins import write_standin
 from fedsim.federation.checks.requirements import TORCH_FOR_GRAPHS
+from fedsim.methods.base import Method
 from fedsim.papers.files import list_papers, read_paper
 from fedsim.sweep import seeds
 from quick_start import QuickPython
@@ -206,9 +207,17 @@ def test_the_glossary_has_all_three_ranks():
     assert {"rank", "rank-1, rank-5, rank-10", "`fedsim rank`"} <= set(words)
 
 
-def test_the_readme_names_every_extra_for_users():
+def test_the_readme_is_short_and_its_numbers_are_counted():
+    assert len(README.split()) <= 1000
+    kinds = (getattr(fedsim.methods, name) for name in fedsim.methods.__all__)
+    methods = sum(issubclass(kind, Method) for kind in kinds if isinstance(kind, type))
+    written = {8: "eight", 9: "nine", 32: "thirty-two", 33: "thirty-three", 34: "thirty-four", 35: "thirty-five"}
+    assert f"[{written[methods]} methods](docs/methods.md), {written[len(list_papers())]} papers [row by row]" in README
+
+
+def test_the_page_on_installation_names_every_extra_for_users():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    table = README.partition("| extra | for |")[2].partition("\n\n")[0]
+    table = (ROOT / "docs" / "installation.md").read_text().partition("| extra | for |")[2].partition("\n\n")[0]
     listed = {
         name for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
