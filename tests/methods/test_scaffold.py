@@ -14,8 +14,11 @@ from plain_loops import LR, Federation, assert_close, mean_of, play, sgd
 from small import fit, make_model
 
 
-@pytest.mark.parametrize(("global_lr", "momentum"), [(1.0, 0.0), (0.5, 0.0), (1.0, 0.9)])
-def test_algorithm_1(global_lr, momentum):
+@pytest.mark.parametrize(
+    ("global_lr", "momentum", "weighting"),
+    [(1.0, 0.0, "uniform"), (0.5, 0.0, "uniform"), (1.0, 0.9, "uniform"), (0.5, 0.0, "size")],
+)
+def test_algorithm_1(global_lr, momentum, weighting):
     federation, selection = Federation(), RandomFraction(0.6)  # two of three clients in each round
     names = [client.name for client in federation.clients]
     zeros = {n: torch.zeros_like(p) for n, p in federation.model.named_parameters()}
@@ -39,13 +42,16 @@ def test_algorithm_1(global_lr, momentum):
             changes.append({n: new[n] - c_i[n] for n in x})
             own[client.name] = new
             states.append(model.state_dict())
-        mean = mean_of(states, [1 / len(states)] * len(states))
+        images = [k.num_images if weighting == "size" else 1 for k in federation.clients if k.name in chosen]
+        mean = mean_of(states, [number / sum(images) for number in images])
         for n in x:
             mean[n] = x[n] + global_lr * (mean[n] - x[n])  # lines 16 and 17
-            c[n] = c[n] + len(chosen) / len(names) * sum(change[n] for change in changes) / len(changes)
+            c[n] = c[n] + len(chosen) / len(names) * sum(
+                number / sum(images) * change[n] for number, change in zip(images, changes, strict=True)
+            )
         federation.model.load_state_dict(mean)
     assert len({tuple(chosen) for chosen in asked}) > 1
-    found = play(Scaffold(global_lr=global_lr), rounds, momentum, selection=selection)
+    found = play(Scaffold(global_lr=global_lr, weighting=weighting), rounds, momentum, selection=selection)
     assert_close(found, federation, tolerance=1e-5)
     control, flat = found.server.kept["smooth"]["control"], found.parts.models["smooth"].flat
     for entry in flat.shared_parameters:

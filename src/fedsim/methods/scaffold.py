@@ -18,7 +18,8 @@ Deviations and silences:
   norm of a_i in FedNova (Wang et al., NeurIPS 2020): K for plain SGD. The mean then weighs early gradients more.
 - Weight decay counts as a part of the gradient. With ``long_round.schedule`` eta_l is that of the last local epoch.
   Where the backbone's rate differs from that of neck and head, each has its own eta_l.
-- Means are plain, as in Algorithm 1, which assumes that all clients count equally.
+- Means are plain, as in Algorithm 1: its objective counts all clients equally, that of FedAvg their images.
+  ``weighting: size`` weighs both means by images: changes of c_i are sent times n_i. S / N stays the share of clients.
 - With several architectures, c, S and N are those of each.
 """
 
@@ -32,8 +33,17 @@ import torch
 from torch import Tensor
 
 from fedsim.core.checks import positive
-from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, InitialState, KeepsModels, KeptModels, Method, Payload, Weights
+from fedsim.methods.base import (
+    BodySharing,
+    InitialState,
+    KeepsModels,
+    KeptModels,
+    Method,
+    Payload,
+    Weighting,
+    Weights,
+    weigh,
+)
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -51,6 +61,8 @@ class Scaffold(BodySharing, KeepsModels, Method):
 
     global_lr: float = 1.0
     """$\\eta_g$, step size of the server"""
+    weighting: Weighting = "uniform"
+    """$1 / S$; ``size`` is $n_k / n$, the objective of FedAvg"""
 
     def __post_init__(self) -> None:
         positive("model.method", global_lr=self.global_lr)
@@ -78,17 +90,20 @@ class Scaffold(BodySharing, KeepsModels, Method):
         old, c = _own_control(client), client.received.extras["control"]
         new = old - c + client.optimizer.mean_gradient(x)
         client.keep("control", new)
-        return Upload(client.model.shared, {"control": new - old})
+        scale = client.data.num_images if self.weighting == "size" else 1
+        return Upload(client.model.shared, {"control": scale * (new - old)})
 
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / S and eta_g (lines 16-17)."""
-        return Weights(uniform_weights(reports), step_size=self.global_lr)
+        return Weights(weigh(self.weighting, reports).clients, step_size=self.global_lr)
 
     def server_step(self, server: Server) -> None:
         """Renew c (lines 16-17)."""
         for arch, answers in server.answers.items():
-            share = len(answers.reports) / server.num_clients[arch]
-            server.keep(arch, "control", server.kept[arch]["control"] + share * answers.extras["control"])
+            share, change = len(answers.reports) / server.num_clients[arch], answers.extras["control"]
+            if self.weighting == "size":
+                change = change * len(answers.reports) / sum(report.num_images for report in answers.reports.values())
+            server.keep(arch, "control", server.kept[arch]["control"] + share * change)
 
 
 def _own_control(client: Client) -> Tensor:
