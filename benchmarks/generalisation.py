@@ -85,6 +85,7 @@ SMALL: Options = ("--data.size", "[64, 32]", "--model.backbone", "SmallCNN", "--
 MOBILE: Options = (
     "--data.size", "[128, 64]", "--model.client.head_lr", "0.001",
     "--model.backbone", "MobileNetV2", "--model.backbone.width", "0.35",
+    "--model.backbone.norm_eps", "1e-3", "--model.backbone.pixels", "symmetric",  # as the file needs
 )  # fmt: skip
 STARTS = {
     "nothing": Start(SMALL, 20, 5, "[layer1, layer2]"),
