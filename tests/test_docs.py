@@ -236,6 +236,16 @@ def test_a_release_is_the_same_in_all_files():
         assert fedsim.__version__ == version
 
 
+def test_the_unreleased_section_of_the_changelog_is_short_and_begins_with_highlights():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    section = changelog.partition("## [Unreleased]\n")[2].partition("\n## [")[0].strip()
+    if section:  # there is none, or an empty one, right after a release
+        assert len(section.splitlines()) <= 60
+        assert re.findall(r"^### (.*)$", section, re.MULTILINE)[:2] == ["Highlights", "Numbers change"]
+        assert section.startswith("### Highlights\n")
+        assert 5 <= len(re.findall(r"^- ", section.partition("\n### ")[0], re.MULTILINE)) <= 8
+
+
 def slow_dry_runs(text):
     """Commands that train on drawn people at a size or for rounds that take hours."""
     commands = re.sub(r"\\\n#?", "", text)  # one line each, also in the comments of a config
