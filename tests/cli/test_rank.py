@@ -267,6 +267,62 @@ def test_reranking_shots(capsys, features):
     assert 0 < found["rank1"] < 1
 
 
+# -- verification ------------------------------------------------------------------------------------------------------
+
+
+def expected_rates(content, distances):
+    """The rates of docs/evaluation.md, by loops over thresholds."""
+    positive, negative = [], []
+    for q, found in enumerate(lists_of(content, distances)):
+        for g in found:
+            is_match = content["gallery_pids"][g] == content["query_pids"][q]
+            (positive if is_match else negative).append(distances[q, g])
+    rates = {}
+    for name, most in (("1e-2", 0.01), ("1e-3", 0.001), ("1e-4", 0.0001)):
+        allowed = [d for d in positive if np.mean(np.array(negative) <= d) <= most]
+        rates[f"TPR@FPR={name}"] = np.mean(np.array(positive) <= max(allowed)) if allowed else 0.0
+    return rates | {"n_positive_pairs": len(positive), "n_negative_pairs": len(negative)}
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_verification_is_given_beside_ranks(capsys, tmp_path, distance):
+    content = arrays(60, 300)
+    content["gallery"][:200] /= 4  # so that a query's own length matters
+    same = content["query_pids"][:, None] == content["gallery_pids"]
+    for q in range(0, 60, 7):
+        content["gallery"][np.flatnonzero(same[q])[:2]] = content["query"][q]
+    path = save(tmp_path / "f.npz", content)
+    options = [path, f"--distance={distance}"]
+    found, expected = (
+        scores_of(capsys, *options, "--verification"),
+        expected_rates(content, distances_of(content, distance)),
+    )
+    assert found["TPR@FPR=1e-2"] > 0
+    compare(found, expected)
+    assert {name: value for name, value in found.items() if name not in expected} == scores_of(capsys, *options)
+    lines = run(capsys, *options, "--verification").splitlines()
+    assert lines[: len(lines) - 6] == run(capsys, *options).splitlines()
+    rates = [name for name in expected if "@" in name]
+    assert lines[-5].split() == rates
+    assert lines[-3].split() == [f"{100 * expected[name]:.2f}" for name in rates]
+    counts = [f"{expected[f'n_{kind}_pairs']:,}" for kind in ("positive", "negative")]
+    assert lines[-1] == f"in percent, over all queries together; {counts[0]} pairs of one identity, {counts[1]} of two"
+
+
+def test_verification_of_expanded_queries(capsys, features):
+    plain, expanded = (scores_of(capsys, features, "--verification", *more) for more in ([], ["--expand=5"]))
+    assert plain["n_positive_pairs"] == expanded["n_positive_pairs"]
+    assert plain["mAP"] != expanded["mAP"]
+
+
+def test_verification_without_negative_pairs(capsys, tmp_path):
+    path = save(tmp_path / "f.npz", query_pids=np.ones(Q, int), gallery_pids=np.ones(G, int))
+    found = scores_of(capsys, path, "--verification")
+    assert found["n_negative_pairs"] == 0
+    assert np.isnan([found[f"TPR@FPR={name}"] for name in ("1e-2", "1e-3", "1e-4")]).all()
+    assert run(capsys, path, "--verification").splitlines()[-3].split() == ["-", "-", "-"]
+
+
 # -- ranked lists ------------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +372,7 @@ def test_help(capsys):
     text = capsys.readouterr().out
     for option in ("features", "--distance", "--camera_aware", "--junk_pids", "--invalid_as_zero", "--backend",
                    "--single_gallery_shot", "--device", "--expand", "--alpha", "--rerank", "--k1", "--k2", "--lambda_",
-                   "--save_ranking", "--json"):  # fmt: skip
+                   "--verification", "--save_ranking", "--json"):  # fmt: skip
         assert option in text
     assert "fedsim rank" in text
 
@@ -372,6 +428,7 @@ MISTAKES = [
     (["--rerank", "--k2=30"], "k2: 30"),
     (["--rerank", "--lambda_=2"], "lambda_: 2.0"),
     (["--rerank", "--distance=euclidean"], "--rerank"),
+    (["--rerank", "--verification"], "--verification: not with --rerank"),
     (["--device=tpu9"], "--device: there is no device tpu9; choose from cpu"),
     (["--device=cuda:77"], "--device: cuda:77 is not here; choose from cpu"),
     (["--nonsense=1"], "nonsense"),

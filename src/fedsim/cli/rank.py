@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json as json_format
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedsim.evaluation.ranker import Ranker, score_blocks
 from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
 from fedsim.evaluation.summary import METRICS
+from fedsim.evaluation.verification import RATES, PairCounts, count_pairs, pair_blocks
 from fedsim.functional.similarity import Distance, NotFiniteError, Similarity, query_blocks
 from fedsim.parsing.error_lines import parsed
 
@@ -49,6 +51,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     k1: Count = 20,
     k2: Count = 6,
     lambda_: Share = 0.3,
+    verification: bool = False,
     save_ranking: Arrays | None = None,
     json: bool = False,
 ) -> str:
@@ -72,6 +75,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
         k1: neighbours for re-ranking.
         k2: neighbours to average over in re-ranking.
         lambda_: weight of the original distance in re-ranking.
+        verification: also give true positive rates at false positive rates of 1e-2, 1e-3 and 1e-4, over all pairs.
         save_ranking: also write the first 50 images of each list to this npz file.
         json: return JSON instead of a table.
 
@@ -79,7 +83,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
         DataError: if the file cannot be used, or no query has a match.
         ConfigError: if an option is wrong.
     """
-    _check_options(distance, rerank, expand)
+    _check_options(distance, rerank, expand, verification)
     _check_refinements({"rule": rule, "k1": k1, "k2": k2, "lambda_": lambda_}, "rerank", rerank)
     _check_refinements({"alpha": alpha}, "expand", expand != 0)
     file = read_features(Path(features), camera_aware, tuple(junk_pids))
@@ -108,11 +112,14 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
             from fedsim.evaluation.pictures import rank_lists, write_ranked_lists  # imports the readers of data sets
 
             write_ranked_lists(Path(save_ranking), rank_lists(_with_bar(blocks()), labels))
+        pairs = count_pairs(lambda: _with_bar(pair_blocks(query, gallery, distance)), labels) if verification else None
     ranking = average_scores(scores, invalid_as_zero)
-    return _as_json(ranking) if json else _as_table(ranking)
+    return _as_json(ranking, pairs) if json else _as_table(ranking, pairs)
 
 
-def _check_options(distance: Distance, rerank: bool, expand: int) -> None:
+def _check_options(distance: Distance, rerank: bool, expand: int, verification: bool) -> None:
+    if verification and rerank:
+        raise ConfigError("--verification: not with --rerank, whose distances differ in scale between queries")
     for name, wanted in (("rerank", rerank), ("expand", expand != 0)):
         if wanted and distance != "cosine":
             raise ConfigError(f"--{name}: is defined for --distance cosine")
@@ -152,18 +159,32 @@ def _with_bar(blocks: Iterable[T]) -> Iterable[T]:
     return tqdm(blocks, desc="ranking", unit="block", delay=2.0, disable=None, leave=False)
 
 
-def _as_table(ranking: Ranking) -> str:
-    """Return percentages, and the number of queries that count."""
+def _as_table(ranking: Ranking, pairs: PairCounts | None) -> str:
+    """Return percentages, and the number of queries that count; then of pairs."""
     row = [f"{100 * getattr(ranking, name):.2f}" for name in METRICS]
     table = tabulate([row], headers=METRICS, disable_numparse=True)
-    return f"{table}\n\nin percent; {ranking.num_valid:,} of {ranking.num_queries:,} queries have a match that counts"
+    text = f"{table}\n\nin percent; {ranking.num_valid:,} of {ranking.num_queries:,} queries have a match that counts"
+    if pairs is None:
+        return text
+    rates = _verification_scores(pairs)
+    row = ["-" if math.isnan(rate) else f"{100 * rate:.2f}" for rate in rates.values()]
+    table = tabulate([row], headers=[*rates], disable_numparse=True)
+    counts = f"{pairs.num_positives:,} pairs of one identity, {pairs.num_negatives:,} of two"
+    return f"{text}\n\n{table}\n\nin percent, over all queries together; {counts}"
 
 
-def _as_json(ranking: Ranking) -> str:
+def _as_json(ranking: Ranking, pairs: PairCounts | None) -> str:
     """Return scores as fractions of 1."""
     scores = {name: getattr(ranking, name) for name in METRICS}
     counts = {"n_valid": ranking.num_valid, "n_queries": ranking.num_queries}
+    if pairs is not None:
+        scores |= _verification_scores(pairs)
+        counts |= {"n_positive_pairs": pairs.num_positives, "n_negative_pairs": pairs.num_negatives}
     return json_format.dumps({**scores, **counts, "cmc": ranking.cmc}, indent=2)
+
+
+def _verification_scores(pairs: PairCounts) -> dict[str, float]:
+    return {f"TPR@FPR={name}": pairs.true_positive_rate(rate) for name, rate in RATES.items()}
 
 
 def run(args: list[str]) -> str:
@@ -176,6 +197,7 @@ def run(args: list[str]) -> str:
         "invalid_as_zero": "average over all queries, those without a match as zeros",
         "single_gallery_shot": "CMC on galleries with one random image per identity, in expectation",
         "rerank": "re-rank by k-reciprocal encoding",
+        "verification": "also give true positive rates at false positive rates of 1e-2, 1e-3 and 1e-4, over all pairs",
         "json": "print JSON instead of a table",
     }
     parser.add_function_arguments(rank_file, skip={"features", *flags})
