@@ -50,6 +50,8 @@ Deviations and silences:
 - The first round is plain in the code, since heads are random before: ``first_styled_round: 1``. The expert trains.
 - f_L and f_G see x' in training mode, so x' enters their running statistics. In L_au f_G is a copy in evaluation mode,
   whose running statistics have x, and not x', as in the code; f_L is the expert after its step.
+- An image that is alone of its person in a batch has no triplet loss; in the code the image itself, at distance 0, is
+  then its positive. Batches of people (``sampler: people``) have hardly any.
 - Entropies are means over the batch, and sp acts on their differences; the code leaves out probabilities below 1e-6.
   Logits of L_au are float32 in any precision.
 - With ``lam_au: 0`` nothing reads the expert, so there is none. With ``style_lr: 0`` the style model stays as it was
