@@ -94,8 +94,8 @@ def test_rules_of_clustering_differ_from_those_of_reranking():
         return encode(features, nearest, k1, 6, scale="none", rules=rules)
 
     clustering = encodings(20, "clustering")
-    assert abs(clustering - encodings(20, "reranking")).max() > 1e-3
-    assert abs(clustering - encodings(19, "reranking")).max() > 1e-3  # as many neighbours: what is left is two thirds
+    assert abs(clustering - encodings(20, "paper")).max() > 1e-3
+    assert abs(clustering - encodings(19, "paper")).max() > 1e-3  # as many neighbours: what is left is two thirds
 
 
 @pytest.mark.filterwarnings("error")
