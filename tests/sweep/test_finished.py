@@ -39,23 +39,23 @@ def test_a_command_with_the_same_settings_finds_its_run_and_another_is_refused(t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     code = "import atexit\nfrom fedsim.methods import FedAvg\n\nclass Mine(FedAvg):\n    pass\n"
-    Path("own.py").write_text(f"{code}\nprint('seed_everything: 9')\natexit.register(print, 'the end')\n")
+    Path("sweep_code.py").write_text(f"{code}\nprint('seed_everything: 9')\natexit.register(print, 'the end')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = (*OPTIONS, "--model.method=own.Mine")
+    own = (*OPTIONS, "--model.method=sweep_code.Mine")
     folder = finished(tmp_path / "run", *own)
     spelled = ("--model.client.optimizer.lr=1e-3", "--data.workers=5", "--trainer.precision=32-true")
     refuse_changed([run_of(folder, *own), run_of(folder, *own, *spelled)])
     for option, text in {
         "--model.client.optimizer.lr=0.5": "model.client.optimizer.lr 0.001, and the command has 0.5",
         "--seed_everything=3": "seed_everything 0, and the command has 3",
-        "--model.method=FedPav": "model.method own.Mine, and the command has FedPav",
+        "--model.method=FedPav": "model.method sweep_code.Mine, and the command has FedPav",
     }.items():
         with pytest.raises(ConfigError, match=text):
             refuse_changed([run_of(folder, *own), run_of(folder, *own, option)])
     with pytest.raises(ConfigError, match="there is no such option"):
         refuse_changed([run_of(folder, *own, "--model.clint=3")])
-    Path("own.py").write_text(Path("own.py").read_text() + "# changed\n")
-    with pytest.raises(ConfigError, match="another content of code of own; give another --run_dir"):
+    Path("sweep_code.py").write_text(Path("sweep_code.py").read_text() + "# changed\n")
+    with pytest.raises(ConfigError, match="another content of code of sweep_code; give another --run_dir"):
         refuse_changed([run_of(folder, *own)])
 
 
@@ -83,15 +83,15 @@ def test_drawn_changes_of_settings_with_an_effect_are_found(tmp_path):
 def test_what_an_earlier_version_did_not_record(tmp_path, monkeypatch):
     """Data that are not known are not compared; the user's code, which often changes, is."""
     monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text("class Mine:\n    pass\n")
+    Path("sweep_code.py").write_text("class Mine:\n    pass\n")
     config = parsed_row("003/table4_batch_32")
-    config["trainer"]["callbacks"] = [{"class_path": "own.Mine"}]
+    config["trainer"]["callbacks"] = [{"class_path": "sweep_code.Mine"}]
     run = write_run(tmp_path / "run", {1: scores_of({"a": 0.5})}, config=config)
     summary = json.loads((run / "summary.json").read_text())
     assert _difference(run, summary | {"data": {"digest": "a"}}, config, "a") == ""
     assert _difference(run, summary | {"data": {"digest": "a"}}, config, "b") == "other data than are there now"
     assert _difference(run, summary, config, "b") == ""
-    assert _difference(run, summary | {"identity": {}}, config, "b") == "another content of code of own"
+    assert _difference(run, summary | {"identity": {}}, config, "b") == "another content of code of sweep_code"
 
 
 def test_a_run_on_data_that_have_changed_is_refused(tmp_path, market_tree):
