@@ -35,8 +35,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from fedsim.functional.retrieval import leave_one_out
 from fedsim.functional.weighting import normalise
 from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, Signal, Weights, weigh
 from fedsim.training.client import Batch, Client
@@ -77,7 +77,7 @@ class FedSupWA(BodySharing, KeepsModels, Method):
         if _UPLOAD in client.kept:
             _suppress_change(client, client.kept[_UPLOAD])
         if last is not None and self.weighting == "gain":
-            client.keep(_GAIN, torch.tensor(_gain(client, last)))
+            client.keep(_GAIN, _gain(client, last))
         if self.suppress:
             client.keep(_UPLOAD, client.model.shared)
 
@@ -105,19 +105,24 @@ def _suppress_change(client: Client, upload: Tensor) -> None:
         after.copy_(before + (1 - (distance - low) / (high - low + _SMALL)) * (after - before))
 
 
-def _gain(client: Client, batch: Batch) -> float:
-    """Return g_k: the scores of the model after training, less those of the received one."""
+def _gain(client: Client, batch: Batch) -> Tensor:
+    """Return g_k, a scalar: the scores of the model after training, less those of the received one."""
     shared, trained = client.model.shared, client.model.shared.clone()
     shared.copy_(client.received.vector)
     before = _score(client, batch)
     shared.copy_(trained)
-    return _score(client, batch) - before
+    return (_score(client, batch) - before).float()
 
 
 @torch.no_grad()
-def _score(client: Client, batch: Batch) -> float:
-    """Return mAP and accuracy of the client's model on a batch, added."""
-    output = client.forward(batch.images)
-    cameras = torch.arange(len(batch.labels))  # each image has its own: only the query itself is left out
-    accuracy = (output.logits.argmax(1) == batch.labels).double().mean()
-    return leave_one_out(output.features.neck, batch.labels.cpu(), cameras).mAP + accuracy.item()
+def _score(client: Client, batch: Batch) -> Tensor:
+    """Return mAP and accuracy of the client's model on a batch, added: a float64 scalar on the device."""
+    output, labels = client.forward(batch.images), batch.labels
+    accuracy = (output.logits.argmax(1) == labels).double().mean()
+    z = normalize(output.features.neck.float())
+    order = (z @ z.T).fill_diagonal_(-torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :-1]
+    hits = labels[order] == labels[:, None]
+    precision = hits.cumsum(1).double() / torch.arange(1, len(z), device=z.device)
+    found = hits.sum(1)
+    of_images = (precision * hits).sum(1) / found.clamp_min(1)
+    return of_images.sum() / (found > 0).sum().clamp_min(1) + accuracy
