@@ -108,7 +108,7 @@ def assert_counted(hooks, sums):
 
 # -- all methods -------------------------------------------------------------------------------------------------------
 
-MEASURES_IN_TRAINING_MODE = {"FedPav-cdw", "FedKLPR", "SSCU"}
+MEASURES_IN_TRAINING_MODE = {"FedPav-cdw", "FedKLPR", "FedSupWA", "SSCU"}
 """without gradients: two measurements, and the passes of restyled images before they train"""
 BACKBONE_IN_EVALUATION_MODE = {"FedReIDFineTune"}
 """while neck and head are trained on it"""
