@@ -3,6 +3,7 @@
 import copy
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,3 +88,13 @@ def test_equal_gains_weigh_equally_and_large_ones_do_not_overflow():
     assert FedSupWA().weights(reports) == Weights({"a": 0.5, "b": 0.5})
     reports["c"] = Report(9, {"gain": -2000.0})
     assert FedSupWA().weights(reports).clients["c"] == 0.0
+
+
+def test_a_session_without_a_batch_has_no_gain():
+    kept = {}
+    client = SimpleNamespace(
+        local_epochs=1, batches=lambda _: iter(()), device="cpu", kept=kept, keep=kept.__setitem__,
+        model=SimpleNamespace(shared=torch.zeros(3)),
+    )  # fmt: skip
+    FedSupWA().train(client)
+    assert kept["gain"] == 0

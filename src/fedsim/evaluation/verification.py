@@ -90,10 +90,9 @@ def pair_blocks(query: Tensor, gallery: Tensor, distance: Distance = "cosine") -
     Similarity leaves out the query's own term, which changes no ranking.
     """
     for rows, block in Similarity(query, gallery, distance):
-        yield (
-            rows,
-            block.sub_(query[rows].float().square().sum(1, keepdim=True) / 2) if distance == "euclidean" else block,
-        )
+        if distance == "euclidean":
+            block -= query[rows].float().square().sum(1, keepdim=True) / 2
+        yield rows, block
 
 
 def _positive_pairs(block: Tensor, labels: RetrievalLabels) -> tuple[Tensor, ...]:

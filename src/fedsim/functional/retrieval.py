@@ -20,6 +20,17 @@ class Retrieved(NamedTuple):
     """share of images whose most similar other image is of their group"""
 
 
+def average_precisions(matches: Tensor) -> Tensor:
+    """Return the average precision of each query, [q] float64, from its ranked matches [q, n] bool; NaN without any.
+
+    >>> average_precisions(torch.tensor([[False, True, True], [True, False, False]])).tolist()
+    [0.5833333333333333, 1.0]
+    """
+    ranks, hits = torch.arange(1, matches.shape[1] + 1, device=matches.device), matches.double()
+    # counts: a cumulated sum of floats has no deterministic form on GPUs
+    return (matches.cumsum(1).double() / ranks * hits).sum(1) / hits.sum(1)
+
+
 def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieved:
     """Rank all images for each image, and score the ranks of the other images of its group.
 
@@ -46,7 +57,6 @@ def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieve
         return Retrieved(0.0, 0.0)
     queries, inside, groups, places = (send(index, device) for index in (queries, inside, groups, places))
     features = features[inside]
-    ranks = torch.arange(1, len(groups) + 1, device=device)
     first, precision = [], []
     for rows, similarity in Similarity(features[queries], features):
         at = queries[rows, None]
@@ -54,8 +64,6 @@ def leave_one_out(features: Tensor, groups: Tensor, cameras: Tensor) -> Retrieve
         left_out = in_group & (places[at] == places)
         order = similarity.masked_fill_(left_out, -torch.inf).sort(dim=1, descending=True, stable=True).indices
         matches = (in_group & ~left_out).gather(1, order)
-        hits = matches.double()
-        first.append(hits[:, 0])
-        # counts: a cumulated sum of floats has no deterministic form on GPUs
-        precision.append((matches.cumsum(1).double() / ranks * hits).sum(1) / hits.sum(1))
+        first.append(matches[:, 0].double())
+        precision.append(average_precisions(matches))
     return Retrieved(*torch.stack([torch.cat(precision).mean(), torch.cat(first).mean()]).tolist())

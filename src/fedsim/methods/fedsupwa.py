@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fedsim.functional.retrieval import average_precisions
 from fedsim.functional.weighting import normalise
 from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, Signal, Weights, weigh
 from fedsim.training.client import Batch, Client
@@ -76,8 +77,8 @@ class FedSupWA(BodySharing, KeepsModels, Method):
                 last = batch
         if _UPLOAD in client.kept:
             _suppress_change(client, client.kept[_UPLOAD])
-        if last is not None and self.weighting == "gain":
-            client.keep(_GAIN, _gain(client, last))
+        if self.weighting == "gain":
+            client.keep(_GAIN, torch.zeros((), device=client.device) if last is None else _gain(client, last))
         if self.suppress:
             client.keep(_UPLOAD, client.model.shared)
 
@@ -121,8 +122,6 @@ def _score(client: Client, batch: Batch) -> Tensor:
     accuracy = (output.logits.argmax(1) == labels).double().mean()
     z = normalize(output.features.neck.float())
     order = (z @ z.T).fill_diagonal_(-torch.inf).sort(dim=1, descending=True, stable=True).indices[:, :-1]
-    hits = labels[order] == labels[:, None]
-    precision = hits.cumsum(1).double() / torch.arange(1, len(z), device=z.device)
-    found = hits.sum(1)
-    of_images = (precision * hits).sum(1) / found.clamp_min(1)
-    return of_images.sum() / (found > 0).sum().clamp_min(1) + accuracy
+    matches = labels[order] == labels[:, None]
+    precisions = average_precisions(matches).nan_to_num(0.0)  # of images without another one of their person
+    return precisions.sum() / matches.any(1).sum().clamp_min(1) + accuracy
