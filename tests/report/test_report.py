@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from fedsim.__main__ import main
 from fedsim.report import group_runs, report
+from fedsim.report.choice import choice_of
 from fedsim.report.convergence import first_reaching
 from fedsim.report.rules import Rule
 from fedsim.report.runs import read_run
@@ -112,6 +114,18 @@ def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
         run = read_run(write_run(tmp_path / f"run{three[0]}", evaluations))
         assert Rule(name="best3").chosen(run) == three
         assert Rule(name="oracle").scores(run)["test/global/viper/rank1"] == 0.4
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_highest_score_is_never_one_that_is_no_number(place, tmp_path, capsys):
+    scores = [0.25, 0.5]
+    scores.insert(place, float("nan"))
+    evaluations = {r: scores_of({"viper": score, "seen": score}) for r, score in enumerate(scores, 1)}
+    run = write_run(tmp_path / "run", evaluations, unseen=[])
+    assert main(["report", str(run), "--target", "rank1=90"]) == 0
+    assert re.search(r"FedPav .* 50\.0\s*$", capsys.readouterr().out, re.MULTILINE)
+    [group] = group_runs([run])
+    assert choice_of(group, "test/global/viper", ["rank1"], Rule()).cell("oracle") == "50.0"
 
 
 def test_a_mean_over_some_of_the_seeds_says_so(tmp_path):

@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,7 +17,7 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.settings.identity import identity_of
 from fedsim.sweep.finished import _difference, refuse_changed
-from fedsim.sweep.local import SweepRun
+from fedsim.sweep.local import Result, SweepRun, table_of
 from run_dirs import scores_of, write_run
 from write_rows import parsed_row, printed_config
 
@@ -113,3 +115,15 @@ def test_a_run_without_its_config_and_another_program(tmp_path):
     run = write_run(tmp_path / "run", {1: scores_of({"a": 0.5})})
     assert "settings that are not known" in _difference(run, {}, {}, None)
     refuse_changed([SweepRun({}, ("python", "train.py", "--lr=1"), run)])
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+def test_a_score_that_is_no_number_comes_after_all_others(maximize):
+    def result(number, score):
+        summary = {"final": {"metrics": {"val/mAP": score}}}
+        return Result(SweepRun({"x": number}, ("fedsim", "fit"), Path(f"run{number}")), 0, summary)
+
+    results = [result(number, score) for number, score in enumerate([0.25, float("nan"), 0.5, 0.125])]
+    sweep = SimpleNamespace(metric="val/mAP", maximize=maximize)
+    order = re.findall(r"run\d", table_of(results, sweep))
+    assert order == (["run2", "run0", "run3", "run1"] if maximize else ["run3", "run0", "run2", "run1"])

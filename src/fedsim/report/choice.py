@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.comparable import comparable
 from fedsim.core.errors import ConfigError
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import mean_and_spread
@@ -66,7 +67,7 @@ def choice_of(group: RunGroup, model: str, shown: Sequence[str], rule: Rule) -> 
         log = run.log if run.has_log else {}
         evaluated = {r: row for r, row in log.items() if all(f"{model}/{metric}" in row for metric in shown)}
         if evaluated:
-            best = max(evaluated, key=lambda r: (evaluated[r][f"{model}/{shown[0]}"], -r))
+            best = max(evaluated, key=lambda r: (comparable(evaluated[r][f"{model}/{shown[0]}"]), -r))
             rounds["oracle"].append(best)
             counts.append(len(evaluated))
             is_chosen = _round_of(run, rule) == best  # then no digit differs, as in the log

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedsim.core.comparable import comparable
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import metric_name
 from fedsim.report.answers import fewest_answers, is_timed
@@ -88,7 +89,7 @@ def convergence_table(groups: Sequence[RunGroup], target: str) -> Block:
             if reached is not None:
                 cells = [str(reached.round_), f"{reached.num_bytes / 1e9:.3g}"]
             waits.setdefault(group.label, []).append(np.inf if reached is None else reached.seconds)
-            cells.append(f"{100 * max(scores):.1f}")
+            cells.append(f"{100 * max(scores, key=comparable):.1f}")
             if is_simulated:
                 cells += ["-" if reached is None else f"{reached.seconds:,.1f}", fewest_answers(run)]
             rows.append([group.label, str(run.summary["seed"]), run.primary, *cells])
@@ -173,5 +174,5 @@ def _spread_in(run: Run, kind: str, metric: str, rule: Rule) -> Spread | None:
     scores = {name: by_key[key] for name in run.seen if (key := metric_name("test", kind, name, metric)) in by_key}
     if len(scores) < 2:
         return None
-    values, worst = np.array(list(scores.values())), min(scores, key=lambda name: scores[name])
+    values, worst = np.array(list(scores.values())), min(scores, key=lambda name: comparable(scores[name]))
     return Spread(float(values.mean()), float(values.std()), scores[worst], worst)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from fedsim.core.comparable import comparable
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import metric_name, metric_parts
 
@@ -121,12 +121,7 @@ def best_rounds(evaluations: Mapping[int, Mapping[str, float]], kind: str, sets:
         round_: sum(scores[metric_name("test", kind, name, "rank1")] for name in sets) / len(sets)
         for round_, scores in evaluations.items()
     }
-    return sorted(mean, key=lambda round_: (-_comparable(mean[round_]), round_))[:_NUM_ROUNDS]
-
-
-def _comparable(score: float) -> float:
-    """Return a score to choose by: NaN, of a model that has diverged, is below all others."""
-    return -math.inf if math.isnan(score) else score
+    return sorted(mean, key=lambda round_: (-comparable(mean[round_]), round_))[:_NUM_ROUNDS]
 
 
 def best_of_each(
@@ -154,7 +149,7 @@ def best_of_each(
         if domain not in ("seen", "unseen"):
             rows = [_scores_below(row, f"{metric_name('test', kind, domain)}/") for row in log.values()]
             key = next(metric for metric in (by, "top1") if any(metric in row for row in rows))
-            best[kind, domain] = max((row for row in rows if key in row), key=lambda row: _comparable(row[key]))
+            best[kind, domain] = max((row for row in rows if key in row), key=lambda row: comparable(row[key]))
     for mean, domains in (("seen", seen), ("unseen", unseen)):
         for kind in dict.fromkeys(kind for kind, _ in curves):
             rows = [best[kind, domain] for domain in domains if (kind, domain) in best]

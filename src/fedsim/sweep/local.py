@@ -14,6 +14,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fedsim.core.comparable import comparable
 from fedsim.core.errors import DataError
 from fedsim.core.names import one_line
 from fedsim.papers.files import with_paper
@@ -98,7 +99,8 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
 
     def order(result: Result) -> tuple[bool, bool, float]:
         score = result.score(metric)
-        return result.code != 0, score is None, 0.0 if score is None else -score if sweep.maximize else score
+        best = 0.0 if score is None else comparable(score if sweep.maximize else -score)
+        return result.code != 0, score is None, -best
 
     rows = [
         [_text(result.score(metric)) if result.code == 0 else "failed", _text(result.score(metric, "best")),

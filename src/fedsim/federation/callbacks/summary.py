@@ -21,6 +21,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from fedsim._version import __version__
+from fedsim.core.comparable import comparable
 from fedsim.core.files import naming, replacing
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
 from fedsim.core.replaced_run import QUERIES_FILE
@@ -172,7 +173,8 @@ class RunSummary(Callback):
         if trainer.is_global_zero:
             write_queries(self.path.with_name(QUERIES_FILE), federation.evaluator.queries, trainer.current_epoch + 1)
         monitor = federation.settings.evaluation.monitor
-        if monitor in scores and (self.best is None or scores[monitor] > self.best["metrics"][monitor]):
+        best = self.best
+        if monitor in scores and (best is None or comparable(scores[monitor]) > comparable(best["metrics"][monitor])):
             self.best = self.final
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
