@@ -534,6 +534,15 @@ def processes_of(folder):
     return [pid for pid, line, _ in _processes() if str(folder) in line]
 
 
+def variable(pid, name):
+    """Return a variable of a process's environment; None: it has none of that name, or has just ended."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    return dict(entry.split("=", 1) for entry in variables if "=" in entry).get(name)
+
+
 def _processes():
     """Yield id, command line and session of every process that lives."""
     for entry in Path("/proc").glob("[0-9]*"):
@@ -671,6 +680,63 @@ class Slow(RoundCallback):
         """Wait."""
         if self._round >= self.start and self.client in (None, report.client):
             time.sleep(self.delay)
+
+
+def gate_of(folder):
+    """Return the folder beside a run's in which :class:`Gate` meets the test."""
+    return folder.with_name(f"{folder.name}-gate")
+
+
+class Gate(RoundCallback):
+    """Holds a run in a round until the test opens the gate, or until the run is asked to stop.
+
+    :func:`gate_of` has a file ``open`` when the gate is open, and a file for each rank that waits and has read that all
+    others have begun the round.
+    """
+
+    def __init__(self, round=2):
+        self.round = round
+        """from 1"""
+        self._round = 0
+
+    def setup(self, trainer, pl_module, stage):
+        """Remember which rank of which run this is."""
+        self._strategy, self._rank = trainer.strategy, trainer.global_rank
+        self._folder = gate_of(Path(trainer.default_root_dir))
+        self._folder.mkdir(exist_ok=True)
+
+    def on_round_start(self, round_, clients):
+        """Remember the round."""
+        self._round = round_ + 1
+
+    def on_client_batch(self, report):
+        """Wait."""
+        here = self._folder / str(self._rank)
+        while self._round == self.round and not (self._folder / "open").exists():
+            if self._strategy.stop_signal is not None:
+                break
+            self._strategy.poll()
+            if self._all_have_begun():
+                here.touch()
+            time.sleep(0.02)
+        here.unlink(missing_ok=True)
+
+    def _all_have_begun(self):
+        if self._strategy.world_size == 1:
+            return True
+        activities = self._strategy._channel._activities
+        others = [activities.get(rank, "") for rank in range(self._strategy.world_size) if rank != self._rank]
+        return all(f"round {self.round}, client " in activity for activity in others)
+
+
+def await_gate(folder, describe, ranks=2):
+    """Wait until all ranks of a run wait at its gate."""
+    await_true(lambda: all((gate_of(folder) / str(rank)).exists() for rank in range(ranks)), PATIENCE, describe)
+
+
+def open_gate(folder):
+    """Let a run that waits at its gate go on, and later runs of the folder, too."""
+    (gate_of(folder) / "open").touch()
 
 
 class Jitter(RoundCallback):

@@ -26,6 +26,8 @@ from pathlib import Path
 
 PACKAGES = ("libhwloc15", "liblua5.1-0", "libmunge2", "slurm-wlm-basic-plugins", "slurm-client", "slurmctld", "slurmd")
 COMMANDS = ("sbatch", "srun", "salloc", "scancel", "scontrol", "sinfo", "squeue")
+PATIENCE = 300.0
+"""seconds for whatever a busy machine delays"""
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
 # auth/none and cred/none: no munge; linuxproc: no cgroups; config_overrides: nodes claim more cores than there are
@@ -45,7 +47,7 @@ SchedulerParameters=sched_interval=1,batch_sched_delay=0
 SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
-KillWait=5
+KillWait=30
 PluginDir={plugins}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
@@ -162,7 +164,7 @@ class LocalSlurm:
             own |= processes_that_know(self.folder)
         (self.folder / "pids").unlink(missing_ok=True)
 
-    def run(self, *command: str, check: bool = True, timeout: float = 30) -> str:
+    def run(self, *command: str, check: bool = True, timeout: float = PATIENCE) -> str:
         """Run one of the cluster's commands, and return what it prints."""
         path = str(self.folder / "bin" / command[0])
         result = subprocess.run(
@@ -177,7 +179,7 @@ class LocalSlurm:
         lines = self.run("scontrol", "--oneliner", "show", "job", str(job)).splitlines()
         return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines if line.strip()]
 
-    def wait(self, job: str | int, timeout: float = 120) -> list[str]:
+    def wait(self, job: str | int, timeout: float = PATIENCE) -> list[str]:
         """Wait until a job, or every task of an array, has ended; return the states.
 
         ``sbatch --wait`` looks up to half a minute late.
@@ -237,7 +239,7 @@ class LocalSlurm:
         recorded = {int(pid) for pid in path.read_text().split()} if path.exists() else set()
         return recorded & processes_that_know(self.folder)
 
-    def _await_nodes(self, timeout: float = 30) -> None:
+    def _await_nodes(self, timeout: float = PATIENCE) -> None:
         deadline = time.monotonic() + timeout
         while True:
             states = self.run("sinfo", "--noheader", "--Node", "--format=%T", check=False).split()

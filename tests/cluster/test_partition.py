@@ -12,8 +12,9 @@ import pytest
 
 from failing import (
     CONFIG,
+    PATIENCE,
     assert_equal,
-    await_round,
+    await_gate,
     await_true,
     finish,
     fit,
@@ -21,16 +22,16 @@ from failing import (
     last,
     processes_of,
     read_result,
+    variable,
 )
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow, pytest.mark.cluster]
 TESTS = Path(__file__).parents[1]
-SILENCE = 5
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
 def ip(*args):
-    subprocess.run(["ip", *args], check=True, capture_output=True, text=True, timeout=30)
+    subprocess.run(["ip", *args], check=True, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def connect(spaces, cables):
@@ -59,15 +60,14 @@ def network():
         yield spaces, cables
     finally:
         for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True, timeout=PATIENCE)
 
 
 def start(folder, space, cable, rank):
     command = ["ip", "netns", "exec", space, sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
                "--nproc-per-node=1", f"--node-rank={rank}", f"--master-addr={ADDRESSES[0]}", "--master-port=29500",
                "-m", "fedsim", "fit", "--config", folder.with_suffix(".yaml"), "--run_dir", folder,
-               f"--trainer.strategy.silence_timeout=0:00:0{SILENCE}",
-               "--trainer.callbacks+=failing.Slow", "--trainer.callbacks.delay=0.3"]  # fmt: skip
+               "--trainer.strategy.silence_timeout=0:00:15", "--trainer.callbacks+=failing.Gate"]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not is_of_a_launcher(name)}
     environment |= {"PYTHONPATH": str(TESTS), "GLOO_SOCKET_IFNAME": cable, "OMP_NUM_THREADS": "1"}
     with folder.with_suffix(f".{rank}.log").open("wb") as log:
@@ -75,12 +75,7 @@ def start(folder, space, cable, rank):
 
 
 def ranks_of(folder):
-    def is_rank(pid):
-        with suppress(OSError):
-            return b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
-        return False
-
-    return [pid for pid in processes_of(folder) if is_rank(pid)]
+    return [pid for pid in processes_of(folder) if variable(pid, "RANK") is not None]
 
 
 def test_both_sides_of_a_broken_network_end_and_the_run_goes_on_from_the_last_round(network, tmp_path):
@@ -93,9 +88,9 @@ def test_both_sides_of_a_broken_network_end_and_the_run_goes_on_from_the_last_ro
         return [folder.with_suffix(f".{rank}.log").read_text() for rank in (0, 1)]
 
     try:
-        await_round(folder, 2, logs)
+        await_gate(folder, logs)
         ip("-n", network[0][0], "link", "set", network[1][0], "down")
-        await_true(lambda: not ranks_of(folder), SILENCE + 60, logs)
+        await_true(lambda: not ranks_of(folder), PATIENCE, logs)
         for rank in (0, 1):  # torchrun's own agents may wait for each other longer than that
             assert f"fedsim: error: rank {1 - rank} " in logs()[rank]
     finally:
