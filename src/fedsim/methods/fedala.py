@@ -19,7 +19,8 @@ Deviations and silences:
 - A layer is a module with parameters of its own: a linear neck has two, Linear and BatchNorm. The authors' code counts
   tensors. Private heads are the client's own, and not mixed.
 - Running statistics are the server's, and learning W does not move them. The code's stay with the client.
-- The sample is random, without augmentation; the code takes consecutive images from a random place.
+- The sample is random, without augmentation; the code takes consecutive images from a random place. In its training
+  it leaves out a client's last partial batch (``drop_partial``), and does not shuffle.
 - W settles if the last batch's loss has a deviation below ``threshold`` over ten epochs, as in the code. That waits
   for it without an end; here there are at most ``start_epochs``.
 - In the code all clients learn W in all rounds. Here those do that train; all others keep theirs for ``personalise``,

@@ -26,11 +26,13 @@ Deviations and silences:
   ``bn_stats: first`` does the same; fedsim's default is ``mean``.
 - The authors' code also sends ResNet-50's unused ImageNet classifier (8.2 MB per direction); here it does not exist.
 - Algorithm 3, line 8, prints m <- sum of 1 / m_k: weights that do not sum to 1. Here m = sum of m_k, as in the code.
-- The code computes m_k in training mode: an augmented batch, dropout, statistics of the batch. Dropout of one half
-  alone gives a distance of a half, so weights are nearly uniform: compare with ``weighting: uniform``. ``cdw_mode:
-  eval`` compares the models as they are scored, on plain images; then weights differ a lot. In the code the batch also
-  shifts the running statistics of the server's model; here it does not. If all m_k vanish, weights are uniform. The
-  batch has B images, or all if the client has fewer.
+- The code computes m_k on an augmented batch with dropout: w_k^{t+1} in training mode, and w^t, too, except in round 0
+  and in the round after each test (every 10 rounds), where w^t is in evaluation mode. ``cdw_mode: train`` has both in
+  training mode in every round; ``cdw_mode: eval`` compares the models as they are scored, on plain images. Dropout of
+  one half alone gives a distance of a half for untrained heads, and less the longer heads are trained and the fewer
+  people they have: compare with ``weighting: uniform``. The code computes m_k in every run, and its batch shifts the
+  running statistics of both models, which the server may keep; here it does not. If all m_k vanish, weights are
+  uniform. The batch has B images, or all if the client has fewer.
 - Algorithm 2 gives neither loss nor duration of line 12: mean squared error on the neck's features, one epoch, SGD with
   Nesterov momentum 0.9, weight decay 5e-4 and rate 5e-4, as in the code (the rate is in the paper). The student is in
   training mode. The paper distils in every round, the code in every 10th (``every: 10``).
@@ -38,10 +40,10 @@ Deviations and silences:
   (``target_norm: teacher``). Their loss is a mean of squares over D. Of two unit vectors this mean is 1 / D of their
   squared distance, which at D = 512 changes weights less than weight decay does: so ``both`` sums over D.
 - The code leaves the teachers in training mode (``teacher_mode: train``): dropout, and statistics of each batch. Here
-  they are in evaluation mode by default, so that l_k is the feature that an evaluation uses.
-- The code augments the public images as in training (pad, crop, flip), anew in each client and on the server. ``view:
-  seeded_train`` augments them equally for clients and server, so that targets are of the images on which the student
-  learns; the default is plain images.
+  they are in evaluation mode by default, so that l_k is the feature that an evaluation uses. Its teachers are all
+  clients, also those that do not take part; here they are C_t.
+- The code augments the public images as in training (pad, crop, flip), equally for clients and server: ``view:
+  seeded_train``. The default is plain images.
 - All clients get the public images once; the traffic of a round does not count them. CUHK02, the paper's public data
   set, contains the people of CUHK01, one of its clients: unlabelled, but not unseen.
 """
@@ -116,7 +118,7 @@ class FedPav(HoldsModels, Method):
     weighting: Literal["size", "uniform", "cdw"] = "size"
     """$n_k / n$ in Algorithm 1, line 9; ``uniform`` is $1 / K$; ``cdw`` is $m_k / m$ in Algorithm 3"""
     cdw_mode: Annotated[Literal["train", "eval"], Facts(needs="weighting == 'cdw'")] = "train"
-    """mode of the models whose logits ``cdw`` compares: as in the authors' code, or as in an evaluation"""
+    """mode of the models whose logits ``cdw`` compares: as in most rounds of the authors' code, or as in evaluations"""
     distillation: Distillation | None = None
     """knowledge distillation on the images of ``data.public`` (Algorithm 2); null: none"""
 

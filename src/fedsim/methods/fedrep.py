@@ -20,6 +20,8 @@ Deviations and silences:
 - The code trains 10 epochs of the head and one of the body on CIFAR. After its last round it trains the heads of all
   clients for 10 or more epochs, and scores these. Here evaluations score the heads of the clients' last rounds.
   Retrieval does not see heads.
+- In the code a client that joins after round 0 begins with the mean of the others' heads, and weight decay leaves out
+  biases. Here it begins with its own initial head, as in Algorithm 1, and the optimizer decays all parameters.
 - The code's mean is by numbers of samples on FEMNIST and Sent140: ``weighting: size``.
 - ``local_steps`` and the work of stragglers bound each epoch of the head. The log counts all epochs.
 - ``head_epochs: 0`` trains the body for heads that stay random, as FedBABU does.

@@ -16,9 +16,9 @@ Deviations and silences:
 - The paper's z is the output of all layers before the last: of a projection head (two layers, 256 outputs) between
   backbone and classifier. In re-ID the neck stands there, and ``layer: neck`` is this form. The default is the
   backbone's pooled feature, on which earlier versions had it; it moves the backbone less.
-- The references run in evaluation mode, as in the authors' code, and without gradients, which that code computes.
+- The references run in evaluation mode and without gradients, as in the authors' code.
 - In a client's first round there is no previous model, and the term is 0. Later the previous model is that of the
-  client's last round.
+  client's last round. In the code a client that joins after round 0 has its untrained model as the previous one.
 - With a module of the user, z is what its `embed` returns, in a pass of its own, which running statistics see, too.
 - The paper tunes mu in {0.1, 1, 5, 10} and takes tau = 0.5. Paper 000, which compares with "MOON+D", gives neither.
 """
