@@ -117,8 +117,10 @@ def merged(settings: Iterable[Given]) -> dict[str, Any]:
 def with_default_classes(words: Sequence[str], settings: Sequence[Given]) -> list[str]:
     """Name a setting's default class where options give arguments of it, and nothing names a class.
 
+    A run that goes on has classes in its own config.
+
     >>> words = ["--model.client.optimizer.lr=0.1"]
-    >>> with_default_classes(words, list(given(words)))[0][:60]
+    >>> with_default_classes(words, list(given(words)))[0].partition(",")[0]
     '--model.client.optimizer={"class_path": "torch.optim.sgd.SGD"'
 
     Args:
@@ -126,6 +128,8 @@ def with_default_classes(words: Sequence[str], settings: Sequence[Given]) -> lis
         settings: that they and their config files give.
     """
     named = {entry.setting for entry in settings}
+    if "ckpt_path" in named:
+        return list(words)
     owners = dict.fromkeys(entry.setting.rpartition(".")[0] for entry in settings if entry.is_option)
     defaults = {owner: setting_at(owner).default for owner in owners if owner and owner not in named}
     has_class = {owner: value for owner, value in defaults.items() if isinstance(value, dict) and "class_path" in value}
