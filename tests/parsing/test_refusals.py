@@ -277,6 +277,22 @@ def test_an_argument_of_a_default_class_needs_no_class(capsys, tiny, tmp_path):
     assert "model.client.optimizer: names no class that has lr; name it before" in line
 
 
+def test_the_class_of_a_section_in_a_file_is_not_replaced_by_the_default_one(capsys, tiny, tmp_path):
+    content = yaml.safe_load(tiny.read_text())
+    content["model"]["client"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05}}
+    configs = [tmp_path / "whole.yaml", tmp_path / "parts.yaml"]
+    configs[0].write_text(yaml.safe_dump(content))
+    section = tmp_path / "client.yaml"
+    section.write_text(yaml.safe_dump(content["model"]["client"]))
+    content["model"]["client"] = str(section)
+    configs[1].write_text(yaml.safe_dump(content))
+    printed = []
+    for config in configs:
+        assert main(["describe", "--config", str(config), "--model.client.optimizer.lr=0.2"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [("data: 5", "data: is a section"),
