@@ -70,6 +70,14 @@ class TableRow:
         return text if self.status == "ok" else f"{self.status}: {text}"
 
 
+class Footnotes(dict[str, int]):
+    """Text of a footnote -> its number."""
+
+    def mark(self, entry: TableRow | TestSet) -> str:
+        """Return the mark of the footnote with an entry's remark; empty without one."""
+        return f" [{self.setdefault(entry.remark, len(self) + 1)}]" if entry.remark else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """One table of a paper."""

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.papers.files import Paper, list_papers, read_paper
-from fedsim.papers.published import Table, TableRow, TestSet
+from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.bounds import one_match_bounds
 from fedsim.report.closest import Match, as_tested, closest_row, closest_table
 from fedsim.report.groups import RunGroup, splits, work
-from fedsim.report.layout import Block, table_in_parts, table_of_lines
+from fedsim.report.layout import Block, table_in_parts
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison, left_out_text
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import Run
@@ -201,8 +201,7 @@ class _Comparison:
     metric: str
     rules: Mapping[RunGroup, list[Rule]]
     """the rules of each group's columns"""
-    footnotes: dict[str, int] = field(default_factory=dict)
-    """text -> its number"""
+    footnotes: Footnotes = field(default_factory=Footnotes)
     matches: dict[RunGroup, Match | None] = field(init=False)
     """the row that each group is closest to"""
 
@@ -220,16 +219,16 @@ class _Comparison:
                 f"{self.table.name}: {', '.join(self.table.test_sets)}"
             )
         test_sets = self.paper.test_sets
-        names = [name + self._mark(test_sets[name]) for name in self.table.test_sets]
+        names = [name + self.footnotes.mark(test_sets[name]) for name in self.table.test_sets]
         if len(self.groups) <= _FEW:
             table = self._side_by_side(names)
         else:
-            table = table_of_lines(["method", "model", "scores", *names], self._one_below_another())
+            table = Block(["method", "model", "scores", *names], self._one_below_another(), num_left=3).text("table")
         return "\n".join([f"{title}; {self._unit}", "", table, "", *self._costs(), *self._legend()])
 
     def block(self) -> Block:
         """Return the paper's rows, each followed by the runs closest to it, and the notes."""
-        names = [name + self._mark(self.paper.test_sets[name]) for name in self.table.test_sets]
+        names = [name + self.footnotes.mark(self.paper.test_sets[name]) for name in self.table.test_sets]
         lines = self._one_below_another()
         origin = f"{self.paper.content['title']}; {self.paper.content['source']}"
         notes = [origin, self._unit, *_warnings(self.groups)]
@@ -302,13 +301,8 @@ class _Comparison:
         metric = self.paper.test_sets[name].metric
         return self._numbers if metric == "rank1" else [metric]
 
-    def _mark(self, entry: TableRow | TestSet) -> str:
-        """Return the mark of the footnote with an entry's remark; empty without one."""
-        number = self.footnotes.setdefault(entry.remark, len(self.footnotes) + 1) if entry.remark else 0
-        return f" [{number}]" if number else ""
-
     def _published(self, row: TableRow) -> _Line:
-        label = row.name + self._mark(row)
+        label = row.name + self.footnotes.mark(row)
         marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
         cells = []
         for name in self.table.test_sets:

@@ -45,10 +45,6 @@ def _is_evaluation(value: Any) -> bool:
     return isinstance(metrics, Mapping) and _is_whole(value.get("round")) and all(map(_is_score, metrics.values()))
 
 
-def _is_kind(value: Any) -> bool:
-    return value in KINDS if _is_text(value) else False
-
-
 def _are_changes(value: Any) -> bool:
     try:
         read_changes(value)
@@ -103,7 +99,7 @@ _FIELDS: dict[str, tuple[Test, str]] = {
     "rounds": (_is_whole, "a whole number"),
     "clients": (_are_names, "a list of names"),
     "unseen": (_are_names, "a list of names"),
-    "primary": (_is_kind, f"one of {', '.join(KINDS)}"),
+    "primary": (lambda value: value in KINDS, f"one of {', '.join(KINDS)}"),
     "final": (_is_evaluation, "a round with its metrics, or null"),
     "best": (_is_evaluation, "a round with its metrics, or null"),
 }

@@ -89,17 +89,12 @@ def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: 
     pairs = [("method", summary["method"], method), ("seed", summary["seed"], seed)]
     if isinstance(planned, int) and 0 <= planned < summary["rounds"]:
         pairs.append(("rounds", summary["rounds"], planned))
-    if _has_these_facts(summary):
+    if summary.get("identity", {}).get("table") == digest_of_table():  # of other facts, it has other settings
         fingerprint = fingerprint_after(fingerprint_from(settings), changes)
         pairs.append(("fingerprint", summary["fingerprint"], fingerprint))
     yield from (
         f"has the {name} {old} in summary.json and {new} in config.yaml" for name, old, new in pairs if old != new
     )
-
-
-def _has_these_facts(summary: Mapping[str, Any]) -> bool:
-    """Return whether a summary was written by the present facts: of others, a fingerprint has other settings."""
-    return bool(summary.get("identity", {}).get("table") == digest_of_table())
 
 
 def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[str]:

@@ -51,7 +51,9 @@ def draw_scores(groups: Sequence[RunGroup], names: Mapping[str, str], metric: st
     columns = series.bars(groups, list(names), metric, rule)
     titles = {"seen": "mean over clients' data sets", "unseen": "mean over unseen data sets"}
     means = {
-        title: lines for name, title in titles.items() if name in names and (lines := _curves(groups, name, metric))
+        title: lines
+        for name, title in titles.items()
+        if name in names and (lines := series.curves(groups, name, metric))
     }
     width = min(20.0, max(_WIDTH, 0.07 * len(columns) * len(names)))
     with new_figure(width, 4.8 if means else 2.8) as figure:
@@ -77,7 +79,7 @@ def draw_curves(groups: Sequence[RunGroup], names: Mapping[str, str], metric: st
     Raises:
         DataError: if no run has logged the score, or the image file cannot be written.
     """
-    pictures = {title: _curves(groups, name, metric) for name, title in names.items()}
+    pictures = {title: series.curves(groups, name, metric) for name, title in names.items()}
     if not any(pictures.values()):
         raise DataError(
             f"{groups[0].runs[0].folder}: the run has no {metric} over rounds; wait for its first evaluation"
@@ -133,17 +135,13 @@ def plot_curves(axes: Axes, groups: Sequence[RunGroup], name: str, metric: str) 
     Raises:
         DataError: if no run has logged the score.
     """
-    lines = _curves(groups, name, metric)
+    lines = series.curves(groups, name, metric)
     if not lines:
         raise DataError(f"{groups[0].runs[0].folder}: the run has no {metric} of {name} over rounds")
     _draw_lines(axes, lines)
     _name_axes(axes, name, "round", metric)
     if len(lines) > 1:
         axes.legend(frameon=False)
-
-
-def _curves(groups: Sequence[RunGroup], name: str, metric: str) -> list[Series]:
-    return series.curves(groups, name, metric)
 
 
 def _draw_pictures(lines_by_title: Mapping[str, list[Series]], unit: str, metric: str, path: Path, option: str) -> None:

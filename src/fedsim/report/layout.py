@@ -143,12 +143,6 @@ def _folded(column: tuple[str, Sequence[str]]) -> tuple[str, Sequence[str]]:
     return "\n".join("\n".join(textwrap.wrap(line, room)) for line in header.splitlines()), cells
 
 
-def table_of_lines(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Write a table of texts: each line has three words that describe it, then its numbers."""
-    alignment = ("left",) * 3 + ("right",) * (len(headers) - 3)
-    return tabulate(lines, headers=headers, disable_numparse=True, colalign=alignment)
-
-
 def _width(column: tuple[str, Sequence[str]]) -> int:
     header, cells = column
     return max(len(text) for text in (*header.splitlines(), *cells, ""))

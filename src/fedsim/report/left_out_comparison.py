@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import metric_name
 from fedsim.papers.contradictions import lines_of, wrong_mean
 from fedsim.papers.files import Paper
-from fedsim.papers.published import Table, TableRow, TestSet
+from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.choice import COLUMNS, Choice, choice_of, honest_rule, mean_of, refuse_oracle, rotations_of
 from fedsim.report.closest import Match, as_tested, closest_row, settings_of_row, wrong_sets
@@ -25,18 +24,8 @@ from fedsim.settings.configuration import Flat
 _LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
-class _Line(NamedTuple):
-    """The scores of one model by one choice: a line of the table."""
-
-    label: str
-    model: str
-    source: str
-    cells: list[str]
-    """per left-out data set, and the mean"""
-
-    @property
-    def texts(self) -> list[str]:
-        return [self.label, self.model, self.source, *self.cells]
+_Line = list[str]
+"""the scores of one model by one choice: method, model and choice, then a cell per left-out data set, and the mean"""
 
 
 def leaves_out(groups: Sequence[RunGroup], table: Table) -> bool:
@@ -96,8 +85,7 @@ class LeftOutComparison:
     """chooses the rounds of the runs"""
     is_whole: bool = False
     """whether all columns are shown, also those of which there is no run"""
-    footnotes: dict[str, int] = field(default_factory=dict)
-    """text -> its number"""
+    footnotes: Footnotes = field(default_factory=Footnotes)
     methods: list[Rotations] = field(init=False)
     labels: list[str] = field(init=False)
     """names of the methods"""
@@ -120,9 +108,9 @@ class LeftOutComparison:
     def block(self) -> Block:
         """Return the paper's rows, each followed by the runs closest to it, and the notes."""
         test_sets = self.paper.test_sets
-        names = [name + self._mark(test_sets[name]) for name in self.names]
+        names = [name + self.footnotes.mark(test_sets[name]) for name in self.names]
         mean = ["mean"] if len(self.names) > 1 else []
-        lines = [line.texts for line in self._lines()]
+        lines = list(self._lines())
         return Block(["method", "model", "scores", *names, *mean], lines, [*self._legend()], num_left=3)
 
     def _lines(self) -> Iterator[_Line]:
@@ -150,7 +138,7 @@ class LeftOutComparison:
         ]
         if len(self.names) > 1:
             texts.append(self._published_mean(row))
-        return _Line(row.name + self._mark(row), "client" if row.single else row.model, "published", texts)
+        return [row.name + self.footnotes.mark(row), "client" if row.single else row.model, "published", *texts]
 
     def _published_mean(self, row: TableRow) -> str:
         """Return the printed mean, with ! if its columns contradict it; else that of its columns, if all are shown."""
@@ -180,7 +168,7 @@ class LeftOutComparison:
         for column in COLUMNS:
             cells = [choices[name].cell(column) if name in choices else "-" for name in self.names]
             model = "client" if row is not None and row.single else kind
-            yield _Line(label, model, sources[column] + loud, [*cells, *self._mean(choices, column)])
+            yield [label, model, sources[column] + loud, *cells, *self._mean(choices, column)]
 
     def _mean(self, choices: dict[str, Choice], column: str) -> list[str]:
         if len(self.names) == 1:
@@ -202,11 +190,6 @@ class LeftOutComparison:
         left_out = run.setting("data.unseen")
         rows = (settings_of_row(self.paper.key, name) for name in self.paper.rows)
         return next((row for row in rows if row["data.unseen"].value == left_out), None)
-
-    def _mark(self, entry: TableRow | TestSet) -> str:
-        """Return the mark of the footnote with an entry's remark; empty without one."""
-        number = self.footnotes.setdefault(entry.remark, len(self.footnotes) + 1) if entry.remark else 0
-        return f" [{number}]" if number else ""
 
     def _legend(self) -> Iterator[str]:
         yield from (f"[{number}] {text}" for text, number in self.footnotes.items())
