@@ -80,14 +80,13 @@ from fedsim.methods.base import (
     WeightingChoice,
 )
 from fedsim.methods.restyling import (
-    EXPERT,
+    JUDGE,
     Restyles,
     StyleModel,
-    copied_judge,
-    fix_heads,
     head_of,
-    keep_style,
+    keep_models,
     lend_heads,
+    load_expert,
     load_style,
 )
 from fedsim.settings.facts import Facts
@@ -127,7 +126,7 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
 
     def train(self, client: Client) -> None:
         """Step the expert, and then f_G and the style model, on each batch; keep expert and style model."""
-        expert = self._load_expert(client) if self.lam_au else None
+        expert = load_expert(client, has_head=self.expert_head == "own") if self.lam_au else None
         style: StyleModel | None = None
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
@@ -140,18 +139,7 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
                     style = load_style(client, batch.images.shape[1:])
                     optimizer = client.loose_optimizer("style", style, self.style_lr)
                 client.step(self._joint_loss(client, expert, style, batch), loose=[optimizer])
-        if expert is not None:
-            client.keep(EXPERT, expert.whole)
-        if style is not None:
-            keep_style(client, style)
-
-    def _load_expert(self, client: Client) -> FlatModel:
-        """Return the client's expert, ready to train; at first it is the received model with the client's head."""
-        replica = client.model.replica(EXPERT)
-        replica.whole.copy_(client.kept.get(EXPERT, client.model.whole))
-        if self.expert_head == "shared":
-            fix_heads(replica)
-        return client.trainable_replica(EXPERT)
+        keep_models(client, expert, style)
 
     def _joint_loss(self, client: Client, expert: FlatModel | None, style: StyleModel, batch: Batch) -> Tensor:
         """Return L of Eq. (8), a scalar."""
@@ -166,7 +154,7 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
 
     def _authenticity(self, client: Client, expert: FlatModel, images: tuple[Tensor, Tensor]) -> Tensor:
         """Return L_au of images x and x', both [B, 3, H, W]: a scalar."""
-        judge, precision = copied_judge(client), client.session.precision
+        judge, precision = client.model.frozen_replica(JUDGE, client.model.whole), client.session.precision
         with judge.frozen(), expert.frozen():  # not no_grad: gradients pass through them to x'
             f_x, f_styled = (judge.forward(x, precision).features.neck for x in images)
             f_local = expert.forward(images[1], precision).features.neck

@@ -203,9 +203,7 @@ class FedReIDFineTune(HoldsModels, KeepsModels, Method):
         if _EXPERT not in client.kept:
             self._train_mapping(client)
             client.keep(_EXPERT, client.model.whole)
-        expert = client.model.replica(_EXPERT)
-        expert.whole.copy_(client.kept[_EXPERT])
-        expert.network.eval()
+        expert = client.model.frozen_replica(_EXPERT, client.kept[_EXPERT])
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch, views=2):
                 with torch.no_grad():

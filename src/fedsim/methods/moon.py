@@ -67,9 +67,7 @@ class MOON(PartSharing, WeightingChoice, HoldsModels, KeepsModels, Method):
         """Load both references, and train."""
         if "previous" in client.kept:
             for role, weights in (("global", client.model.whole), ("previous", client.kept["previous"])):
-                replica = client.model.replica(role)
-                replica.whole.copy_(weights)
-                replica.network.eval()
+                client.model.frozen_replica(role, weights)
         super().train(client)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:

@@ -18,9 +18,7 @@ _BATCH = 32
 
 def remember_received(client: Client) -> None:
     """Copy the client's model, before its first step, into a second one in evaluation mode."""
-    received = client.model.replica(RECEIVED)
-    received.whole.copy_(client.model.whole)
-    received.network.eval()
+    client.model.frozen_replica(RECEIVED, client.model.whole)
 
 
 @torch.no_grad()

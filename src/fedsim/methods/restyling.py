@@ -82,10 +82,13 @@ def load_style(client: Client, shape: torch.Size) -> StyleModel:
     return StyleModel(mean, 1 + std)  # Paper silent; the authors' code
 
 
-def keep_style(client: Client, style: StyleModel) -> None:
-    """Keep the style model for the next round."""
-    client.keep(_MEAN, style.mean)
-    client.keep(_STD, style.std)
+def keep_models(client: Client, expert: FlatModel | None, style: StyleModel | None) -> None:
+    """Keep the models that there are for the next round."""
+    if expert is not None:
+        client.keep(EXPERT, expert.whole)
+    if style is not None:
+        client.keep(_MEAN, style.mean)
+        client.keep(_STD, style.std)
 
 
 def head_of(model: FlatModel, moves: bool) -> Head:
@@ -94,10 +97,16 @@ def head_of(model: FlatModel, moves: bool) -> Head:
     return Head(weight, bias) if moves else Head(weight.detach(), bias.detach())
 
 
-def fix_heads(model: FlatModel) -> None:
-    """Let no loss move the heads of an expert that has none of its own; before its optimizer is made."""
-    for parameter in model.head_parameters:
+def load_expert(client: Client, has_head: bool) -> FlatModel:
+    """Return the client's expert, ready to train; at first it is the received model with the client's head.
+
+    ``has_head``: whether it keeps heads of its own; else no loss moves them, and :func:`lend_heads` renews them.
+    """
+    expert = client.model.replica(EXPERT)
+    expert.whole.copy_(client.kept.get(EXPERT, client.model.whole))
+    for parameter in () if has_head else expert.head_parameters:  # before its optimizer is made
         parameter.requires_grad_(False)
+    return client.trainable_replica(EXPERT)
 
 
 def lend_heads(client: Client, expert: FlatModel) -> None:
@@ -105,11 +114,3 @@ def lend_heads(client: Client, expert: FlatModel) -> None:
     with torch.no_grad():
         for of_expert, of_client in zip(expert.head_parameters, client.model.head_parameters, strict=True):
             of_expert.copy_(of_client)
-
-
-def copied_judge(client: Client) -> FlatModel:
-    """Return a copy of the client's model as it is now, in evaluation mode."""
-    judge = client.model.replica(JUDGE)
-    judge.whole.copy_(client.model.whole)
-    judge.network.eval()
-    return judge

@@ -71,14 +71,13 @@ from fedsim.methods.base import (
     WeightingChoice,
 )
 from fedsim.methods.restyling import (
-    EXPERT,
+    JUDGE,
     Restyles,
     StyleModel,
-    copied_judge,
-    fix_heads,
     head_of,
-    keep_style,
+    keep_models,
     lend_heads,
+    load_expert,
     load_style,
 )
 from fedsim.settings.facts import Facts
@@ -149,7 +148,7 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     def train(self, client: Client) -> None:
         """Step the expert, and then f_G and the style model, on each batch; keep memory, expert and style model."""
         memory = self._open_memory(client)
-        expert = _load_expert(client) if self.lam_au else None
+        expert = load_expert(client, has_head=False) if self.lam_au else None
         style: StyleModel | None = None
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
@@ -161,10 +160,7 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
                 loss, memory = self._joint_loss(client, (expert, style), memory, batch)
                 client.step(loss, loose=loose)
         client.keep(_CANDIDATE, memory)
-        if expert is not None:
-            client.keep(EXPERT, expert.whole)
-        if style is not None:
-            keep_style(client, style)
+        keep_models(client, expert, style)
 
     def _is_styled(self, client: Client) -> bool:
         return client.round >= self.first_styled_round
@@ -261,17 +257,9 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         return mean_entropy(logits) if self.entropies == "batch" else mean_entropy(logits[:1]) / logits.shape[1]
 
 
-def _load_expert(client: Client) -> FlatModel:
-    """Return f_L, ready to train but for its head; at first it is the received model."""
-    replica = client.model.replica(EXPERT)
-    replica.whole.copy_(client.kept.get(EXPERT, client.model.whole))
-    fix_heads(replica)
-    return client.trainable_replica(EXPERT)
-
-
 def _judge(client: Client, images: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the features [B, D] of images x and x', both [B, 3, H, W], by a copy of f_G that is fixed."""
-    judge = copied_judge(client)
+    judge = client.model.frozen_replica(JUDGE, client.model.whole)
     with judge.frozen():  # not no_grad: gradients pass through it to x'
         f_x, f_styled = (judge.forward(x, client.session.precision).features.neck for x in images)
     return f_x, f_styled

@@ -224,6 +224,13 @@ class FlatModel:
         self._replicas[role].seat(self.num_classes)
         return self._replicas[role]
 
+    def frozen_replica(self, role: str, weights: Tensor) -> FlatModel:
+        """Return the :meth:`replica` of a role with ``weights`` [num_model + head], in evaluation mode."""
+        replica = self.replica(role)
+        replica.whole.copy_(weights)
+        replica.network.eval()
+        return replica
+
     def _twin(self) -> FlatModel:
         """Return a model with a buffer of its own."""
         return FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
