@@ -8,13 +8,11 @@ Lightning saves the random states of all GPUs, also for a run on the CPU. Both f
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cache, wraps
 
 import torch
 from lightning.pytorch.trainer import trainer
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
 from torch.optim import Optimizer
 
 _CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
@@ -27,24 +25,16 @@ def leave_cuda_alone() -> None:
     for name in _CHECKS:
         if hasattr(Optimizer, name):
             setattr(Optimizer, name, _on_gpus_only(getattr(Optimizer, name)))
-    vars(trainer)["isolate_rng"] = _isolate_rng
+    vars(trainer)["isolate_rng"] = lambda: isolate_rng(include_cuda=torch.cuda.is_initialized())
 
 
 def _on_gpus_only(check: Callable[[Optimizer], None]) -> Callable[[Optimizer], None]:
     @wraps(check)
     def checked(optimizer: Optimizer) -> None:
-        if any(_is_on_gpu(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+        if any(p.device.type != "cpu" for group in optimizer.param_groups for p in group["params"]):
             return check(optimizer)
         for group in optimizer.param_groups:  # torch refuses capturable steps of the CPU, which have no meaning there
             group["capturable"] = False
         return None
 
     return checked
-
-
-def _is_on_gpu(parameter: Tensor) -> bool:
-    return parameter.device.type != "cpu"
-
-
-def _isolate_rng() -> AbstractContextManager[None]:
-    return isolate_rng(include_cuda=torch.cuda.is_initialized())

@@ -160,14 +160,11 @@ def _check_name(timm: Any, name: str, public: str | None) -> None:
     """Raise ConfigError, with names that exist, if timm has no such network or weights."""
     if not timm.is_model(name):
         close: Sequence[str] = get_close_matches(name, timm.list_models(), n=3)
-        raise ConfigError(f"backbone.name: timm has no {name}; {_or(close) or 'timm.list_models() lists the names'}")
+        remedy = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() lists the names"
+        raise ConfigError(f"backbone.name: timm has no {name}; {remedy}")
     choices = [full_name.partition(".")[2] for full_name in timm.list_pretrained(f"{name}.*")]
     if public is not None and public not in choices:
         raise ConfigError(
             f"backbone.weights: timm has no weights {public} of {name}; "
             f"choose {', '.join([*choices, 'a file'])}, or null"
         )
-
-
-def _or(names: Sequence[str]) -> str:
-    return f"did you mean {' or '.join(names)}?" if names else ""

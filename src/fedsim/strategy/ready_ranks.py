@@ -92,7 +92,8 @@ class _RankWatch(threading.Thread):
         """Return the ranks that have failed, the first one first; of those found at once, the killed ones."""
         with self._lock:
             codes = {rank: process.poll() for rank, process in self.processes.items() if rank not in self._failed}
-            self._failed |= {rank: code for rank, code in sorted(codes.items(), key=_killed_first) if code}
+            killed_first = sorted(codes.items(), key=lambda rank_and_code: (rank_and_code[1] or 0) >= 0)
+            self._failed |= {rank: code for rank, code in killed_first if code}
             self._is_over = bool(self._failed) or None not in codes.values()
             return [*self._failed]
 
@@ -107,10 +108,6 @@ class _RankWatch(threading.Thread):
             with suppress(OSError):
                 process.send_signal(signal.SIGKILL)
         end_process(f"rank {failed[0]} {_ending(self._failed[failed[0]])}; its own message, if any, is above")
-
-
-def _killed_first(rank_and_code: tuple[int, int | None]) -> bool:
-    return (rank_and_code[1] or 0) >= 0
 
 
 def _ending(code: int) -> str:

@@ -242,7 +242,8 @@ def _initial_state(watch: Watch, plain: Callable[..., Any], model: FlatModel) ->
         state = plain(model)
         watch.expect(isinstance(state, InitialState), f"returns {_named(state)}, not an InitialState")
         watch.expect(torch.equal(before, model.flat.buffer), "changes the model, which is only there to be read")
-        _expect_tensors(watch, {**state.client, **state.server})
+        for name, tensor in {**state.client, **state.server}.items():
+            watch.expect(isinstance(tensor, Tensor), f"returns {name} as {_named(tensor)}, not a tensor")
     return state
 
 
@@ -385,11 +386,6 @@ def _personalise(watch: Watch, plain: Callable[..., Any], client: Client) -> Non
     if not watch.method.has_own_models:
         is_equal = torch.equal(client.model.shared, client.received.vector)
         watch.expect(is_equal, "loads another model than the global one; let has_own_models return True")
-
-
-def _expect_tensors(watch: Watch, tensors: Mapping[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        watch.expect(isinstance(tensor, Tensor), f"returns {name} as {_named(tensor)}, not a tensor")
 
 
 def _shapes(server: Server) -> dict[str, str]:

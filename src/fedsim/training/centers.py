@@ -43,7 +43,8 @@ def score_with_centers(
     centers = centers_of(client, features)
     scored = supervised_loss(client.objective, output, batch, centers)
     if counts:
-        move_centers(centers, features, batch.labels, settings.rate)
+        # in place, as graphs hold its address
+        centers.copy_(moved_centers(centers, features, batch.labels, settings.rate))
     return scored
 
 
@@ -52,8 +53,3 @@ def centers_of(client: KeepsCenters, features: Tensor) -> Tensor:
     if CENTERS not in client.kept:
         client.keep(CENTERS, features.new_zeros((client.num_classes, features.shape[1]), dtype=torch.float32))
     return client.kept[CENTERS]
-
-
-def move_centers(centers: Tensor, features: Tensor, labels: Tensor, rate: float) -> None:
-    """Move centers [Z, D] in place, towards features [B, D] with labels [B]; see ``moved_centers``."""
-    centers.copy_(moved_centers(centers, features, labels, rate))  # in place, as graphs hold its address

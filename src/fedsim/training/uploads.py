@@ -13,10 +13,6 @@ _LANES = 16
 """Partial sums over chunks, each of which one rank has: so the order of a sum does not depend on their number."""
 
 
-def _unchanged(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 class Uploads:
     """The vectors of a given length that the clients of one architecture have sent, one row for each client.
 
@@ -29,7 +25,7 @@ class Uploads:
 
     def __init__(
         self, clients: Sequence[str], length: int, chunk: Callable[[slice], Tensor], *, rank: int = 0,
-        num_ranks: int = 1, sum_: Callable[[Tensor], Tensor] = _unchanged, device: str | torch.device = "cpu",
+        num_ranks: int = 1, sum_: Callable[[Tensor], Tensor] = lambda x: x, device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
         self.clients = tuple(clients)
         self.length = length

@@ -48,7 +48,9 @@ class CopiedParameters(FlatParameters):
 
         ``tail``: places, in the reserve, of tensors that no entry has, by name.
         """
-        self._tail, self._written = {name: _shifted(span, self.num_model) for name, span in tail.items()}, None
+        first = self.num_model
+        self._tail = {name: slice(first + span.start, first + span.stop) for name, span in tail.items()}
+        self._written = None
 
     def check(self) -> None:
         """Do nothing: no tensor is a view."""
@@ -93,10 +95,6 @@ class CopiedParameters(FlatParameters):
                 raise ConfigError(f"model.module: {name} was removed, or changed its shape; keep it")
             pairs.append((tensors[name].data, view.view(tensors[name].shape)))
         return pairs
-
-
-def _shifted(span: slice, places: int) -> slice:
-    return slice(span.start + places, span.stop + places)
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
