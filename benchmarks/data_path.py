@@ -38,8 +38,8 @@ from fedsim.data.augmentation import Augmentation
 from fedsim.data.decoded import Wanted
 from fedsim.data.decoding import read_all
 from fedsim.data.images import ImageFiles, Index, Size, Split
-from fedsim.data.one_image import read_obvious
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
+from fedsim.data.reading import read_rgb
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 
@@ -151,7 +151,7 @@ class Obvious(ImageFiles):
         """Read one file after another."""
         pixels = np.empty((len(self), 3, *size), dtype=np.uint8)
         for row, path in zip(pixels, self.paths, strict=True):
-            row[...] = read_obvious(path, size)
+            row[...] = np.asarray(read_rgb(path).resize(size[::-1], Image.Resampling.BICUBIC)).transpose(2, 0, 1)
         return torch.from_numpy(pixels)
 
 

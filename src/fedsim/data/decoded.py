@@ -213,13 +213,8 @@ def _continue(partial: Path, progress: Path, wanted: Wanted) -> tuple[Mapped, li
         pixels = np.lib.format.open_memmap(partial, mode="r+")
         if pixels.shape != shape or pixels.dtype != np.uint8:
             raise ValueError("an array of other images")
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # no partial file, or one that cannot be continued
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        # no partial file, or one that cannot be continued
         progress.unlink(missing_ok=True)
         return _allocate(partial, shape), [], {}
     good = next((i for i, checksum in enumerate(sums) if _checksum(pixels, i) != checksum), len(sums))

@@ -231,6 +231,11 @@ class Split:
         return Split(self.images.take(index), self.pids[index], self.camids[index])
 
     @property
+    def files(self) -> list[Path]:
+        """The files of the images that have one, in their order."""
+        return [path for path in self.images.locations() if path is not None]
+
+    @property
     def identities(self) -> Index:
         """The identities, sorted."""
         return np.unique(self.pids)

@@ -113,7 +113,7 @@ def _as_csv(rows: Sequence[ManifestRow], shown: Sequence[Path]) -> bytes:
 
 
 def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Iterator[ManifestRow]:
-    paths = [Path(os.path.abspath(path)) for path in split.images.locations() if path is not None]
+    paths = [Path(os.path.abspath(path)) for path in split.files]
     if len(paths) < len(split):
         raise ConfigError(
             f"data.source: the images of {client or data_sets[0]} are no files ({type(split.images).__name__}), and a "

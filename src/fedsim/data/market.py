@@ -127,7 +127,7 @@ def _folders_in(folder: Path) -> list[Path]:
 
 def left_out_of(folder: Path, domain: Domain) -> list[LeftOut]:
     """Return the files in the parts of a data set that are not read, and images that are in none of its parts."""
-    read = {str(path) for split in domain.parts for path in split.images.locations() if path is not None}
+    read = {str(path) for split in domain.parts for path in split.files}
     items = [item for part in PARTS if (folder / part).is_dir() for item in left_out_in(folder / part, read)]
     if len(domain.query):  # else splits.json takes the place of the folder
         items = [_unmatched_query(item) if item.path.parent == folder / QUERY else item for item in items]

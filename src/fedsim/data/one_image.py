@@ -1,6 +1,6 @@
-"""One image file as pixels of one size, in two ways with the same bits: the obvious one, and the fast one of a run.
+"""One image file as pixels of one size, with the bits of Pillow's own reading and resizing.
 
-Only one thread of a process can run Python at a time. So the fast way spends less time in Python: a plain JPEG is read
+Only one thread of a process can run Python at a time. So this way spends less time in Python: a plain JPEG is read
 without Pillow's reader of headers, and the colours leave Pillow one by one, as they lie in the result.
 """
 
@@ -18,18 +18,12 @@ from fedsim.data.reading import read_rgb
 Pixels = NDArray[np.uint8]
 
 
-def read_obvious(path: Path, size: tuple[int, int]) -> Pixels:
-    """Return a file as uint8 [3, H, W], RGB, resized with antialiasing (bicubic) to ``size`` (H, W).
+def read_into(pixels: Pixels, path: Path) -> None:
+    """Write a file into ``pixels`` uint8 [3, H, W], RGB, resized with antialiasing (bicubic).
 
     Raises:
         DataError: naming the file, if it cannot be read.
     """
-    image = read_rgb(path).resize((size[1], size[0]), Image.Resampling.BICUBIC)
-    return np.asarray(image).transpose(2, 0, 1)
-
-
-def read_into(pixels: Pixels, path: Path) -> None:
-    """Write what :func:`read_obvious` returns into ``pixels`` uint8 [3, H, W]; errors are the same."""
     resize_into(pixels, read_plain_jpeg(path) or read_rgb(path))
 
 

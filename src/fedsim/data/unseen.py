@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.images import Domain, Split
+from fedsim.data.images import Domain
 
 _VERSIONS = (frozenset({"cuhk03", "cuhk03np"}),)
 """Names of data sets that are versions of one. Two of one name are refused anyway."""
@@ -28,23 +28,20 @@ def check_unseen(domains: Sequence[Domain], unseen: Collection[str], training: C
     sources = [domain for domain in domains if domain.name in training]
     place = _places()
     for target in (domain for domain in domains if domain.name in unseen):
-        files = {place(path) for split in target.parts for path in _paths(split)}
+        files = {place(path) for split in target.parts for path in split.files}
         for source in sources:
             if any({target.name, source.name} <= versions for versions in _VERSIONS):
                 raise ConfigError(
                     f"data.unseen: {target.name} is among the sources: {source.name} shows the same people; take "
                     f"{source.name} out of data.source"
                 )
-            shared = (path for path in _paths(source.train) if place(path) in files)
+            trained = source.train.files if source.train is not None else ()
+            shared = (path for path in trained if place(path) in files)
             if (image := next(shared, None)) is not None:
                 raise ConfigError(
                     f"data.unseen: {target.name} is among the sources: {source.name} trains on its image {image}; take "
                     f"{source.name} out of data.source"
                 )
-
-
-def _paths(split: Split | None) -> list[Path]:
-    return [] if split is None else [path for path in split.images.locations() if path is not None]
 
 
 def _places() -> Callable[[Path], tuple[str, str]]:

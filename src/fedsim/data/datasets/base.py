@@ -85,4 +85,4 @@ class DataSet(ReIDSource):
 
 def files_of(domain: Domain) -> list[Path]:
     """Return the image files of a data set."""
-    return [path for split in domain.parts for path in split.images.locations() if path is not None]
+    return [path for split in domain.parts for path in split.files]

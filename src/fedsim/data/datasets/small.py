@@ -254,7 +254,7 @@ class ThreeDPeS(SmallDataSet):
 
     def _images(self, folder: Path) -> Split:
         images = read_folder(folder / self.part, self.pattern, self.example)
-        views = np.array([number_of(path.name.split("_")[1], path) for path in images.images.locations() if path])
+        views = np.array([number_of(path.name.split("_")[1], path) for path in images.files])
         cameras = np.empty_like(images.pids)
         for pid in images.identities:
             is_person = images.pids == pid
