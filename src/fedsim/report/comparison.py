@@ -17,7 +17,7 @@ from fedsim.report.groups import RunGroup, splits, work
 from fedsim.report.layout import Block, table_in_parts
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison, left_out_text
 from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import Run
+from fedsim.report.runs import LABELS, Run
 
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
@@ -25,7 +25,7 @@ _FEW = 2
 """Up to this number of groups, their runs are columns next to those of a paper."""
 
 _CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
-_LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10", "top1": "top-1"}
+_LABELS = {**LABELS, "top1": "top-1"}
 
 
 def compare_with(

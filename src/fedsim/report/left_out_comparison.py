@@ -18,11 +18,8 @@ from fedsim.report.layout import Block
 from fedsim.report.leave_one_out import Rotations, by_method
 from fedsim.report.names import name_variants
 from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import Run
+from fedsim.report.runs import LABELS, Run
 from fedsim.settings.configuration import Flat
-
-_LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
-
 
 _Line = list[str]
 """the scores of one model by one choice: method, model and choice, then a cell per left-out data set, and the mean"""
@@ -64,7 +61,7 @@ def left_out_text(comparison: LeftOutComparison, is_whole: bool) -> str:
     """Return the table and its notes as text; ``is_whole``: with all columns, also those of which there is no run."""
     comparison = replace(comparison, is_whole=is_whole)
     table = comparison.table
-    numbers = " / ".join(_LABELS.get(metric, metric) for metric in comparison.shown)
+    numbers = " / ".join(LABELS.get(metric, metric) for metric in comparison.shown)
     return f"{table.name}: {table.title}; {numbers} in percent\n\n{comparison.block().text('table')}"
 
 

@@ -22,7 +22,9 @@ from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import Flat, flat
 
 METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
-__all__ = ["KINDS", "METRICS", "Run", "metrics_files", "read_json", "read_run"]
+LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
+"""metric -> its name in tables and pictures, if that is another"""
+__all__ = ["KINDS", "LABELS", "METRICS", "Run", "metrics_files", "read_json", "read_run"]
 
 
 @dataclass(frozen=True, eq=False)

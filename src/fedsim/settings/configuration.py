@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -389,6 +390,15 @@ def line_of_idle(config: Mapping[str, Any]) -> str:
     entries = flat(config)
     texts = [f"{option} {text_of(entries[option].value)}" for option in idle_settings(entries)]
     return f"without effect beside the other settings: {', '.join(texts)}" if texts else ""
+
+
+def without_folders(value: Any) -> Any:
+    """Return settings without private paths: an absolute path is shortened to its last part."""
+    if isinstance(value, Mapping):
+        return {name: without_folders(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def digest(content: Any) -> str:

@@ -32,6 +32,7 @@ from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import RoundCallback, strategy_of, was_stopped
 from fedsim.federation.federation import Federation
+from fedsim.settings.configuration import without_folders
 from fedsim.settings.table import setting_at
 
 log = logging.getLogger(__name__)
@@ -183,7 +184,9 @@ def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
     >>> public_config({"run_dir": "/home/a/runs/b", "data": {"root": "/home/a/reid", "size": [64, 32]}})
     {'data': {'root': 'reid', 'size': [64, 32]}}
     """
-    kept = {name: _shorten(value) for name, value in config.items() if setting_at(name).facts.effect != "nothing"}
+    kept = {
+        name: without_folders(value) for name, value in config.items() if setting_at(name).facts.effect != "nothing"
+    }
     if isinstance(trainer := kept.get("trainer"), dict):
         kept["trainer"] = {k: v for k, v in trainer.items() if k not in ("logger", "default_root_dir")}
     return kept
@@ -222,14 +225,6 @@ def _git(*args: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _shorten(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _shorten(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_shorten(inner) for inner in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _runs(trainer: Trainer) -> list[Any]:

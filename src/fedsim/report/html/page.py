@@ -6,10 +6,9 @@ import base64
 import io
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -26,6 +25,7 @@ from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS
 from fedsim.report.scores import MEANING, all_sets, describe, score_block, shown_metrics, titles_of
 from fedsim.report.significance import differences_table, intervals_table
+from fedsim.settings.configuration import without_folders
 
 jinja2, offline, plots = (
     load_extra(module, "--html", "report") for module in ("jinja2", "plotly.offline", "fedsim.report.html.plots")
@@ -75,7 +75,9 @@ def write_page(
         "sheet_command": "" if sheets else _sheet_command(groups),
         "pictures": list(_pictures(groups)),
         "differences": _differences(groups),
-        "settings": [(group.label, yaml.safe_dump(_public(group.runs[0].config), sort_keys=False)) for group in groups],
+        "settings": [
+            (group.label, yaml.safe_dump(without_folders(group.runs[0].config), sort_keys=False)) for group in groups
+        ],
         "versions": _versions(groups),
         "plotly": offline.get_plotlyjs(),
     }
@@ -189,12 +191,3 @@ def _embedded(file: Path) -> str:
     content = io.BytesIO()
     shown.save(content, "JPEG", quality=88)
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
-
-
-def _public(value: Any) -> Any:
-    """Return settings without private paths: an absolute path is shortened to its last part."""
-    if isinstance(value, Mapping):
-        return {name: _public(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_public(inner) for inner in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

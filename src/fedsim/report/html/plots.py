@@ -16,7 +16,7 @@ from fedsim.report import series
 from fedsim.report.groups import RunGroup
 from fedsim.report.participation import blocks_of, clients_of, participation_of, rungs_of
 from fedsim.report.rules import Rule
-from fedsim.report.runs import Run
+from fedsim.report.runs import LABELS, Run
 from fedsim.report.series import Series
 from fedsim.report.style import faded, style_of
 
@@ -24,7 +24,6 @@ _MEANS = ("seen", "unseen")
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
 """Overlay keeps the colour of a bar below its white hatches."""
 _DELIVERED = "Delivered models, or the global model (named in the legend) if only that has scores."
-_NAMES = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Plot:
 def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule) -> list[Plot]:
     """Return all pictures that the runs have numbers for; ``names``: test set -> its title."""
     means_first = sorted(names, key=lambda name: name not in _MEANS)
-    shown = _NAMES.get(metric, metric)
+    shown = LABELS.get(metric, metric)
     plots = [
         Plot(
             "curves", "Scores over rounds", f"{_DELIVERED} Bands are one standard deviation over seeds.",
@@ -109,7 +108,7 @@ def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Fig
 
 
 def _bars(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule) -> graph_objects.Figure:
-    figure = graph_objects.Figure(layout=_layout("", _NAMES.get(metric, metric)))
+    figure = graph_objects.Figure(layout=_layout("", LABELS.get(metric, metric)))
     for column in series.bars(groups, list(names), metric, rule):
         style = style_of(column.number)
         has_score = np.isfinite(column.mean)
