@@ -9,23 +9,11 @@ import torch
 from torch import Tensor
 
 
-def cosine_distance_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-    r"""``1 - cos(v, w)`` of two models with similar parameters (paper 002, Eqs. (10) and (13)), in [0, 2].
-
-    It is computed as $(|v - w|^2 - (|v| - |w|)^2) / (2 |v| |w|)$: in float32, 1 minus a cosine has no correct digit if
-    models differ by a hundredth. Dot products of single tensors are summed in float64. ``pairs`` are (tensor of v,
-    tensor of w) of equal shapes and any floating type. The distance is 0 if both models are zero, and 1 if one is.
-
-    >>> v, w = torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0])
-    >>> round(cosine_distance_of_parameters([(v, w)]), 12)
-    0.4
-    """
-    products = products_of_parameters(pairs)
-    return cosine_distance_of_products(products.flatten().tolist())  # the host waits for the device once
-
-
 def products_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the dot products of :func:`cosine_distance_of_parameters` [number of pairs, 3] float64, on the device."""
+    """Return dot products for :func:`cosine_distance_of_products` [number of pairs, 3] float64, on the device.
+
+    ``pairs`` are (tensor of v, tensor of w) of equal shapes and any floating type; each has (v - w)^2, v^2 and w^2.
+    """
     products = []
     for of_v, of_w in pairs:
         v, w = of_v.detach().double().flatten(), of_w.detach().double().flatten()
@@ -35,7 +23,11 @@ def products_of_parameters(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def cosine_distance_of_products(products: Sequence[float]) -> float:
-    """Return :func:`cosine_distance_of_parameters` from its dot products, one row after another.
+    r"""``1 - cos(v, w)`` of two models with similar parameters (paper 002, Eqs. (10) and (13)), in [0, 2].
+
+    It is computed as $(|v - w|^2 - (|v| - |w|)^2) / (2 |v| |w|)$: in float32, 1 minus a cosine has no correct digit if
+    models differ by a hundredth. ``products`` of single tensors, one row of :func:`products_of_parameters` after
+    another, are summed in float64. The distance is 0 if both models are zero, and 1 if one is.
 
     >>> cosine_distance_of_products([20.0, 1.0, 25.0])
     0.4

@@ -101,9 +101,8 @@ def spread(
     >>> [device.index for device in spread(gpus, 2, {})]
     [0, 1, 0, 1]
     """
-    if (
-        len(devices) == 1 and (launch := find_launch(environ)) is not None
-    ):  # the single GPU of a task; tasks may share it
+    if len(devices) == 1 and (launch := find_launch(environ)) is not None:
+        # the single GPU of a task; tasks may share it
         return [*devices] * launch.per_node
     return [*devices] * max(ranks_per_device, 1)
 

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import secrets
-import socket
 import sys
 import time
 import types
@@ -24,6 +23,7 @@ from typing import Any
 import cloudpickle
 import torch
 from lightning import Callback
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
@@ -124,7 +124,7 @@ class Fit:
         self.folder.mkdir(parents=True)
         method, sent = self._start_method()
         kind: Any = multiprocessing.get_context(method)
-        port = _free_port()
+        port = find_free_network_port()
         processes = [kind.Process(target=_fit, args=(sent, rank, port)) for rank in range(self.ranks)]
         # a fork of this process goes on with its main module; a clean process has none
         with _without_main() if method == "forkserver" else nullcontext():
@@ -182,13 +182,6 @@ def _await(processes: Sequence[Any]) -> None:
         if (left := deadline - time.monotonic()) <= 0:
             return
         connection.wait([process.sentinel for process in running], left)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _still(training: LocalTraining) -> LocalTraining:

@@ -259,16 +259,15 @@ def _server_tensors(watch: Watch, plain: Callable[..., Any], server: Server, arc
     return tensors
 
 
-def _download(watch: Watch, plain: Callable[..., Any], client: Client) -> None:
-    watch.prepare(client)
-    with watch.during("download", owner=client, may_draw=not watch.own_streams):
-        plain(client)
+def _acting(hook: str) -> Callable[..., None]:
+    """Return the wrapper of a client's hook that returns nothing."""
 
+    def act(watch: Watch, plain: Callable[..., Any], client: Client, *args: Any) -> None:
+        watch.prepare(client)
+        with watch.during(hook, owner=client, may_draw=not watch.own_streams):
+            plain(client, *args)
 
-def _train(watch: Watch, plain: Callable[..., Any], client: Client) -> None:
-    watch.prepare(client)
-    with watch.during("train", owner=client, may_draw=not watch.own_streams):
-        plain(client)
+    return act
 
 
 def _loss(watch: Watch, plain: Callable[..., Any], client: Client, batch: Any) -> Any:
@@ -282,12 +281,6 @@ def _loss(watch: Watch, plain: Callable[..., Any], client: Client, batch: Any) -
             watch.expect(loss.dtype is torch.float32, f"returns {loss.dtype}, not torch.float32")
             watch.expect(bool(loss.isfinite()), "returns a loss that is not finite")
     return loss
-
-
-def _take_step(watch: Watch, plain: Callable[..., Any], client: Client, loss: Tensor) -> None:
-    watch.prepare(client)
-    with watch.during("take_step", owner=client, may_draw=not watch.own_streams):
-        plain(client, loss)
 
 
 def _upload(watch: Watch, plain: Callable[..., Any], client: Client) -> Any:
@@ -402,7 +395,8 @@ def _named(value: Any) -> str:
 
 
 _WRAPPERS: Mapping[str, Callable[..., Any]] = {
-    "payload": _payload, "initial_state": _initial_state, "server_tensors": _server_tensors, "download": _download,
-    "train": _train, "loss": _loss, "take_step": _take_step, "upload": _upload, "weights": _weights,
-    "aggregate": _aggregate, "server_step": _server_step, "personalise": _personalise,
+    **{hook: _acting(hook) for hook in ("download", "train", "take_step")},
+    "payload": _payload, "initial_state": _initial_state, "server_tensors": _server_tensors, "loss": _loss,
+    "upload": _upload, "weights": _weights, "aggregate": _aggregate, "server_step": _server_step,
+    "personalise": _personalise,
 }  # fmt: skip

@@ -100,7 +100,7 @@ class RandomFraction(Selection):
         """Return the round's sample."""
         generator, num_clients = numpy_generator(seed, round_, "selection"), len(clients)
         count = self._count(num_clients)
-        if num_clients > _MANY:  # takes as long as the number of chosen ones, not of all; below, other bits would change
+        if num_clients > _MANY:  # takes as long as the number of chosen ones, not of all; else other bits would change
             chosen = generator.choice(num_clients, count, replace=False, shuffle=False)
         else:
             chosen = generator.permutation(num_clients)[:count]
