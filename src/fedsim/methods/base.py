@@ -304,6 +304,12 @@ class KeepsModels(ABC):
         """The tensors that clients keep."""
 
 
+def kept_vector(client: Client, name: str) -> Tensor:
+    """Return a vector [num_shared_parameters] that a client keeps, and that begins at 0."""
+    zeros = client.model.shared.new_zeros(client.model.flat.num_shared_parameters)
+    return client.kept.get(name, zeros)
+
+
 class TrainsTensors(ABC):
     """Base of methods whose clients train, and keep, tensors beside their models (:meth:`Client.loose_optimizer`).
 

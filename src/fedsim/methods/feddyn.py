@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedsim.core.checks import not_negative
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, InitialState, KeepsModels, KeptModels, Method, Weights
+from fedsim.methods.base import BodySharing, InitialState, KeepsModels, KeptModels, Method, Weights, kept_vector
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -73,13 +73,13 @@ class FedDyn(BodySharing, KeepsModels, Method):
         if self.alpha == 0:
             client.step(loss)
             return
-        moves = _own_moves(client)
+        moves = kept_vector(client, "moves")
         centre = client.received.vector[: len(moves)] - moves
         client.step(loss, lambda: client.optimizer.pull(centre, self.alpha))
 
     def upload(self, client: Client) -> Upload:
         """Renew g_k, and return the model."""
-        moves = _own_moves(client)
+        moves = kept_vector(client, "moves")
         client.keep("moves", moves + client.model.shared[: len(moves)] - client.received.vector[: len(moves)])
         return super().upload(client)
 
@@ -95,9 +95,3 @@ class FedDyn(BodySharing, KeepsModels, Method):
             moves = moves + share * (theta - server.before[arch][: len(moves)])
             server.keep(arch, "moves", moves)
             theta += moves
-
-
-def _own_moves(client: Client) -> Tensor:
-    """Return -g_k / alpha [num_shared_parameters], which begins at 0."""
-    zeros = torch.zeros(client.model.flat.num_shared_parameters, device=client.device)
-    return client.kept.get("moves", zeros)

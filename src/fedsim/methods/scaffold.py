@@ -42,6 +42,7 @@ from fedsim.methods.base import (
     Payload,
     Weighting,
     Weights,
+    kept_vector,
     weigh,
 )
 from fedsim.training.client import Client
@@ -81,13 +82,13 @@ class Scaffold(BodySharing, KeepsModels, Method):
 
     def take_step(self, client: Client, loss: Tensor) -> None:
         """Step, with c - c_i added to the gradient (Algorithm 1, line 10)."""
-        correction = client.received.extras["control"] - _own_control(client)
+        correction = client.received.extras["control"] - kept_vector(client, "control")
         client.step(loss, lambda: client.optimizer.add_to_gradients(correction))
 
     def upload(self, client: Client) -> Upload:
         """Renew c_i, and return the model and the change of c_i (lines 12-14)."""
         x = client.received.vector[: client.model.flat.num_shared_parameters]
-        old, c = _own_control(client), client.received.extras["control"]
+        old, c = kept_vector(client, "control"), client.received.extras["control"]
         new = old - c + client.optimizer.mean_gradient(x)
         client.keep("control", new)
         scale = client.data.num_images if self.weighting == "size" else 1
@@ -104,9 +105,3 @@ class Scaffold(BodySharing, KeepsModels, Method):
             if self.weighting == "size":
                 change = change * len(answers.reports) / sum(report.num_images for report in answers.reports.values())
             server.keep(arch, "control", server.kept[arch]["control"] + share * change)
-
-
-def _own_control(client: Client) -> Tensor:
-    """Return c_i [num_shared_parameters], which begins at 0."""
-    zeros = torch.zeros(client.model.flat.num_shared_parameters, device=client.device)
-    return client.kept.get("control", zeros)

@@ -42,6 +42,12 @@ class Batch(NamedTuple):
         """The largest number of images with one label, without a wait for the device; None: it is not known."""
         return None if self.on_host is None else int(self.on_host.bincount().max())
 
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return a batch of what ``change`` makes of each tensor, without the labels in the host's memory."""
+        views = tuple(change(view) for view in self.views)
+        targets, cameras = (None if tensor is None else change(tensor) for tensor in (self.targets, self.cameras))
+        return Batch(change(self.images), change(self.labels), views, targets, cameras, self.round)
+
 
 class ScoredBatch(NamedTuple):
     """The loss and the guesses of a batch of B images."""

@@ -131,7 +131,7 @@ class Replay:
 
     def _capture(self, key: object, batch: Batch, step: Callable[[Batch], None]) -> _CapturedStep | None:
         """Capture a step without taking it; None, and a warning, if that is not possible."""
-        session, static = self._session, _copied(batch)
+        session, static = self._session, batch.changed(Tensor.clone)  # tensors are often views of longer ones
         before = {optimizer: optimizer.num_steps for optimizer in session.optimizers.values()}
         metrics, report, captured, losses = session.metrics, session.report, _CapturedMetrics(), list[Tensor]()
         done = self._model.take_work()
@@ -176,13 +176,6 @@ def _tensors(batch: Batch) -> list[Tensor]:
 def _layout(batch: Batch) -> object:
     """Return the layout of a batch: only a batch of equal layout can be copied into the captured one."""
     return [(tensor.shape, tensor.stride()) for tensor in _tensors(batch)], len(batch.views)
-
-
-def _copied(batch: Batch) -> Batch:
-    """Return a copy of a batch, whose tensors are often views of longer ones."""
-    views = tuple(view.clone() for view in batch.views)
-    targets, cameras = (None if tensor is None else tensor.clone() for tensor in (batch.targets, batch.cameras))
-    return Batch(batch.images.clone(), batch.labels.clone(), views, targets, cameras=cameras, round=batch.round)
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,7 @@ class MicroBatches:
             for running in statistics:
                 running.restart()
             self._count_images(self.counts)
-            yield _part(batch, slices[index])
+            yield batch.changed(itemgetter(slices[index]))
             self.settle()
 
     def settle(self) -> None:
@@ -250,10 +251,3 @@ class _StatisticsSum:
         """Write the sum into the model."""
         for view, start, total in zip(self._views, self._start, self.totals, strict=True):
             view.copy_(start + total / GRID)
-
-
-def _part(batch: Batch, micro_batch: slice) -> Batch:
-    """Return some images of a batch."""
-    views = tuple(view[micro_batch] for view in batch.views)
-    targets, cameras = (None if tensor is None else tensor[micro_batch] for tensor in (batch.targets, batch.cameras))
-    return Batch(batch.images[micro_batch], batch.labels[micro_batch], views, targets, cameras, batch.round)
