@@ -130,7 +130,7 @@ MUTANTS = [
            "dtype=torch.bool)\n    positive = ", "triplets"),
     Mutant("functional/losses.py", "dtype=torch.long, device=features.device)", "dtype=torch.long)", "moon"),
     Mutant("functional/retrieval.py", "matches.shape[1] + 1, device=matches.device)", "matches.shape[1] + 1)", "prune"),
-    Mutant("methods/scaffold.py", "num_shared_parameters, device=client.device)", "num_shared_parameters)", "control"),
+    Mutant("methods/base.py", "num_shared_parameters, device=client.device)", "num_shared_parameters)", "control"),
     Mutant("methods/pruned.py", "dtype=torch.bool, device=model.device)", "dtype=torch.bool)", "new mask"),
     Mutant("methods/fedpav.py", "teacher.network.num_features, device=client.device)",
            "teacher.network.num_features)", "distil"),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from fedsim.functional.weighting import size_weights, uniform_weights
@@ -306,7 +307,7 @@ class KeepsModels(ABC):
 
 def kept_vector(client: Client, name: str) -> Tensor:
     """Return a vector [num_shared_parameters] that a client keeps, and that begins at 0."""
-    zeros = client.model.shared.new_zeros(client.model.flat.num_shared_parameters)
+    zeros = torch.zeros(client.model.flat.num_shared_parameters, device=client.device)
     return client.kept.get(name, zeros)
 
 
