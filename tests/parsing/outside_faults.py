@@ -23,9 +23,10 @@ VARIABLES = {
 _TENFOLD = "\n".join(f"{y}: &{y} [{','.join([f'*{x}'] * 9)}]" for x, y in itertools.pairwise("abcdefghi"))
 YAML = (
     "a: &a [*a]", "a: &a {b: {c: *a}}", "[" * 60 + "]" * 60, "- " * 100 + "1", "[" * 5000,
+    "a: " + "7" * 400, "[-" + "1_" * 2500 + "0]",
     '{"a": ' * 70 + "1" + "}" * 70, f"a: &a [1,2,3,4,5,6,7,8,9]\n{_TENFOLD}",
 )  # fmt: skip
-"""texts that expand without end, or are too deep"""
+"""texts that expand without end, are too deep, or have a number beyond all others"""
 WRONG = (None, True, -1, 0.5, float("nan"), float("inf"), "x", [], {}, [[1]], {"x": 1}, 10**400)
 """plain values, of which each field has at most some kinds"""
 COMMANDS = (

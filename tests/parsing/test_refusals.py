@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
+import yaml
 from lightning import Trainer
 from lightning_utilities.core import imports
 
@@ -259,6 +260,37 @@ def test_a_section_may_be_a_file_of_its_own(capsys, tiny, tmp_path):
     config.write_text(f"trainer: {section}")
     assert main(["describe", "--config", str(tiny), "--config", str(config)]) == 0
     assert "bytes of 7 rounds" in capsys.readouterr().out
+
+
+def test_an_argument_of_a_default_class_needs_no_class(capsys, tiny, tmp_path):
+    config = tmp_path / "plain.yaml"
+    content = yaml.safe_load(tiny.read_text())
+    del content["model"]["client"]["optimizer"]
+    config.write_text(yaml.safe_dump(content))
+    printed = []
+    for options in ([], ["--model.client.optimizer.lr=0.005"], ["--model.client.optimizer.lr=0.2"]):
+        assert main(["describe", "--config", str(config), *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != printed[2]
+    late = ["--model.client.optimizer.lr=0.2", "--model.client.optimizer=Adam"]
+    line = refuse(capsys, "describe", "--config", config, *late)
+    assert "model.client.optimizer: names no class that has lr; name it before" in line
+
+
+def test_the_class_of_a_section_in_a_file_is_not_replaced_by_the_default_one(capsys, tiny, tmp_path):
+    content = yaml.safe_load(tiny.read_text())
+    content["model"]["client"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05}}
+    configs = [tmp_path / "whole.yaml", tmp_path / "parts.yaml"]
+    configs[0].write_text(yaml.safe_dump(content))
+    section = tmp_path / "client.yaml"
+    section.write_text(yaml.safe_dump(content["model"]["client"]))
+    content["model"]["client"] = str(section)
+    configs[1].write_text(yaml.safe_dump(content))
+    printed = []
+    for config in configs:
+        assert main(["describe", "--config", str(config), "--model.client.optimizer.lr=0.2"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
 
 
 @pytest.mark.parametrize(

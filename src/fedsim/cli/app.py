@@ -18,7 +18,7 @@ from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.slurm_job import requeue
 from fedsim.papers.files import rotation_in, with_paper
 from fedsim.parsing.agent_words import words_of_first_start
-from fedsim.parsing.command_line import checked, given, merged, options_in
+from fedsim.parsing.command_line import checked, given, merged, options_in, with_default_classes
 from fedsim.parsing.config_files import normalise, with_shipped
 from fedsim.parsing.environment import check_environment, is_alone
 from fedsim.parsing.error_lines import CommandFailure, failure_of
@@ -135,6 +135,7 @@ def _run_with_trainer(command: str, words: list[str], helps: bool) -> None:
     words = with_shipped(normalise(with_paper(words)))
     settings = [] if helps else list(given(words))
     check_arguments(settings, command)
+    words = with_default_classes(words, settings)
     if command == "fit" and not helps:
         refuse_used_folder(merged(settings))
     if command != "describe" and not helps:

@@ -20,6 +20,8 @@ _LINES_BACK = 20
 """lines before that of libyaml's message in which a fault is looked for"""
 LARGEST = 200_000
 """values after every alias is replaced by its anchor: a minute for the parser"""
+_HUGE = re.compile(r"[-+]?[0-9][0-9a-fA-FxXo_]{308,}")
+"""a whole number that is beyond all floats, decimal or with a base"""
 
 
 def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
@@ -66,7 +68,7 @@ def _wrong_line(text: str, error: yaml.YAMLError) -> int:
 
 
 def check_yaml(text: str, name: str) -> None:
-    """Refuse a YAML text that expands without end; it is read once, without recursion.
+    """Refuse a YAML text that expands without end, or holds a number beyond all floats; read once, without recursion.
 
     Raises:
         DataError: as :func:`parse_yaml`.
@@ -86,12 +88,18 @@ def check_yaml(text: str, name: str) -> None:
             total += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
             total += 1
+            _check_number(event, name)
             if isinstance(event, yaml.CollectionStartEvent):
                 opened.append((event.anchor, total - 1))
         if len(opened) > DEEPEST:
             raise _too_deep(name)
         if total > LARGEST:
             raise DataError(f"{name}: holds more than {LARGEST} values, aliases included; remove repetitions")
+
+
+def _check_number(event: yaml.Event, name: str) -> None:
+    if isinstance(event, yaml.ScalarEvent) and _HUGE.fullmatch(event.value):
+        raise DataError(f"{name}: holds a number of {len(event.value)} digits; write one of at most 308")
 
 
 def _events(text: str) -> Iterator[yaml.Event]:

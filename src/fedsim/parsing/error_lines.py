@@ -297,6 +297,9 @@ def _field_problem(key: str, message: str) -> str:
     if lacking := re.search(r"class_path '([\w.]+)': the following arguments are required: ([\w, ]+)", message):
         first = lacking[2].partition(",")[0]
         return f"{lacking[1].rpartition('.')[2]} needs {lacking[2].strip()}; give it as --{key}.{first}"
+    if argument := re.search(r"Dict must include a class_path .* but got NestedArg\(key='(.*?)',", message):
+        name = "torch.optim.SGD" if setting_at(key).base == "torch.optim.optimizer.Optimizer" else "CLASS"
+        return f"names no class that has {argument[1]}; name it before, such as --{key} {name}"
     if "Unable to load config" in message:
         return "is a section; give its fields, or a file that contains them"
     if expected := setting_at(key).facts.expected:
