@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -20,8 +22,8 @@ _LINES_BACK = 20
 """lines before that of libyaml's message in which a fault is looked for"""
 LARGEST = 200_000
 """values after every alias is replaced by its anchor: a minute for the parser"""
-_HUGE = re.compile(r"[-+]?[0-9][0-9a-fA-FxXo_]{308,}")
-"""a whole number that is beyond all floats, decimal or with a base"""
+_LONG = re.compile(r"[-+]?[0-9][0-9a-fA-FxXo_]{256,}")
+"""a whole number that may be beyond all floats, decimal or with a base"""
 
 
 def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
@@ -98,8 +100,18 @@ def check_yaml(text: str, name: str) -> None:
 
 
 def _check_number(event: yaml.Event, name: str) -> None:
-    if isinstance(event, yaml.ScalarEvent) and _HUGE.fullmatch(event.value):
-        raise DataError(f"{name}: holds a number of {len(event.value)} digits; write one of at most 308")
+    if isinstance(event, yaml.ScalarEvent) and _LONG.fullmatch(event.value) and _is_beyond_floats(event.value):
+        line = f"line {event.start_mark.line + 1} has" if event.start_mark else "has"
+        raise DataError(f"{name}: {line} a number of hundreds of digits; write a smaller one")
+
+
+def _is_beyond_floats(number: str) -> bool:
+    try:
+        return math.isinf(float(number))
+    except ValueError:  # of another base, or no number
+        with suppress(ValueError):
+            return abs(int(number, 0)) > sys.float_info.max
+        return False
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
