@@ -504,6 +504,8 @@ def test_an_own_folder_in_market_1501s_layout_is_not_called_market_1501(market_t
         [finding] = findings_in(root)
         assert (finding.name, finding.official, finding.is_usable) == ("mine", None, True)
         assert finding.problem == "your own; can be used"
+    folder = folder.rename(tmp_path / "DukeMTMC-reID")
+    assert "its owners withdrew it: leave it out" in findings_in(folder)[0].notes
     folder = folder.rename(tmp_path / "Market-1501")
     [finding] = findings_in(folder)
     assert (finding.name, finding.problem) == ("market1501", "not complete: compare the numbers")

@@ -8,14 +8,20 @@ the lists of ``preprocess_small_datasets.py``: views of the first half ask, the 
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.check import findings_in
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.datasets import ILIDS, FedReIDBench
+from fedsim.data.datasets import ILIDS, FedReIDBench, VIPeR
+from fedsim.data.datasets.base import Counts
+from fedsim.data.standins import write_standin
+from fedsim.papers.files import read_paper
 
 
 def draw(path):
@@ -161,3 +167,37 @@ def test_the_gallery_gets_an_odd_image(tmp_path):
     for person in domain.query.identities:
         asked, answers = (int((part.pids == person).sum()) for part in (domain.query, domain.gallery))
         assert (asked, answers) == (counts[person] // 2, (counts[person] + 1) // 2)
+
+
+def test_check_reads_the_folders_where_they_are(root, capsys, monkeypatch):
+    """They are in their place, and have too few images; the number of images of one set is made the official one."""
+    size = Counts(2, 3, 2, 4)
+    monkeypatch.setattr(FedReIDBench, "official_counts", FedReIDBench.official_counts | {"market1501": size})
+    findings = {finding.name: finding for finding in findings_in(root)}
+    assert findings.keys() == {"msmt17", "market1501", "prid2011", "cuhk02"}
+    assert findings["market1501"].verdict == "complete"
+    assert findings["market1501"].layout == "Market/pytorch: read by data.source FedReIDBench"
+    assert (findings["prid2011"].found, findings["prid2011"].official) == ((2, 7, 3, 3), (285, 3_744, 100, 649))
+    assert findings["prid2011"].problem == "not complete: compare the numbers"
+    assert main(["data", "check", "--data.source", "FedReIDBench", "--data.source.root", str(root)]) == 1
+    printed = capsys.readouterr()
+    assert "2 / 3 / 2 / 4" in printed.out
+    assert "msmt17: not complete: compare the numbers" in printed.err
+    shutil.rmtree(root / "MSMT17" / "pytorch" / "query")
+    assert "no such folder" in {finding.name: finding for finding in findings_in(root)}["msmt17"].problem
+
+
+@pytest.mark.parametrize("kind", [VIPeR, ILIDS])
+def test_check_of_a_source_compares_with_the_official_numbers(tmp_path, kind, capsys):
+    """Those of i-LIDS depend on the drawn half."""
+    write_standin(kind.name, tmp_path)
+    code = main(["data", "check", "--data.source", kind.__name__, "--data.source.root", str(tmp_path)])
+    assert code == (1 if kind is VIPeR else 0)
+    assert ("not complete: compare the numbers" in capsys.readouterr().out) == (kind is VIPeR)
+
+
+def test_official_numbers_are_those_of_the_papers_table():
+    counts = read_paper("003").content["counts"]
+    for name, official in FedReIDBench.official_counts.items():
+        row = counts[name]
+        assert official == (*row["train"], row["query"][1], row["gallery"]), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from fedsim.data import datasets
 from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.datasets.base import files_of
 from fedsim.data.datasets.small import SmallDataSet
-from fedsim.data.images import Domain
+from fedsim.data.images import Domain, ReIDSource
 from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, summary
 from fedsim.data.listed import copies_in, line_of_copies
 from fedsim.data.market import (
@@ -39,6 +40,8 @@ _CLASSES: tuple[type[DataSet], ...] = (
 
 
 _ABSENT = "not there"
+_INCOMPLETE = "not complete: compare the numbers"
+_WITHDRAWN = "its owners withdrew it: leave it out (docs/datasets.md)"
 
 
 class Finding(NamedTuple):
@@ -74,8 +77,43 @@ def findings_in(root: Path, everything: bool = False) -> list[Finding]:
     """
     FOLDER.check(root, "--root")
     findings = [f for f in find_data(root) if everything or f.found is not None or not f.problem.startswith(_ABSENT)]
-    recognised = {f.layout.partition(":")[0] for f in findings}
+    findings += _of_fedreidbench(root)
+    recognised = {re.split("[:/]", f.layout)[0] for f in findings}
     return [*findings, *find_market_folders(root, recognised), *_misplaced(root, recognised)]
+
+
+def findings_of(source: ReIDSource) -> list[Finding]:
+    """Return a finding for each data set that a source lists, with the official numbers where they are known.
+
+    Raises:
+        DataError: if a source that is no :class:`DataSet` cannot list them.
+    """
+    if isinstance(source, DataSet):
+        return [_look(source)]
+    official = source.official_counts if isinstance(source, datasets.FedReIDBench) else {}
+    return [_counted(domain, official.get(domain.name)) for domain in source.domains()]
+
+
+def _counted(domain: Domain, official: Counts | None) -> Finding:
+    """Compare the numbers of a data set with the official ones."""
+    counts = _count([domain])
+    is_complete = _agree(counts, official)
+    return Finding(domain.name, counts, official, "" if is_complete else _INCOMPLETE, is_usable=is_complete)
+
+
+def _of_fedreidbench(root: Path) -> list[Finding]:
+    """Return a finding for each folder in ``root`` as the authors of paper 003 send it."""
+    findings = []
+    for folder, name in datasets.FedReIDBench.folder_names.items():
+        if not (root / folder / "pytorch").is_dir():
+            continue
+        layout = f"{folder}/pytorch: read by data.source FedReIDBench"
+        try:
+            [finding] = findings_of(datasets.FedReIDBench(str(root), [folder]))
+        except DataError as error:
+            finding = Finding(name, None, datasets.FedReIDBench.official_counts.get(name), str(error), is_usable=False)
+        findings.append(finding._replace(layout=layout))
+    return findings
 
 
 def _misplaced(root: Path, recognised: Collection[str]) -> list[Finding]:
@@ -143,7 +181,10 @@ def _look_at(folder: Path) -> Finding:
     obstacle = (
         _unreadable(files_of(domain)) or obstacle_of(domain) or line_of_copies(copies_in(domain, is_thorough=True))
     )
-    notes = "; ".join(filter(None, (notes_of(domain), _not_read(left_out_of(folder, domain)))))
+    withdrawn = (
+        "its owners withdrew it: leave it out (docs/datasets.md)" if folder.name in datasets.DukeMTMC.folders else ""
+    )
+    notes = "; ".join(filter(None, (withdrawn, notes_of(domain), _not_read(left_out_of(folder, domain)))))
     return Finding(folder.name, _count([domain]), None, obstacle or verdict, layout, not obstacle, notes)
 
 
@@ -179,11 +220,11 @@ def _look(data_set: DataSet) -> Finding:
     counts, files = _count(domains), dict.fromkeys(path for domain in domains for path in files_of(domain))
     unread = [item for items in data_set.left_out(domains).values() for item in items if item.reason != BY_PROTOCOL]
     obstacle = _gap(list(files)) or next(filter(None, map(obstacle_of, domains)), "")
-    is_complete = all(expected in (None, n) for expected, n in zip(official or counts, counts, strict=True))
+    is_complete = _agree(counts, official)
     if not is_complete and folder.resolve().name not in data_set.folders and is_market_folder(folder):
         return Finding(name, None, official, f"{_ABSENT}; {data_set.ask}")  # it is the user's, in the same layout
     if not is_complete:
-        problem = "not complete: compare the numbers"
+        problem = _INCOMPLETE
         # it may be a data set of the user in the same layout
         obstacle = obstacle or _unreadable(list(files))
     if isinstance(data_set, SmallDataSet):  # the other protocol may need another file
@@ -218,6 +259,11 @@ def _count(domains: list[Domain]) -> Counts:
     identities, images = sum(len(train.identities) for train in trains), sum(map(len, trains))
     query, gallery = sum(len(domain.query) for domain in domains), sum(len(domain.gallery) for domain in domains)
     return Counts(identities or None, images or None, query, gallery)
+
+
+def _agree(counts: Counts, official: Counts | None) -> bool:
+    """Whether the numbers are the official ones, where there are any."""
+    return all(expected in (None, n) for expected, n in zip(official or counts, counts, strict=True))
 
 
 def _sizes(counts: Counts | None) -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tabulate import tabulate
-
 from fedsim.cli.data.configs import data_of
 from fedsim.core.checked import checked
 from fedsim.core.errors import NotReadyError
-from fedsim.core.names import printable
 from fedsim.core.paths import Config, NewPicture, Picture
-from fedsim.data.images import Domain
+from fedsim.data.check import findings_of, refuse_unusable, table_of
 from fedsim.data.preview import write_contact_sheet
 from fedsim.parsing.output import print_text
 from fedsim.testing import PartRefusedError, check_source
@@ -26,7 +23,7 @@ def check_source_of(settings: list[str]) -> Callable[..., str]:
 
     @checked("--")
     def check(config: Config | None = None, picture: Picture | None = None) -> str:
-        """List the data sets that data.source reads, and check their labels and some of their images.
+        """List the data sets that data.source reads, and check their numbers, labels and some of their images.
 
         The exit code is 1 if one of them cannot be used.
 
@@ -36,7 +33,9 @@ def check_source_of(settings: list[str]) -> Callable[..., str]:
         """
         data = data_of(config or [], settings)
         domains = data.list_domains()
-        print_text(tabulate(map(_row, domains), headers=["data set", "found"], disable_numparse=True))
+        findings = [finding for source in data.sources for finding in findings_of(source)]
+        print_text(table_of(findings))
+        refuse_unusable(Path(), findings)
         for source in data.sources:
             try:
                 check_source(source)
@@ -46,7 +45,7 @@ def check_source_of(settings: list[str]) -> Callable[..., str]:
         if picture is not None:
             write_contact_sheet(domains, _SMALL, Path(picture))
         drawn = f"; wrote {picture}" if picture else ""
-        return f"\ntraining identities / training images / queries / gallery images; no finding{drawn}"
+        return f"\nno finding{drawn}"
 
     return check
 
@@ -69,9 +68,3 @@ def preview_source_of(settings: list[str]) -> Callable[..., str]:
         return f"wrote {output}: {len(domains)} data sets"
 
     return preview
-
-
-def _row(domain: Domain) -> list[str]:
-    train = domain.train
-    trained = ["-", "-"] if train is None else [f"{len(train.identities):,}", f"{len(train):,}"]
-    return [printable(domain.name), " / ".join([*trained, f"{len(domain.query):,}", f"{len(domain.gallery):,}"])]
