@@ -277,6 +277,21 @@ def test_an_argument_of_a_default_class_needs_no_class(capsys, tiny, tmp_path):
     assert "model.client.optimizer: names no class that has lr; name it before" in line
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [(["--model.server_optimizer.lr=1"],
+      "model.server_optimizer: names no class that has lr; name it before, such as --model.server_optimizer FedAdam"),
+     (["--model.server_optimizer=Adam", "--model.server_optimizer.differentiable=true"],
+      "model.server_optimizer.differentiable: no gradient goes through a step here; leave it out"),
+     (["--model.client.optimizer.differentiable=true"],
+      "model.client.optimizer.differentiable: no gradient goes through a step here; leave it out"),
+     (["--trainer.strategy.start_method=spawn"], "trainer.strategy.start_method: spawn is not one of 'popen'")],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_settings_that_no_run_can_have_are_refused_before_it(capsys, tiny, tmp_path, options, line):
+    assert line in refuse(capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", *options)
+
+
 def test_the_class_of_a_section_in_a_file_is_not_replaced_by_the_default_one(capsys, tiny, tmp_path):
     content = yaml.safe_load(tiny.read_text())
     content["model"]["client"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05}}

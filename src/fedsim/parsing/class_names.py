@@ -11,6 +11,7 @@ from importlib import import_module
 from fedsim.core.names import did_you_mean
 from fedsim.settings.table import paths_below, setting_at
 
+_OPTIMIZER = "torch.optim.optimizer.Optimizer"
 _PROBLEM = r"(?:Problem with given class_path '([^']*)':\s*|callable class: )"
 # Python's messages; modules with their own __getattr__ may begin them with a capital letter
 _IMPORT = r"((?i:no module named '[^']*'|module '[^']*' has no attribute '[^']*'|cannot import name '[^']*'))"
@@ -107,13 +108,22 @@ def _exists(path: str) -> bool:
     return True
 
 
-def unknown_argument(message: str) -> str | None:
+def without_class(key: str, argument: str) -> str:
+    """Error line for an argument of a class that no option has named yet."""
+    setting = setting_at(key)
+    name = setting.facts.usage or ("torch.optim.SGD" if setting.base == _OPTIMIZER else "CLASS")
+    return f"names no class that has {argument}; name it before, such as --{key} {name}"
+
+
+def unknown_argument(key: str, message: str) -> str | None:
     """Error line for an argument that a class does not have; None if the message reports another error."""
     unknown = re.search(r"Option '([^']*)' is not accepted", message)
     if unknown is None:
         return None
     path = re.search(r"class_path[=' ]+([\w.]+)'", message)
     module, _, name = path[1].rpartition(".") if path else ("", "", "")
+    if path and setting_at(key).base == _OPTIMIZER and name == _OPTIMIZER.rpartition(".")[2]:
+        return without_class(key, unknown[1])  # the parser takes the base where no class is named
     try:
         names: Iterable[str] = inspect.signature(getattr(import_module(module), name)).parameters
     except (ImportError, AttributeError, ValueError, TypeError):

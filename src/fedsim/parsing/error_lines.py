@@ -27,7 +27,7 @@ from fedsim.core.errors import (
 )
 from fedsim.core.extras import to_install
 from fedsim.core.names import did_you_mean, one_line
-from fedsim.parsing.class_names import missing_class, unknown_argument
+from fedsim.parsing.class_names import missing_class, unknown_argument, without_class
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.config_files import shipped_configs
 from fedsim.parsing.options import refuse_base_60, where_all
@@ -292,14 +292,13 @@ def _field_problem(key: str, message: str) -> str:
     is_empty = re.search(r"Got value: *(\.|$)", message) is not None
     value = match[1] if match and match[1] else "an empty text" if is_empty else "this"
     message = re.sub(r"\s+", " ", message).strip()
-    if unknown := unknown_argument(message):
+    if unknown := unknown_argument(key, message):
         return unknown
     if lacking := re.search(r"class_path '([\w.]+)': the following arguments are required: ([\w, ]+)", message):
         first = lacking[2].partition(",")[0]
         return f"{lacking[1].rpartition('.')[2]} needs {lacking[2].strip()}; give it as --{key}.{first}"
     if argument := re.search(r"Dict must include a class_path .* but got NestedArg\(key='(.*?)',", message):
-        name = "torch.optim.SGD" if setting_at(key).base == "torch.optim.optimizer.Optimizer" else "CLASS"
-        return f"names no class that has {argument[1]}; name it before, such as --{key} {name}"
+        return without_class(key, argument[1])
     if "Unable to load config" in message:
         return "is a section; give its fields, or a file that contains them"
     if expected := setting_at(key).facts.expected:

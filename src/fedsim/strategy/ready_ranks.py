@@ -167,7 +167,7 @@ def new_launcher(environment: ClusterEnvironment, num_processes: int, num_nodes:
     return launcher(environment, num_processes, num_nodes)
 
 
-def follow_starter(environment: ClusterEnvironment, start_method: str) -> None:
+def follow_starter(environment: ClusterEnvironment) -> None:
     """Let this process end with the process that started it, or, as the starter, publish its id."""
     if isinstance(environment, SLURMEnvironment):
         environment.auto_requeue = False  # it would save in the middle of a round; Preemption does not
@@ -176,5 +176,5 @@ def follow_starter(environment: ClusterEnvironment, start_method: str) -> None:
         end_with_launcher(os.getppid())
     elif not environment.creates_processes_externally:  # then this process will start the others
         os.environ[LAUNCHER_ID] = str(os.getpid())
-    elif os.environ.get(LAUNCHER_ID, str(os.getpid())) != str(os.getpid()) and start_method == "popen":
+    elif os.environ.get(LAUNCHER_ID, str(os.getpid())) != str(os.getpid()):
         end_with_launcher(int(os.environ[LAUNCHER_ID]))

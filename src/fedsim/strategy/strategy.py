@@ -67,7 +67,7 @@ class FederatedStrategy(WatchedStrategy):
             share GPUs, for sums among GPUs.
         ranks_per_device: ranks on each GPU; ``trainer.devices`` then counts ranks, so 4 of them with 2 on each need two
             GPUs. With a list of GPUs, each of them gets so many ranks.
-        start_method: of processes on one machine; popen runs the command line again.
+        start_method: of processes on one machine: popen, which runs the command line again.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FederatedStrategy(WatchedStrategy):
         silence_timeout: Annotated[timedelta, NOTHING] = timedelta(minutes=5),
         connect_timeout: Annotated[timedelta, NOTHING] = timedelta(seconds=20),
         process_group_backend: Annotated[str | None, NOTHING] = None,
-        start_method: Annotated[Literal["popen", "spawn", "fork", "forkserver"], NOTHING] = "popen",
+        start_method: Annotated[Literal["popen"], NOTHING] = "popen",
         ranks_per_device: Annotated[int, NOTHING] = 1,
     ) -> None:
         self.ranks_per_device, self._among_gpus = ranks_per_device, process_group_backend or "nccl"
@@ -202,9 +202,8 @@ class FederatedStrategy(WatchedStrategy):
         super()._configure_launcher()
         assert self.cluster_environment is not None
         check_variables(self.cluster_environment, self.num_processes, self.num_nodes)
-        if self._start_method == "popen":
-            self._launcher = new_launcher(self.cluster_environment, self.num_processes, self.num_nodes)
-        follow_starter(self.cluster_environment, self._start_method)
+        self._launcher = new_launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+        follow_starter(self.cluster_environment)
 
     def configure_ddp(self) -> None:
         """Leave the module unwrapped: gradients stay with their client."""

@@ -351,6 +351,8 @@ def _try_step(field: str, make: OptimizerCallable) -> None:
     parameter = nn.Parameter(torch.zeros(2, 2))
     parameter.grad = torch.ones_like(parameter)
     optimizer = make([parameter])
+    if optimizer.defaults.get("differentiable"):
+        raise ConfigError(f"{field}.differentiable: no gradient goes through a step here; leave it out")
     try:
         optimizer.step()
     except (TypeError, RuntimeError) as error:
