@@ -12,6 +12,7 @@ from PIL import Image
 from failing import Run, finish
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
+from fedsim.core.metrics import METRICS
 from fedsim.data.images import ImageArray, ImagesInParts
 from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
@@ -21,7 +22,7 @@ from fedsim.evaluation.query_file import QueryResults, mean_results, write_queri
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import METRICS, ScoreRow, summarise
+from fedsim.evaluation.summary import ScoreRow, summarise
 from fedsim.inference.tensors import global_tensors
 from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
@@ -162,7 +163,7 @@ def cosines_of(query, gallery):
 def scores_by_sorting(*trial):
     query, gallery, labels = trial
     ranking = average_scores(score_ranks(positive_ranks(cosines_of(query, gallery), labels)))
-    return [ranking.__dict__[metric] for metric in METRICS]
+    return [ranking.metrics[metric] for metric in METRICS]
 
 
 def test_a_set_with_splits_is_scored_by_mean_and_spread(finished, features):
@@ -478,7 +479,7 @@ def direct_trials(federation, size=SIZE, domain="north", rules=None, **settings)
 
 def compare(scores, domain, rankings):
     for metric in METRICS:
-        values = [ranking.__dict__[metric] for ranking in rankings]
+        values = [ranking.metrics[metric] for ranking in rankings]
         assert scores[f"test/global/{domain}/{metric}"] == pytest.approx(np.mean(values), abs=1e-12), metric
         if len(values) > 1:
             assert scores[f"test/global/{domain}/{metric}_std"] == pytest.approx(np.std(values, ddof=1), abs=1e-12)
@@ -670,7 +671,7 @@ def test_an_ensemble_is_ranked_by_all_clients_features_side_by_side(tree, distan
     trials = trials_of(sets, *(torch.cat(parts, dim=1) for parts in features.values()))
     rankings = [Ranker(distance=distance).score(*trial) for trial in trials]
     for metric in METRICS:
-        values = [ranking.__dict__[metric] for ranking in rankings]
+        values = [ranking.metrics[metric] for ranking in rankings]
         assert scores[f"test/ensemble/viper/{metric}"] == pytest.approx(np.mean(values), abs=1e-12), metric
         assert scores[f"test/ensemble/unseen/{metric}"] == scores[f"test/ensemble/viper/{metric}"]
     assert not [name for name in scores if name.startswith("test/ensemble/") and "north" in name]

@@ -20,10 +20,11 @@ from lightning.pytorch.loggers import WandbLogger
 import fedsim
 from failing import PATIENCE, Run
 from fedsim.cli.run_directory import default_run_dir
+from fedsim.core.metrics import METRICS
 from fedsim.data import SyntheticReID
 from fedsim.evaluation import summary
 from fedsim.evaluation.ranking import MAX_RANK
-from fedsim.evaluation.summary import METRICS, few_names
+from fedsim.evaluation.summary import few_names
 from fedsim.federation import round
 from fedsim.federation.callbacks import FolderStart, Tracking, tracking
 from fedsim.federation.callbacks.tracking import RUN_ID_FILE, code_version, join_run, public_config

@@ -10,8 +10,8 @@ import torch
 from lightning import Trainer
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.metrics import METRICS_OF
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import check_checkpoint
 from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision

@@ -11,8 +11,8 @@ from typing import Any
 from lightning import Trainer
 
 from fedsim.core.errors import NoResultError, RunStoppedError
+from fedsim.core.metrics import METRICS_OF
 from fedsim.core.replaced_run import QUERIES_FILE
-from fedsim.evaluation.summary import METRICS_OF
 from fedsim.federation.events import strategy_of, was_stopped
 from fedsim.parsing.output import print_text
 from fedsim.report import group_runs, report, score_table, traffic

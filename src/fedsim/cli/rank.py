@@ -20,13 +20,13 @@ from fedsim.core.checked import checked
 from fedsim.core.checks import Count, Natural, Share, Weight
 from fedsim.core.devices import Device
 from fedsim.core.errors import ConfigError, DataError, FedSimError, first_line
+from fedsim.core.metrics import METRICS
 from fedsim.core.paths import Arrays, InputFile
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
 from fedsim.evaluation.ranker import Ranker, score_blocks
 from fedsim.evaluation.ranking import Ranking, average_scores
 from fedsim.evaluation.reranking import expand_queries, rerank_blocks
-from fedsim.evaluation.summary import METRICS
 from fedsim.evaluation.verification import RATES, PairCounts, count_pairs, pair_blocks
 from fedsim.functional.similarity import Distance, NotFiniteError, Similarity, query_blocks
 from fedsim.parsing.error_lines import parsed
@@ -161,7 +161,7 @@ def _with_bar(blocks: Iterable[T]) -> Iterable[T]:
 
 def _as_table(ranking: Ranking, pairs: PairCounts | None) -> str:
     """Return percentages, and the number of queries that count; then of pairs."""
-    row = [f"{100 * getattr(ranking, name):.2f}" for name in METRICS]
+    row = [f"{100 * value:.2f}" for value in ranking.metrics.values()]
     table = tabulate([row], headers=METRICS, disable_numparse=True)
     text = f"{table}\n\nin percent; {ranking.num_valid:,} of {ranking.num_queries:,} queries have a match that counts"
     if pairs is None:
@@ -175,8 +175,7 @@ def _as_table(ranking: Ranking, pairs: PairCounts | None) -> str:
 
 def _as_json(ranking: Ranking, pairs: PairCounts | None) -> str:
     """Return scores as fractions of 1."""
-    scores = {name: getattr(ranking, name) for name in METRICS}
-    counts = {"n_valid": ranking.num_valid, "n_queries": ranking.num_queries}
+    scores, counts = ranking.metrics, {"n_valid": ranking.num_valid, "n_queries": ranking.num_queries}
     if pairs is not None:
         scores |= _verification_scores(pairs)
         counts |= {"n_positive_pairs": pairs.num_positives, "n_negative_pairs": pairs.num_negatives}

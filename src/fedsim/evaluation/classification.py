@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics import ACCURACIES
 from fedsim.data.federated import FederatedData, RetrievalSet
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.query_file import QueryResults
@@ -22,7 +23,6 @@ from fedsim.evaluation.ranking import Floats
 from fedsim.evaluation.scored_set import ScoredSet
 from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer, passes_of
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import ACCURACIES
 from fedsim.training.features import run_batches
 from fedsim.training.flat_model import FlatModel
 

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -114,7 +113,9 @@ class ReIDRetrieval(_Retrieval):
 
     def compute(self) -> dict[str, Tensor]:
         """Return rank1, rank5, rank10, mAP, mAP_trapezoid, mINP (fractions of 1), num_valid, num_queries, cmc [50]."""
-        return {name: torch.tensor(value) for name, value in asdict(self.ranking()).items()}
+        ranking = self.ranking()
+        values = {**ranking.metrics, **{name: getattr(ranking, name) for name in ("num_valid", "num_queries", "cmc")}}
+        return {name: torch.tensor(value) for name, value in values.items()}
 
     def plot(self, val: dict[str, Tensor] | None = None, ax: Any = None) -> Any:
         """Draw the CMC curve of ``val`` (None: of :meth:`compute`) with the scores as title; return (figure, axes)."""

@@ -13,6 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.metrics import OF_PRECISION, OF_RANKS
+
 JUNK = -1
 """Identity of gallery images that count neither as right nor as wrong (Market-1501's convention)."""
 MAX_RANK = 50
@@ -149,9 +151,6 @@ def positive_ranks(similarity: NDArray[np.float32], labels: RetrievalLabels) -> 
 class Ranking:
     """Mean scores of one set of queries and gallery images, as fractions of 1."""
 
-    rank1: float
-    rank5: float
-    rank10: float
     mAP: float  # noqa: N815 - the field's name for it
     """rectangular average precision, mean over valid queries"""
     mAP_trapezoid: float  # noqa: N815 - as above
@@ -161,8 +160,29 @@ class Ranking:
     num_valid: int
     """queries with at least one match"""
     num_queries: int
-    cmc: tuple[float, ...] = ()
+    cmc: tuple[float, ...]
     """share of queries whose first match is among the first 1, 2, ... images"""
+
+    @property
+    def rank1(self) -> float:
+        """Share of queries whose first image is a match."""
+        return self.cmc[0]
+
+    @property
+    def rank5(self) -> float:
+        """Share of queries with a match among the first five images."""
+        return self.cmc[4]
+
+    @property
+    def rank10(self) -> float:
+        """Share of queries with a match among the first ten images."""
+        return self.cmc[9]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Name of each metric of retrieval -> its value."""
+        ranks = {name: self.cmc[rank - 1] for rank, name in OF_RANKS.items()}
+        return ranks | {name: getattr(self, name) for name in OF_PRECISION}
 
 
 @dataclass(frozen=True)
@@ -243,11 +263,11 @@ def average_scores(scores: QueryScores, invalid_as_zero: bool = False) -> Rankin
     count = len(valid) if invalid_as_zero else int(valid.sum())
     if count == 0:
         nan = float("nan")
-        return Ranking(nan, nan, nan, nan, nan, nan, 0, len(valid), (nan,) * MAX_RANK)
+        return Ranking(nan, nan, nan, num_valid=0, num_queries=len(valid), cmc=(nan,) * MAX_RANK)
     columns = (scores.precision, scores.precision_trapezoid, scores.inverse_penalty)
     mean_ap, mean_trapezoid, mean_inp = (float(column[valid].sum()) / count for column in columns)
     cmc = tuple((scores.hits[valid].sum(axis=0) / count).tolist())
-    return Ranking(cmc[0], cmc[4], cmc[9], mean_ap, mean_trapezoid, mean_inp, int(valid.sum()), len(valid), cmc)
+    return Ranking(mean_ap, mean_trapezoid, mean_inp, int(valid.sum()), len(valid), cmc)
 
 
 def expected_hits(similarity: NDArray[np.float32], labels: RetrievalLabels) -> Floats:

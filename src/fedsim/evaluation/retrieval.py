@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import final
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.metrics import METRICS
 from fedsim.data.federated import RetrievalSet
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.backends import make_backend
@@ -22,7 +22,6 @@ from fedsim.evaluation.result_files import files_of, write_lists
 from fedsim.evaluation.scored_set import ScoredSet
 from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer, passes_of
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import METRICS
 from fedsim.evaluation.trials import Trial, check_matches, score_trials, trials_of
 from fedsim.functional.similarity import Similarity
 from fedsim.training.features import extract_features
@@ -78,7 +77,7 @@ class Retrieval(Scorer):
         """Return means over valid queries, and the queries of all trials one after the other."""
         scores = (QueryScores.from_table(table.numpy()) for table in tables)
         rankings = [average_scores(of_trial, self.settings.invalid_as_zero) for of_trial in scores]
-        metrics = np.array([attrgetter(*METRICS)(ranking) for ranking in rankings])
+        metrics = np.array([[*ranking.metrics.values()] for ranking in rankings])
         curve = np.mean([ranking.cmc for ranking in rankings], axis=0)
         trials = self._trials_of(data)
         pids = np.concatenate([trial.labels.query_pids for trial in trials])

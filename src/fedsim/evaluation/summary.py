@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.metrics import METRICS
 from fedsim.core.names import metric_name, metric_parts
 
 SplitName = Literal["val", "test"]
@@ -15,11 +16,6 @@ Kind = Literal["global", "local", "personalised", "ensemble"]
 
 Curve = tuple[SplitName, Kind, str]
 """Split, kind of model, domain."""
-
-METRICS = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
-ACCURACIES = ("top1",)
-METRICS_OF: dict[str, tuple[str, ...]] = {"retrieval": METRICS, "classification": ACCURACIES}
-"""Task -> names of its metrics."""
 
 MAX_NAMES = 50
 """Largest number of clients or data sets with curves of their own in loggers."""

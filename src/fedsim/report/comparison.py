@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics import LABELS, OF_RANKS
 from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
@@ -17,15 +18,12 @@ from fedsim.report.groups import RunGroup, splits, work
 from fedsim.report.layout import Block, table_in_parts
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison, left_out_text
 from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import LABELS, Run
+from fedsim.report.runs import Run
 
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
 _FEW = 2
 """Up to this number of groups, their runs are columns next to those of a paper."""
-
-_CMC = {1: "rank1", 5: "rank5", 10: "rank10"}
-_LABELS = {**LABELS, "top1": "top-1"}
 
 
 def compare_with(
@@ -112,7 +110,7 @@ def doubts_about(paper: Paper, row: TableRow) -> Iterator[tuple[str, str, str]]:
     """
     digits = paper.content["digits"]
     for name, scores in row.scores.items():
-        cmc = {rank: scores[metric] for rank, metric in _CMC.items() if metric in scores}
+        cmc = {rank: scores[metric] for rank, metric in OF_RANKS.items() if metric in scores}
         if any(more < less for less, more in pairwise(cmc.values())):
             yield name, "!", "a CMC cannot fall"
         test_set = paper.test_sets[name]
@@ -293,7 +291,7 @@ class _Comparison:
     def _unit(self) -> str:
         """The meaning of the cells."""
         special = {name: self._metrics(name) for name in self.table.test_sets if self._metrics(name) != self._numbers}
-        texts = [" / ".join(_LABELS.get(m, m) for m in metrics) for metrics in (self._numbers, *special.values())]
+        texts = [" / ".join(LABELS.get(m, m) for m in metrics) for metrics in (self._numbers, *special.values())]
         return f"{texts[0]} in percent" + "".join(f"; {name}: {t}" for name, t in zip(special, texts[1:], strict=True))
 
     def _metrics(self, name: str) -> list[str]:

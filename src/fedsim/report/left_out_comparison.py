@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics import LABELS
 from fedsim.core.names import metric_name
 from fedsim.papers.contradictions import lines_of, wrong_mean
 from fedsim.papers.files import Paper
@@ -18,7 +19,7 @@ from fedsim.report.layout import Block
 from fedsim.report.leave_one_out import Rotations, by_method
 from fedsim.report.names import name_variants
 from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import LABELS, Run
+from fedsim.report.runs import Run
 from fedsim.settings.configuration import Flat
 
 _Line = list[str]

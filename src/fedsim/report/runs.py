@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import DataError
+from fedsim.core.metrics import ACCURACIES, OF_PRECISION, OF_RANKS
 from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.names import metric_name, metric_parts
 from fedsim.core.replaced_run import QUERIES_FILE
@@ -21,10 +22,8 @@ from fedsim.report.queries import QueryFile, read_queries
 from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import Flat, flat
 
-METRICS = ("mAP", "mAP_trapezoid", "mINP", "rank1", "rank5", "rank10", "top1")
-LABELS = {"rank1": "rank-1", "rank5": "rank-5", "rank10": "rank-10"}
-"""metric -> its name in tables and pictures, if that is another"""
-__all__ = ["KINDS", "LABELS", "METRICS", "Run", "metrics_files", "read_json", "read_run"]
+METRICS = (*OF_PRECISION, *OF_RANKS.values(), *ACCURACIES)
+__all__ = ["KINDS", "METRICS", "Run", "metrics_files", "read_json", "read_run"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,10 +24,11 @@ import fedsim
 from fedsim._version import __version__
 from fedsim.core.errors import RunStoppedError
 from fedsim.core.files import replacing
+from fedsim.core.metrics import ACCURACIES, METRICS
 from fedsim.core.names import metric_name, metric_parts
 from fedsim.core.replaced_run import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.data.preview import contact_sheet
-from fedsim.evaluation.summary import ACCURACIES, MAX_NAMES, METRICS, Curve, Kind, few_names
+from fedsim.evaluation.summary import MAX_NAMES, Curve, Kind, few_names
 from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import RoundCallback, strategy_of, was_stopped

@@ -28,8 +28,8 @@ from lightning.pytorch.callbacks import (
 
 from fedsim.core.devices import cpu_computes_bf16, devices_here
 from fedsim.core.errors import ConfigError
+from fedsim.core.metrics import ACCURACIES, METRICS
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.summary import ACCURACIES, METRICS
 from fedsim.settings.table import section
 from fedsim.strategy.strategy import FederatedStrategy
 

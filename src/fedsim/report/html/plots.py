@@ -12,11 +12,12 @@ import numpy as np
 from plotly import graph_objects
 
 from fedsim.core.errors import DataError
+from fedsim.core.metrics import LABELS
 from fedsim.report import series
 from fedsim.report.groups import RunGroup
 from fedsim.report.participation import blocks_of, clients_of, participation_of, rungs_of
 from fedsim.report.rules import Rule
-from fedsim.report.runs import LABELS, Run
+from fedsim.report.runs import Run
 from fedsim.report.series import Series
 from fedsim.report.style import faded, style_of
 

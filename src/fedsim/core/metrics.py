@@ -1,0 +1,16 @@
+"""The metrics of a model on a data set. A rank that is added to ``RANKS`` is one in all scores, files and reports."""
+
+from __future__ import annotations
+
+RANKS = (1, 5, 10)
+"""ranks k of a CMC curve whose shares are metrics: queries with a match among the first k images"""
+OF_RANKS = {rank: f"rank{rank}" for rank in RANKS}
+OF_PRECISION = ("mAP", "mAP_trapezoid", "mINP")
+METRICS = (*OF_RANKS.values(), *OF_PRECISION)
+"""of retrieval"""
+ACCURACIES = ("top1",)
+"""of classification"""
+METRICS_OF = {"retrieval": METRICS, "classification": ACCURACIES}
+"""task -> names of its metrics"""
+LABELS = {**{name: f"rank-{rank}" for rank, name in OF_RANKS.items()}, "top1": "top-1"}
+"""metric -> its name in tables and pictures, if that is another"""
