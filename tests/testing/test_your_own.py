@@ -1,6 +1,7 @@
 """The examples of docs/your_own.md: each passes its check, they train together, and commands read the source."""
 
 import csv
+import json
 import re
 import shlex
 import sys
@@ -16,7 +17,7 @@ from fedsim.testing import check_backbone, check_loss, check_method, check_sourc
 from small import refuse
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = ["own_backbone", "own_loss", "own_method", "own_source"]  # own_module.py has a page of its own
+NAMES = ["own_backbone", "own_callback", "own_loss", "own_method", "own_source"]  # own_module.py has a page of its own
 EXAMPLES = [DOCS / "examples" / f"{name}.py" for name in NAMES]
 
 pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
@@ -74,13 +75,17 @@ def test_the_examples_pass_their_checks(people):
         assert np.array_equal(mine.gallery.pids, drawn.gallery.pids)
 
 
-def test_the_command_of_the_page_trains_them_together(people, monkeypatch):
-    [command] = re.findall(r"^fedsim fit (.*?)\n```", (DOCS / "your_own.md").read_text(), re.MULTILINE | re.DOTALL)
-    words = shlex.split(command.replace("\\\n", " ").replace("people.csv", str(people / "people.csv")))
+def test_the_commands_of_the_page_train_with_all_of_them(people, monkeypatch):
+    commands = re.findall(r"^fedsim fit (.*?)\n```", (DOCS / "your_own.md").read_text(), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(people)
-    small = ["--trainer.max_epochs=1", "--trainer.devices=1", "--data.size=[32, 16]", "--data.val=none"]
-    assert main(["fit", *words, *small]) == 0
+    (people / "runs").mkdir()
+    small = ["--trainer.max_epochs=2", "--trainer.devices=1", "--data.size=[32, 16]", "--data.val=none"]
+    for command in commands:
+        assert main(["fit", *shlex.split(command.replace("\\\n", " ")), *small]) == 0
     assert (people / "runs" / "own" / "summary.json").exists()
+    lines = [json.loads(line) for line in (people / "runs" / "losses-0.jsonl").read_text().splitlines()]
+    rows = {(line["round"], line["client"]) for line in lines}
+    assert len(rows) == len(lines) == 2 * SyntheticReID().clients, "a line for each client and round"
 
 
 def test_check_and_preview_take_a_source(people, capsys, monkeypatch):
