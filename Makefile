@@ -38,8 +38,9 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 test: $(STAMP)  ## test each part of fedsim on some configs, rows and random cases, in four processes (JOBS=8: in eight)
 	$(BIN)/python -m $(PYTEST) -m "not others and not cluster"
 
-test-others: $(STAMP)  ## test each part of fedsim on the configs, rows and random cases that `make test` leaves out
-	$(BIN)/python -m $(PYTEST) -m "others and not cluster"
+SHARE ?= 1/1
+test-others: $(STAMP)  ## test each part on the configs, rows and random cases that `make test` leaves out (SHARE=2/12: the second twelfth)
+	$(BIN)/python -m $(PYTEST) -m "others and not cluster" --share $(SHARE)
 
 test-cluster: $(STAMP)  ## run the tests on a real Slurm with virtual nodes, and under torchrun: about twenty minutes
 	$(BIN)/python -m pytest tests/cluster

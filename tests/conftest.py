@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import others
 from durations import FILE, Measurement, function_of, read_durations, seconds_of_files
 from environment import is_of_a_launcher
 from seen_by import measure_for
@@ -20,6 +21,7 @@ DURATIONS = read_durations()
 
 def pytest_addoption(parser):
     parser.addoption("--write-durations", action="store_true", help=f"write to {FILE.name} which functions are slow")
+    parser.addoption("--share", default="1/1", help="of test functions: 3/12 takes the third twelfth")
 
 
 def pytest_configure(config):
@@ -43,7 +45,9 @@ def pytest_configure(config):
             config.pluginmanager.register(WarmWorkers())
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    others.mark_beyond_budget(items, DURATIONS)
+    items[:] = others.in_share(items, config.getoption("share"))
     for item in items:
         if "fedsim" in getattr(item, "fixturenames", ()) or function_of(item.nodeid) in DURATIONS:
             item.add_marker(pytest.mark.slow)

@@ -1,9 +1,14 @@
-"""How long test functions take: ``make durations`` measures it; conftest marks the functions of the file as slow."""
+"""How long test functions take: ``make durations`` measures it.
+
+``conftest.py`` marks the functions of the file as slow, lets the longest files begin, and leaves the cases of a long
+function that are beyond a budget to ``make test-others``.
+"""
 
 import json
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +17,15 @@ SLOW_FROM = 0.2
 ALIKE = 1.5
 """a former number stays unless the new one is that many times larger or smaller: machines are never equally quick"""
 FILE = Path(__file__).with_name("durations.json")
+
+
+class Duration(NamedTuple):
+    """Seconds of a test function."""
+
+    whole: float
+    """with all its cases and fixtures"""
+    case: float
+    """of one case in the mean, without the fixtures that it has in common with others"""
 
 
 def function_of(nodeid):
@@ -24,15 +38,15 @@ def function_of(nodeid):
 
 
 def read_durations(path=FILE):
-    """Return slow function -> its seconds."""
-    return json.loads(path.read_text()) if path.exists() else {}
+    """Return slow function -> its duration."""
+    return {name: Duration(*numbers) for name, numbers in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
 def seconds_of_files(durations):
     """Return name of a file -> seconds of its slow functions."""
     seconds = Counter()
-    for name, number in durations.items():
-        seconds[_file_of(name)] += number
+    for name, duration in durations.items():
+        seconds[_file_of(name)] += duration.whole
     return seconds
 
 
@@ -49,6 +63,7 @@ class Measurement:
         self._fixtures = defaultdict(float)  # (id of its file or folder, name) of a fixture of several tests -> seconds
         self._made = {}  # the same, of those that were made since the last report
         self._own, self._shared = defaultdict(float), defaultdict(dict)  # function -> seconds; -> fixture -> seconds
+        self._cases = defaultdict(set)  # function -> ids of its cases
         self._passed, self._failed = set(), set()  # functions; those that are in neither were skipped
 
     # -- in a process that runs tests ----------------------------------------------------------------------------------
@@ -78,6 +93,7 @@ class Measurement:
     def pytest_runtest_logreport(self, report):
         name = function_of(report.nodeid)
         self._own[name] += report.duration - getattr(report, "made", 0)  # none: its process has crashed
+        self._cases[name].add(report.nodeid)
         for fixture, seconds in getattr(report, "shared", {}).items():
             self._shared[name][fixture] = max(seconds, self._shared[name].get(fixture, 0))
         if report.failed:
@@ -88,19 +104,27 @@ class Measurement:
     def pytest_sessionfinish(self, session, exitstatus):
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not session.shouldfail  # by -x
         if ended and self._own and not hasattr(session.config, "workerinput"):
-            lines = (f"{json.dumps(name)}: {seconds:g}" for name, seconds in sorted(self._slow(session).items()))
-            self._path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            write_durations(self._slow(session), self._path)
 
     def _slow(self, session):
         """Return the slow functions: those measured now, and those of other files that are still there."""
         former = read_durations(self._path)
-        measured = {name: own + sum(self._shared[name].values()) for name, own in self._own.items()}
+        measured = {
+            name: Duration(own + sum(self._shared[name].values()), own / len(self._cases[name]))
+            for name, own in self._own.items()
+        }
         for name in {*former} & {*measured} - (self._passed - self._failed):
-            measured[name] = max(measured[name], former[name])  # it did not run to its end
-        seconds = {name: settled(new, former.get(name, 0)) for name, new in measured.items()}
-        others = _files_in(session.config.rootpath) - {_file_of(name) for name in measured}
-        kept = {name: number for name, number in former.items() if _file_of(name) in others}
-        return kept | {name: number for name, number in seconds.items() if number >= SLOW_FROM}
+            measured[name] = Duration(*map(max, measured[name], former[name]))  # it did not run to its end
+        seconds = {name: Duration(*map(settled, new, former.get(name, (0, 0)))) for name, new in measured.items()}
+        other_files = _files_in(session.config.rootpath) - {_file_of(name) for name in measured}
+        kept = {name: number for name, number in former.items() if _file_of(name) in other_files}
+        return kept | {name: duration for name, duration in seconds.items() if duration.whole >= SLOW_FROM}
+
+
+def write_durations(durations, path):
+    """Write a line for each function, in order."""
+    lines = (f"{json.dumps(name)}: [{whole:g}, {case:g}]" for name, (whole, case) in sorted(durations.items()))
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def settled(seconds, former):

@@ -1,6 +1,21 @@
-"""Cases of which ``make test`` takes some, and ``make test-others`` the others."""
+"""Cases of which ``make test`` takes some, and ``make test-others`` the others.
+
+A file chooses cases that differ most, by :func:`some` and its kin. Of what is chosen, a function has as many cases in
+``make test`` as take :data:`BUDGET` seconds, by the measurement of ``make durations``: at least one, unless that alone
+takes longer than :data:`LONGEST`.
+"""
+
+import zlib
+from collections import defaultdict
 
 import pytest
+
+from durations import function_of
+
+BUDGET = 1
+"""seconds of the cases of a function in ``make test``"""
+LONGEST = 4
+"""seconds of a case there"""
 
 METHODS = (
     "ditto", "feature_concatenation", "fedavg_d", "fedbn", "fedcapr", "feddip", "fedklpr", "fedpav", "fedpav_kd_cdw",
@@ -42,3 +57,34 @@ def names_in(request, test):
     """The values of ``name`` with which this run has a test of the module; ``request``: of the module's fixture."""
     begin = f"{request.node.nodeid}::{test}["
     return [item.callspec.params["name"] for item in request.session.items if item.nodeid.startswith(begin)]
+
+
+def mark_beyond_budget(items, durations):
+    """Mark the cases of long functions that are beyond the budget; those that stay are spread over all."""
+    cases = defaultdict(list)
+    for item in items:
+        if function_of(item.nodeid) in durations and not any(map(item.get_closest_marker, ("others", "cluster"))):
+            cases[function_of(item.nodeid)].append(item)
+    for function, alike in cases.items():
+        number = number_in_budget(durations[function].case, len(alike))
+        chosen = {index * len(alike) // number for index in range(number)}
+        for index, item in enumerate(alike):
+            if index not in chosen:
+                item.add_marker(pytest.mark.others)
+
+
+def number_in_budget(seconds, cases):
+    """Return how many of the cases, which take some seconds each, are within the budget.
+
+    >>> number_in_budget(0.3, 10), number_in_budget(0.3, 2), number_in_budget(3, 9), number_in_budget(30, 9)
+    (3, 2, 1, 0)
+    """
+    if seconds > LONGEST:
+        return 0
+    return max(1, min(cases, int(BUDGET / seconds) if seconds else cases))
+
+
+def in_share(items, share):
+    """Return the tests in one of several shares, as 3/12: functions are dealt out by their names."""
+    number, _, shares = share.partition("/")
+    return [item for item in items if zlib.crc32(function_of(item.nodeid).encode()) % int(shares) == int(number) - 1]

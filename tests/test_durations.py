@@ -87,15 +87,15 @@ def test_not_now():
     pytest.skip("not now")
 """
 BEFORE = {
-    "test_gone.py::test_x": 5,
-    "test_left_alone.py::test_x": 5,
-    "test_rooms.py::test_fails": 3,
-    "test_rooms.py::test_fails_once": 3,
-    "test_rooms.py::test_gone": 5,
-    "test_rooms.py::test_not_always": 3,
-    "test_rooms.py::test_not_now": 3,
-    "test_rooms.py::test_quick": 3,
-    "test_rooms.py::test_second_in_the_house": 0.35,
+    "test_gone.py::test_x": [5, 5],
+    "test_left_alone.py::test_x": [5, 5],
+    "test_rooms.py::test_fails": [3, 3],
+    "test_rooms.py::test_fails_once": [3, 3],
+    "test_rooms.py::test_gone": [5, 5],
+    "test_rooms.py::test_not_always": [3, 3],
+    "test_rooms.py::test_not_now": [3, 3],
+    "test_rooms.py::test_quick": [3, 3],
+    "test_rooms.py::test_second_in_the_house": [0.35, 0.35],
 }
 
 
@@ -131,11 +131,14 @@ def test_a_measurement_lists_what_is_slow(project, processes):
         "fails", "fails_late", "fails_once", "not_now",
     }  # fmt: skip
     for name in ("fails", "fails_once", "not_now"):
-        assert now[f"test_rooms.py::test_{name}"] == 3, "it did not run to its end"
+        assert now[f"test_rooms.py::test_{name}"] == [3, 3], "it did not run to its end"
     first, third = (now[f"test_rooms.py::test_{number}_in_the_house"] for number in ("first", "third"))
-    assert first < 1.5 * third, "the house is counted once for each"
-    assert now["test_rooms.py::test_second_in_the_house"] == 0.35, "about the same as before"
-    assert now["test_rooms.py::test_both_cases_count"] >= 0.3, "as both take as long"
+    assert first[0] < 1.5 * third[0], "the house is counted once for each"
+    assert first[1] < 0.1, "a case alone is quick"
+    assert now["test_rooms.py::test_second_in_the_house"][0] == 0.35, "about the same as before"
+    whole, case = now["test_rooms.py::test_both_cases_count"]
+    assert whole >= 0.3, "as both take as long"
+    assert 0.1 <= case <= 0.7 * whole, "the mean of both"
 
 
 @pytest.mark.parametrize("words", [["-x"], ["--collect-only"], ["-k", "nothing"]], ids=lambda words: words[0])
