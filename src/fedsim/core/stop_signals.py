@@ -89,11 +89,25 @@ _senders: list[int] = []
 """pipes on which this process notes its signals"""
 
 
-def _note_nothing() -> None:
+_forking = threading.local()
+"""the signals that a thread blocks, while it forks"""
+
+
+def _hold_signals() -> None:
+    """Let a signal of a fork wait until the fork has left its parent's pipe."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS if _senders else ())
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _begin_fork() -> None:
     """Let a fork leave its parent's pipe alone: its signals are its own."""
     before = signal.set_wakeup_fd(-1) if _senders else -1
     if before not in (-1, *_senders):
         signal.set_wakeup_fd(before)
+    _release_signals()
 
 
-os.register_at_fork(after_in_child=_note_nothing)
+os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_begin_fork)
