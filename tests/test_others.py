@@ -25,7 +25,7 @@ def cases(function, number, *marks):
     return [Item(f"tests/a/test_a.py::{function}[{index}]", *marks) for index in range(number)]
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(0.1, range(9)), (0.3, [0, 3, 6]), (3, [0]), (30, [])])
+@pytest.mark.parametrize(("seconds", "kept"), [(0.05, range(9)), (0.15, [0, 3, 6]), (3, [0]), (30, [])])
 def test_a_function_has_as_many_cases_as_the_budget_allows(seconds, kept):
     items = cases("test_long", 9)
     mark_beyond_budget(items, {"test_a.py::test_long": Duration(9 * seconds, seconds)})
@@ -36,7 +36,7 @@ def test_chosen_cases_and_those_of_a_cluster_are_left_alone():
     """Marked cases do not count either."""
     chosen, cluster = cases("test_long", 3, "others"), cases("test_slurm", 3, "cluster")
     quick, usual = cases("test_quick", 3), cases("test_long", 2)
-    slow = Duration(5, 0.5)
+    slow = Duration(5, 0.2)
     durations = {"test_a.py::test_long": slow, "test_a.py::test_slurm": slow}
     mark_beyond_budget(chosen + cluster + quick + usual, durations)
     assert all(item.marks == ["others"] for item in chosen)

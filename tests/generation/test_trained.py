@@ -14,7 +14,7 @@ from fedsim.generation.swaps import measure_swaps, sample_pairs
 from fedsim.generation.training import GeneratorSteps
 from fedsim.models import SmallCNN
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.others]  # one generator is trained for all of them: 40 s
 
 SIZE = (32, 16)
 STEPS = GeneratorSteps(steps=300, rate=1e-3, appearance_rate=1e-3, save_every=100)
