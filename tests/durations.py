@@ -5,6 +5,7 @@ function that are beyond a budget to ``make test-others``.
 """
 
 import json
+import re
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -55,7 +56,7 @@ class Measurement:
 
     A fixture of several tests is charged to each function that uses it, for the function takes so long when it runs
     alone. With pytest-xdist, the processes that run tests hand on what they measure with their reports, and the process
-    that hands tests out adds it up. A run of some files leaves the numbers of the other files alone.
+    that hands tests out adds it up. A run of some functions leaves the numbers of the others alone.
     """
 
     def __init__(self, path):
@@ -107,7 +108,7 @@ class Measurement:
             write_durations(self._slow(session), self._path)
 
     def _slow(self, session):
-        """Return the slow functions: those measured now, and those of other files that are still there."""
+        """Return the slow functions: those measured now, and others that are still there."""
         former = read_durations(self._path)
         measured = {
             name: Duration(own + sum(self._shared[name].values()), own / len(self._cases[name]))
@@ -116,8 +117,8 @@ class Measurement:
         for name in {*former} & {*measured} - (self._passed - self._failed):
             measured[name] = Duration(*map(max, measured[name], former[name]))  # it did not run to its end
         seconds = {name: Duration(*map(settled, new, former.get(name, (0, 0)))) for name, new in measured.items()}
-        other_files = _files_in(session.config.rootpath) - {_file_of(name) for name in measured}
-        kept = {name: number for name, number in former.items() if _file_of(name) in other_files}
+        texts = _texts_below(session.config.rootpath)
+        kept = {name: duration for name, duration in former.items() if name not in measured and _is_in(texts, name)}
         return kept | {name: duration for name, duration in seconds.items() if duration.whole >= SLOW_FROM}
 
 
@@ -140,6 +141,12 @@ def _file_of(name):
     return name.partition("::")[0]
 
 
-def _files_in(root):
-    """Return the names of files that may have tests."""
-    return {path.name for folder in ("tests", "src") for path in (root / folder).rglob("*.py")}
+def _is_in(texts, name):
+    """Whether a function that was not run, such as one of ``make test-others``, is still there."""
+    file, _, function = name.partition("::")
+    return re.search(rf"\b{re.split('[:.]', function)[-1]}\b", texts.get(file, "")) is not None
+
+
+def _texts_below(root):
+    """Return name -> text of the files that may have tests."""
+    return {path.name: path.read_text() for folder in ("tests", "src") for path in (root / folder).rglob("*.py")}

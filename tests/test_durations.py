@@ -85,10 +85,17 @@ def test_not_always(case):
 
 def test_not_now():
     pytest.skip("not now")
+
+
+@pytest.mark.others
+def test_deselected():
+    pass
 """
 BEFORE = {
     "test_gone.py::test_x": [5, 5],
     "test_left_alone.py::test_x": [5, 5],
+    "test_left_alone.py::test_y": [5, 5],
+    "test_rooms.py::test_deselected": [5, 5],
     "test_rooms.py::test_fails": [3, 3],
     "test_rooms.py::test_fails_once": [3, 3],
     "test_rooms.py::test_gone": [5, 5],
@@ -102,7 +109,11 @@ BEFORE = {
 @pytest.fixture
 def project(tmp_path):
     """A project with two folders of tests, and its durations of another day."""
-    for path, text in (("conftest.py", CONFTEST), ("a/test_rooms.py", TESTS), ("b/test_left_alone.py", "")):
+    for path, text in (
+        ("conftest.py", CONFTEST),
+        ("a/test_rooms.py", TESTS),
+        ("b/test_left_alone.py", "def test_x(): ..."),
+    ):
         (tmp_path / "tests" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / path).write_text(text)
     (tmp_path / "pytest.ini").touch()
@@ -114,7 +125,7 @@ def measured(project, *words):
     """Run the tests; return the exit code, and the file."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(Path(__file__).parent)
-    command = [sys.executable, "-m", "pytest", "-q", *words, "tests/a"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not others", *words, "tests/a"]
     result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
     return result.returncode, (project / "tests" / "durations.json").read_text()
 
@@ -128,7 +139,7 @@ def test_a_measurement_lists_what_is_slow(project, processes):
     assert [name for name in now if "rooms" not in name] == ["test_left_alone.py::test_x"], "its file was not run"
     assert {name.removeprefix("test_rooms.py::test_") for name in now if "rooms" in name} == {
         "both_cases_count", "first_in_the_house", "second_in_the_house", "third_in_the_house", "asks_for_a_shed",
-        "fails", "fails_late", "fails_once", "not_now",
+        "fails", "fails_late", "fails_once", "not_now", "deselected",
     }  # fmt: skip
     for name in ("fails", "fails_once", "not_now"):
         assert now[f"test_rooms.py::test_{name}"] == [3, 3], "it did not run to its end"
