@@ -21,7 +21,7 @@ DURATIONS = read_durations()
 
 def pytest_addoption(parser):
     parser.addoption("--write-durations", action="store_true", help=f"write to {FILE.name} which functions are slow")
-    parser.addoption("--share", default="1/1", help="of test functions: 3/12 takes the third twelfth")
+    parser.addoption("--share", type=others.share_of, default="1/1", help="of functions: 3/12 takes the third twelfth")
 
 
 def pytest_configure(config):
@@ -47,7 +47,9 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     others.mark_beyond_budget(items, DURATIONS)
-    items[:] = others.in_share(items, config.getoption("share"))
+    chosen = {item: others.is_in_share(item, config.getoption("share")) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
+    items[:] = [item for item in items if chosen[item]]
     for item in items:
         if "fedsim" in getattr(item, "fixturenames", ()) or function_of(item.nodeid) in DURATIONS:
             item.add_marker(pytest.mark.slow)

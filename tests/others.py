@@ -5,6 +5,8 @@ A file chooses cases that differ most, by :func:`some` and its kin. Of what is c
 takes longer than :data:`LONGEST`.
 """
 
+import argparse
+import re
 import zlib
 from collections import defaultdict
 
@@ -84,7 +86,15 @@ def number_in_budget(seconds, cases):
     return max(1, min(cases, int(BUDGET / seconds) if seconds else cases))
 
 
-def in_share(items, share):
-    """Return the tests in one of several shares, as 3/12: functions are dealt out by their names."""
-    number, _, shares = share.partition("/")
-    return [item for item in items if zlib.crc32(function_of(item.nodeid).encode()) % int(shares) == int(number) - 1]
+def share_of(text):
+    """Return the number of a share and that of all shares in a text such as 3/12."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text} is no share; the third of twelve is 3/12")
+    return int(match[1]), int(match[2])
+
+
+def is_in_share(item, share):
+    """Whether a test is in a share: functions are dealt out by their names."""
+    number, shares = share
+    return zlib.crc32(function_of(item.nodeid).encode()) % shares == number - 1

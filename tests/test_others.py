@@ -1,11 +1,12 @@
 """The choice of the cases that ``make test`` leaves to ``make test-others``."""
 
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from durations import Duration
-from others import in_share, mark_beyond_budget
+from others import is_in_share, mark_beyond_budget, share_of
 
 
 class Item:
@@ -47,9 +48,15 @@ def test_chosen_cases_and_those_of_a_cluster_are_left_alone():
 @pytest.mark.parametrize("shares", [1, 12])
 def test_each_test_is_in_one_share_with_all_cases_of_its_function(shares):
     items = [item for number in range(60) for item in cases(f"test_{number}", 2)]
-    dealt = [in_share(items, f"{number}/{shares}") for number in range(1, shares + 1)]
+    dealt = [[item for item in items if is_in_share(item, share_of(f"{k}/{shares}"))] for k in range(1, shares + 1)]
     assert sorted(item.nodeid for share in dealt for item in share) == sorted(item.nodeid for item in items)
     for share in dealt:
         assert share, "sixty functions are enough for twelve shares"
         functions = {item.nodeid.partition("[")[0] for item in share}
         assert len(share) == 2 * len(functions), "with both cases"
+
+
+@pytest.mark.parametrize("text", ["", "3", "0/12", "13/12", "-1/2", "a/b", "1/0"])
+def test_a_share_that_is_none_is_refused(text):
+    with pytest.raises(ArgumentTypeError, match="the third of twelve is 3/12"):
+        share_of(text)
