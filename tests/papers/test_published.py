@@ -420,7 +420,7 @@ def test_what_clients_prune_and_send_stands_beside_what_is_printed(tmp_path, cap
 
 def test_printed_costs_are_of_the_rows_own_clients():
     rows = [row for table in read_paper("004").tables for row in table.rows if row.costs]
-    assert len(rows) == 16
+    assert len(rows) == 18
     for row in rows:
         assert row.costs.keys() == row.scores.keys()
         assert all(0 <= numbers[0] < 100 and len(numbers) <= 2 for numbers in row.costs.values())
