@@ -22,12 +22,23 @@ from tiny_run import TINY
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_left_by_earlier_tests():
-    """Forget launchers of earlier runs in this process, with which those that it starts would end, and their mode."""
+def forget_launchers():
+    """Remove what launchers of runs in this process have left in its environment."""
     for name in list(os.environ):
         if is_of_a_launcher(name):
             del os.environ[name]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_launcher_of_earlier_files():
+    """Also for fixtures of a file: processes that they start would end as launchers of earlier runs have ended."""
+    forget_launchers()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_by_earlier_tests():
+    """Forget launchers of earlier runs in this process, and their mode."""
+    forget_launchers()
     torch.use_deterministic_algorithms(False)
     path = [*sys.path]
     yield
