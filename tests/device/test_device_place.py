@@ -78,7 +78,8 @@ def first_line(caplog):
 def test_the_first_line_names_the_place(tmp_path, caplog):
     caplog.set_level(logging.INFO, "fedsim")
     fit(tmp_path / "cpu", "fedavg", rounds=1, scored=False)
-    assert caplog.messages[0] == f"on 1 x cpu, 1 rank, 32-true, torch {torch.__version__}"
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("fedsim")]
+    assert lines[0] == f"on 1 x cpu, 1 rank, 32-true, torch {torch.__version__}"
     caplog.clear()
     with simulated.cuda(1):
         fit(tmp_path / "gpu", "fedavg", gpus=1, rounds=1, scored=False, precision="bf16-mixed")
