@@ -2,8 +2,8 @@
 
     python benchmarks/claims.py 000-ska fedbuff --record benchmarks/results/DAY-claims.md
 
-A page's first block of bash below "Run it" is one script, run in an empty folder. The record has its output: the
-tables of ``fedsim report``. Pages quote it, and a test compares their tables with the record.
+The blocks of bash below "Run it" of a page are one script, run in an empty folder. The record has the output of the
+commands that are no fits: the tables of ``fedsim report``.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def head() -> str:
 
 
 def script_of(page: str) -> str:
-    """Return the first script of a page's section "Run it"."""
+    """Return the script of a page's section "Run it"."""
     section = (PAGES / f"{page}.md").read_text().partition("\n## Run it\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```bash\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     return "".join(blocks)
 
 
 def run(script: str) -> str:
-    """Run a script in an empty folder, and return the output of its last commands: those that are no fits."""
+    """Run a script in an empty folder, and return the output of its commands that are no fits."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         quiet = 'fedsim() { if [ "$1" = fit ]; then command fedsim "$@" > /dev/null; else command fedsim "$@"; fi; }\n'

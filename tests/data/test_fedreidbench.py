@@ -183,6 +183,11 @@ def test_check_reads_the_folders_where_they_are(root, capsys, monkeypatch):
     printed = capsys.readouterr()
     assert "2 / 3 / 2 / 4" in printed.out
     assert "msmt17: not complete: compare the numbers" in printed.err
+    [image] = (root / "prid" / "pytorch" / "query" / "3").iterdir()
+    image.write_bytes(b"")
+    assert "1 of 13 images are not there, or empty" in {f.name: f for f in findings_in(root)}["prid2011"].problem
+    shutil.copytree(root / "Market", root / "DukeMTMC-reID")
+    assert {f.name for f in findings_in(root) if "withdrew it" in f.notes} == {"dukemtmc"}
     shutil.rmtree(root / "MSMT17" / "pytorch" / "query")
     assert "no such folder" in {finding.name: finding for finding in findings_in(root)}["msmt17"].problem
 

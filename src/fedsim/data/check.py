@@ -41,7 +41,6 @@ _CLASSES: tuple[type[DataSet], ...] = (
 
 _ABSENT = "not there"
 _INCOMPLETE = "not complete: compare the numbers"
-_WITHDRAWN = "its owners withdrew it: leave it out (docs/datasets.md)"
 
 
 class Finding(NamedTuple):
@@ -95,10 +94,11 @@ def findings_of(source: ReIDSource) -> list[Finding]:
 
 
 def _counted(domain: Domain, official: Counts | None) -> Finding:
-    """Compare the numbers of a data set with the official ones."""
+    """Compare the numbers of a data set with the official ones; public data have no queries."""
     counts = _count([domain])
-    is_complete = _agree(counts, official)
-    return Finding(domain.name, counts, official, "" if is_complete else _INCOMPLETE, is_usable=is_complete)
+    problem = _gap(files_of(domain)) or (obstacle_of(domain) if len(domain.query) else "")
+    problem = problem or ("" if _agree(counts, official) else _INCOMPLETE)
+    return Finding(domain.name, counts, official, problem, "-", not problem, _withdrawal(domain.name))
 
 
 def _of_fedreidbench(root: Path) -> list[Finding]:
@@ -181,10 +181,8 @@ def _look_at(folder: Path) -> Finding:
     obstacle = (
         _unreadable(files_of(domain)) or obstacle_of(domain) or line_of_copies(copies_in(domain, is_thorough=True))
     )
-    withdrawn = (
-        "its owners withdrew it: leave it out (docs/datasets.md)" if folder.name in datasets.DukeMTMC.folders else ""
-    )
-    notes = "; ".join(filter(None, (withdrawn, notes_of(domain), _not_read(left_out_of(folder, domain)))))
+    remarks = (_withdrawal(folder.name), notes_of(domain), _not_read(left_out_of(folder, domain)))
+    notes = "; ".join(filter(None, remarks))
     return Finding(folder.name, _count([domain]), None, obstacle or verdict, layout, not obstacle, notes)
 
 
@@ -259,6 +257,12 @@ def _count(domains: list[Domain]) -> Counts:
     identities, images = sum(len(train.identities) for train in trains), sum(map(len, trains))
     query, gallery = sum(len(domain.query) for domain in domains), sum(len(domain.gallery) for domain in domains)
     return Counts(identities or None, images or None, query, gallery)
+
+
+def _withdrawal(name: str) -> str:
+    """Return a remark on a data set that its owners withdrew; empty on all others."""
+    is_withdrawn = name in (datasets.DukeMTMC.name, *datasets.DukeMTMC.folders)
+    return "its owners withdrew it: leave it out (docs/datasets.md)" if is_withdrawn else ""
 
 
 def _agree(counts: Counts, official: Counts | None) -> bool:
