@@ -42,7 +42,10 @@ COMBINED = {
     "ModelReplacement, NormClipping": [
         "--model.attack=ModelReplacement", LIAR, "--model.aggregation=NormClipping", "--model.aggregation.bound=0.5",
     ],
-    "Bulyan": ["--model.aggregation=Bulyan", "--model.aggregation.bad=0"],
+    "MinMax, Bulyan": ["--model.attack=MinMax", LIAR, "--model.aggregation=Bulyan", "--model.aggregation.bad=0"],
+    "MinSum, Median": ["--model.attack=MinSum", LIAR, "--model.aggregation=Median"],
+    "ALIE": ["--model.attack=ALIE", LIAR, "--model.attack.z=1.0"],
+    "InnerProduct": ["--model.attack=InnerProduct", LIAR],
     "Buffered": [HARDWARE, "--model.timing=Buffered", "--model.timing.buffer=2"],
 }  # fmt: skip
 """each attack, rule, timing and style in one of the fits"""

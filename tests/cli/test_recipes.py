@@ -118,10 +118,10 @@ def test_each_attack_meets_each_rule(capsys, tmp_path):
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     pairs = [tuple(w for w in line if w.startswith(("--model.attack=", "--model.aggregation="))) for line in lines]
     attacks, rules = ({pair[place] for pair in pairs} for place in (0, 1))
-    assert (len(attacks), len(rules), len(pairs), len({*pairs})) == (5, 8, 3 * 5 * 8, 5 * 8)
+    assert (len(attacks), len(rules), len(pairs), len({*pairs})) == (8, 8, 3 * 8 * 8, 8 * 8)
     eleven = "--data.source={class_path: SyntheticReID, init_args: {clients: 11, unseen: 0, scale: 0.2}}"
     tried = {(attack, rule) for attack, rule in pairs if attack == pairs[0][0] or rule == pairs[-1][1]}
-    assert len(tried) == 5 + 8 - 1
+    assert len(tried) == 8 + 8 - 1
     for attack, rule in sorted(tried):
         words = ["--config", "quickstart", "--config", "recipes/attacks", attack, rule, eleven, "--data.val=none"]
         assert main(["describe", *words]) == 0

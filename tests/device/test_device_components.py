@@ -15,8 +15,8 @@ THREE = "--data.source.init_args.clients=3"
 HARDWARE = "--model.hardware={down_mbit: 100, up_mbit: 20, images_per_second: 300}"
 RESNET = "--model.backbone={{class_path: ResNet, init_args: {{depth: 18, {}}}}}"
 ATTACKS = {
-    "Backdoor": ["--model.attack.patch=4"], "GaussianNoise": [], "LabelFlip": [], "ModelReplacement": [],
-    "SignFlip": [],
+    "ALIE": ["--model.attack.z=1.0"], "Backdoor": ["--model.attack.patch=4"], "GaussianNoise": [], "InnerProduct": [],
+    "LabelFlip": [], "MinMax": [], "MinSum": ["--model.attack.direction=sign"], "ModelReplacement": [], "SignFlip": [],
 }  # fmt: skip
 RULES = {
     "Bulyan": ["--model.aggregation.bad=0"], "GeometricMedian": [], "Krum": ["--model.aggregation.bad=0"], "Median": [],

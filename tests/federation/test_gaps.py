@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedsim.federation.components.attacks import Backdoor, GaussianNoise, LabelFlip, ModelReplacement, SignFlip
+from fedsim.federation.components.collusion import ALIE, InnerProduct, MinMax, MinSum
 from fedsim.federation.components.privacy import DifferentialPrivacy, WhiteNoise
 from fedsim.federation.components.robust import Bulyan, GeometricMedian, Krum, Median, NormClipping, TrimmedMean
 from fedsim.methods import FedAvg, FedPav
@@ -12,15 +13,19 @@ from small import fit, make_model, vector
 
 LIAR = ["town0"]
 COMPONENTS = {
+    "alie": {"attack": ALIE(LIAR)},
     "backdoor": {"attack": Backdoor(LIAR, patch=4)},
     "bulyan": {"aggregation": Bulyan(bad=0)},
     "central": {"privacy": DifferentialPrivacy(1.0, 0.1), "bn_stats": "local"},
     "clipping": {"aggregation": NormClipping(0.5)},
     "geometric": {"aggregation": GeometricMedian()},
+    "inner product": {"attack": InnerProduct(LIAR)},
     "krum": {"aggregation": Krum(bad=0, keep=2)},
     "labels": {"attack": LabelFlip(LIAR), "method": FedAvg(weighting="uniform")},
     "local": {"privacy": DifferentialPrivacy(1.0, 0.1, mode="local"), "bn_stats": "local"},
     "median": {"aggregation": Median()},
+    "min-max": {"attack": MinMax(LIAR)},
+    "min-sum": {"attack": MinSum(LIAR, direction="sign")},
     "noise": {"attack": GaussianNoise(LIAR)},
     "noise and clipping": {"attack": GaussianNoise(LIAR), "aggregation": NormClipping(0.5)},
     "noise and krum": {"attack": GaussianNoise(LIAR), "aggregation": Krum(bad=0, keep=3)},

@@ -29,6 +29,7 @@ from fedsim.federation.checks.compatibility import check_trainer, data_of
 from fedsim.federation.checks.requirements import check_equal_start
 from fedsim.federation.components.answers import AnswerCount
 from fedsim.federation.components.clock import Clock, Conditions, SynchronousClock
+from fedsim.federation.components.collusion import Collusion
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.events import (
     as_oracle,
@@ -222,6 +223,8 @@ def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
     settings.selection.prepare({name: data.num_images for name, data in parts.data_of.items()})
     if settings.attack is not None:
         settings.attack.prepare(parts.server, parts.data_of, settings.evaluation.task)
+    if isinstance(settings.attack, Collusion):
+        settings.attack.check_settings(settings.method, settings.noise, settings.pace)
     if settings.aggregation is not None:
         settings.aggregation.check(settings.method, parts.server, settings.bn_stats, settings.noise)
     optional = [part for part in (ladder, settings.attack) if part]
@@ -277,6 +280,8 @@ def _make_aggregator(settings: Settings, parts: Parts, strategy: FederatedStrate
     elif "uploads" in settings.method.requires:
         rule = partial(settings.method.aggregate, parts.server)
     form = MaskedSum() if clients_prune(settings.method) else PlainSum()
+    forgery = partial(settings.attack.forge, parts.server) if isinstance(settings.attack, Collusion) else None
     return Aggregator(
-        strategy, parts.statistics, parts.archs, settings.reduction, strategy.root_device, settings.seed, form, rule
-    )
+        strategy, parts.statistics, parts.archs, settings.reduction, strategy.root_device, settings.seed, form, rule,
+        forgery,
+    )  # fmt: skip

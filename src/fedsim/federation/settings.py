@@ -95,7 +95,8 @@ class Settings:
     accounting: Annotated[Accounting, Facts(group="evaluation")] = Accounting()
     """rules for counting bytes, mainly of pruned models"""
     attack: Annotated[Attack | None, Facts(group="method", kind="attacks")] = None
-    """SignFlip, GaussianNoise, ModelReplacement, LabelFlip or Backdoor of some clients; null: all clients are honest"""
+    """of some clients, each alone: SignFlip, GaussianNoise, ModelReplacement, LabelFlip, Backdoor; together: ALIE,
+    InnerProduct, MinMax, MinSum; null: all clients are honest"""
     aggregation: Annotated[Aggregation | None, Facts(group="method", kind="aggregations", needs=_SHARES)] = None
     """Median, TrimmedMean, Krum, Bulyan, GeometricMedian or NormClipping instead of the weighted mean; null: the
     aggregation of the method"""

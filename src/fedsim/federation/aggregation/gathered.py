@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
@@ -15,6 +16,9 @@ from fedsim.training.uploads import Uploads
 
 UploadRule = Callable[[str, Uploads, Mapping[str, Report]], Tensor]
 """architecture, uploads, reports -> the vector [num_shared] that replaces the weighted mean"""
+Forgery = Callable[[str, Sequence[str], Callable[[Sequence[str]], Uploads]], Mapping[str, Tensor]]
+"""architecture, its clients, some clients -> their shared parameters as uploads; the result is the same on all ranks:
+client -> parameters [num_shared_parameters] that replace those of its upload"""
 
 
 def gather(
@@ -39,6 +43,18 @@ def gather(
         clients, length, chunk,
         sum_=strategy.sum_, rank=strategy.global_rank, num_ranks=strategy.world_size, device=device,
     )  # fmt: skip
+
+
+def squared_distances(uploads: Uploads) -> Tensor:
+    """Return the squared distances between all uploads, [K, K] float64 on the CPU, over parameters and statistics."""
+
+    def of_chunk(chunk: Tensor) -> Tensor:
+        exact = chunk.double()  # differences in float64, summed over chunks: large norms do not cancel
+        rows = [F.pad((exact[i:] - row).square().sum(1), (i, 0)) for i, row in enumerate(exact)]
+        return torch.stack(rows)
+
+    upper = uploads.total(of_chunk, [len(uploads.clients)] * 2).cpu()
+    return upper + upper.T  # zeros on the diagonal
 
 
 def check_statistics_of_uploads(bn_stats: StatisticsPolicy, user: str) -> None:

@@ -6,19 +6,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedsim.core.errors import TrainingError
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
 from fedsim.federation.aggregation.forms import check_form
-from fedsim.federation.aggregation.gathered import UploadRule, gather
+from fedsim.federation.aggregation.gathered import Forgery, UploadRule, gather
 from fedsim.methods.base import Method, Weights
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import Client
 from fedsim.training.messages import Answers, Report, Signals, Upload
 from fedsim.training.statistics import BatchNormStatistics
+from fedsim.training.uploads import Uploads
 
 Extras = Mapping[str, Mapping[str, tuple[int, ...]]]
 """architecture -> name -> shape of a tensor that every client uploads in addition to its vector"""
@@ -134,6 +137,7 @@ class Aggregator:
         seed: of the run.
         form: form of the sum of models.
         rule: replaces the sum of models; all uploads wait for it.
+        forgery: replaces the uploads of attackers, which are made of others; all uploads wait for it.
     """
 
     def __init__(
@@ -146,9 +150,10 @@ class Aggregator:
         seed: int,
         form: ModelSum | None = None,
         rule: UploadRule | None = None,
+        forgery: Forgery | None = None,
     ) -> None:
         self.strategy, self.statistics, self.archs, self.seed = strategy, statistics, archs, seed
-        self._form, self._rule = form or PlainSum(), rule
+        self._form, self._rule, self._forgery = form or PlainSum(), rule, forgery
         self.is_exact = reduction == "exact"
         self._accumulate: Accumulate = accumulate if self.is_exact else _accumulate_in_float32
         self.untouched: dict[str, Tensor] = {}
@@ -168,7 +173,8 @@ class Aggregator:
 
     def begin(self, round_: int, extras: Extras, weights: Mapping[str, Weights] | None = None) -> None:
         """Empty the sums for a round; ``weights``, by architecture, are those of all ranks' clients, if known."""
-        self.round, self._weights, self._shapes = round_, weights if self._rule is None else None, extras
+        adds_at_once = self._rule is None and self._forgery is None
+        self.round, self._weights, self._shapes = round_, weights if adds_at_once else None, extras
         self._waiting, self.untouched = {}, {}
         for total in self._totals.values():
             total.zero_()
@@ -190,8 +196,12 @@ class Aggregator:
     def limited(self, contribution: Upload) -> list[tuple[Tensor, float]]:
         """Return the tensors of a contribution, each with its largest magnitude: only exact sums have one."""
         limit = MAX_MAGNITUDE if self.is_exact else math.inf
-        of_vector = limit if self._rule is None else math.inf
-        return [(contribution.vector, of_vector), *((tensor, limit) for tensor in contribution.extras.values())]
+        return [(contribution.vector, self._limit), *((tensor, limit) for tensor in contribution.extras.values())]
+
+    @property
+    def _limit(self) -> float:
+        """The largest magnitude of a model's values: only exact sums of models have one."""
+        return MAX_MAGNITUDE if self.is_exact and self._rule is None else math.inf
 
     def facts(self, client: str, upload: Upload) -> Signals:
         """Return the numbers about an upload that all ranks need, by :attr:`columns`."""
@@ -221,6 +231,8 @@ class Aggregator:
         """
         for arch, early in (self._weights or {}).items():
             assert early.clients == weights[arch].clients, "weights changed after uploads were summed with them"
+        if self._forgery is not None:
+            self._forge(self._forgery, reports)
         vectors = None if self._rule is None else self._by_rule(self._rule, reports)
         for client, contribution in self._waiting.items():
             self._sum(client, contribution, weights[self.archs[client]])
@@ -273,12 +285,35 @@ class Aggregator:
     def _over_ranks(self, total: Tensor) -> Tensor:
         return total if self._is_summed else self.strategy.sum_(total)
 
+    def _gather(self, arch: str, length: int, clients: Sequence[str]) -> Uploads:
+        """Return the first ``length`` numbers of the uploads of some clients of an architecture."""
+        return gather(self._waiting, [*clients], length, self._totals[arch].device, self.strategy)
+
+    def _forge(self, forgery: Forgery, reports: Mapping[str, Report]) -> None:
+        """Replace the parameters in the uploads of attackers; all ranks know those of all, and so refuse the same.
+
+        Raises:
+            TrainingError: if they are not finite, or too large for exact sums.
+        """
+        for arch, members in by_architecture(reports, self.archs).items():
+            gather_some = partial(self._gather, arch, self.statistics[arch].span.start)
+            for client, parameters in forgery(arch, [*members], gather_some).items():
+                largest = float(parameters.abs().max())
+                if not (largest <= self._limit and math.isfinite(largest)):
+                    raise TrainingError(
+                        f"client {client}, round {self.round + 1}: its malicious upload has values up to {largest:g}, "
+                        f"and {MAX_MAGNITUDE:.0f} is the limit of exact sums; lower the factor of model.attack, set "
+                        "model.reduction to fp32, or choose a rule in model.aggregation"
+                    )
+                if client in self._waiting:
+                    self._waiting[client].vector[: len(parameters)] = parameters
+
     def _by_rule(self, rule: UploadRule, reports: Mapping[str, Report]) -> dict[str, Tensor]:
         """Return the rule's vector for each architecture, float32 [num_shared]."""
         vectors = {}
         for arch, members in by_architecture(reports, self.archs).items():
             device, statistics = self._totals[arch].device, self.statistics[arch]
-            uploads = gather(self._waiting, list(members), statistics.num_shared, device, self.strategy)
+            uploads = self._gather(arch, statistics.num_shared, [*members])
             vectors[arch] = statistics.decode(rule(arch, uploads, members).double()).float().to(device)
         return vectors
 

@@ -116,7 +116,7 @@ class Attack(KeepsArguments, RoundListener, ABC):
         return figures
 
 
-class _UploadAttack(Attack):
+class UploadAttack(Attack, ABC):
     """An attack on the shared parameters of uploads."""
 
     def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
@@ -125,7 +125,7 @@ class _UploadAttack(Attack):
             raise ConfigError(f"{_FIELD}: clients of this method send no parameters; choose another method")
 
 
-class SignFlip(_UploadAttack):
+class SignFlip(UploadAttack):
     """Attackers send the received model minus their update (Li et al., AAAI 2019), with a factor.
 
     Args:
@@ -144,7 +144,7 @@ class SignFlip(_UploadAttack):
         return _with_update(client, upload, lambda update: -self.scale * update)
 
 
-class GaussianNoise(_UploadAttack):
+class GaussianNoise(UploadAttack):
     """Attackers send the received model plus Gaussian noise instead of an update.
 
     Args:
@@ -169,7 +169,7 @@ class GaussianNoise(_UploadAttack):
         return _with_update(client, upload, noise)
 
 
-class ModelReplacement(_UploadAttack):
+class ModelReplacement(UploadAttack):
     """Attackers send a boosted update, so that the mean becomes their model (Bagdasaryan et al., AISTATS 2020, Eq. 3).
 
     Args:

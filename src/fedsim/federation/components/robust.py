@@ -12,14 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.transfer import send
-from fedsim.federation.aggregation.gathered import check_statistics_of_uploads
+from fedsim.federation.aggregation.gathered import check_statistics_of_uploads, squared_distances
 from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.privacy import DifferentialPrivacy, Privacy
 from fedsim.functional.robust import (
@@ -149,7 +148,7 @@ class Krum(Aggregation):
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the mean of the chosen uploads."""
         self.check_number(len(reports), arch)
-        scores = krum_scores(_squared_distances(uploads), self.bad)
+        scores = krum_scores(squared_distances(uploads), self.bad)
         chosen = scores.argsort(stable=True)[: self.keep].sort().values
         return uploads.combine(lambda chunk: _rows(chunk, chosen).double().mean(0).float())
 
@@ -194,7 +193,7 @@ class GeometricMedian(Aggregation):
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the smoothed geometric median."""
-        weights = geometric_median_weights(_squared_distances(uploads), self.smoothing, self.iterations)
+        weights = geometric_median_weights(squared_distances(uploads), self.smoothing, self.iterations)
         column = weights[:, None].to(server.vector(arch).device)
         return uploads.combine(lambda chunk: (chunk.double() * column).sum(0).float())
 
@@ -224,7 +223,7 @@ class Bulyan(Aggregation):
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the means around the medians of the chosen uploads."""
         self.check_number(len(reports), arch)
-        chosen = torch.tensor(bulyan_choice(_squared_distances(uploads), self.bad))
+        chosen = torch.tensor(bulyan_choice(squared_distances(uploads), self.bad))
         count = len(reports) - 4 * self.bad
         return uploads.combine(lambda chunk: mean_around_median(_rows(chunk, chosen), count))
 
@@ -232,15 +231,3 @@ class Bulyan(Aggregation):
 def _rows(chunk: Tensor, chosen: Tensor) -> Tensor:
     """Return the rows [m, c] of a chunk [K, c] with the numbers [m], which are on the CPU."""
     return chunk.index_select(0, send(chosen, chunk.device))
-
-
-def _squared_distances(uploads: Uploads) -> Tensor:
-    """Return the squared distances between all uploads, [K, K] float64 on the CPU, over parameters and statistics."""
-
-    def of_chunk(chunk: Tensor) -> Tensor:
-        exact = chunk.double()  # differences in float64, summed over chunks: large norms do not cancel
-        rows = [F.pad((exact[i:] - row).square().sum(1), (i, 0)) for i, row in enumerate(exact)]
-        return torch.stack(rows)
-
-    upper = uploads.total(of_chunk, [len(uploads.clients)] * 2).cpu()
-    return upper + upper.T  # zeros on the diagonal

@@ -1,0 +1,276 @@
+"""Attacks by which all attackers send one upload, which is made of other uploads of the round.
+
+An attacker trains as an honest client. When all clients of the round have trained, the parameters of its upload are
+replaced. Ranks exchange the uploads of which the malicious one is made in chunks, as for the rules of
+``model.aggregation``: no rank has all of them at once, and the result has the same bits on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsim.core.checks import within
+from fedsim.core.errors import ConfigError
+from fedsim.data.federated import ClientData
+from fedsim.federation.aggregation.gathered import squared_distances
+from fedsim.federation.aggregation.masked import clients_prune
+from fedsim.federation.components.attacks import UploadAttack
+from fedsim.federation.components.privacy import DifferentialPrivacy, Privacy
+from fedsim.federation.components.timing import Buffered, Timing
+from fedsim.functional.collusion import alie_deviations, min_max_factor, min_sum_factor
+from fedsim.methods.base import Method
+from fedsim.training.server import Server
+from fedsim.training.uploads import Uploads
+
+_FIELD = "model.attack"
+Knows = Literal["colluders", "all"]
+Direction = Literal["unit", "sign", "std"]
+
+
+class Numbers(NamedTuple):
+    """The clients of an architecture in a round."""
+
+    clients: int
+    """n"""
+    attackers: int
+    """m, those of the clients that attack"""
+
+
+class Collusion(UploadAttack, ABC):
+    """Base of attacks of which a subclass makes the upload; see :meth:`lie`.
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        knows: the uploads of which the malicious one is made: ``all``: those of the round's honest clients;
+            ``colluders``: those that the attackers have trained themselves, before they lie.
+    """
+
+    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1, knows: Knows = "all") -> None:
+        super().__init__(attackers, start)
+        self.knows = knows
+
+    def check_settings(self, method: Method, privacy: Privacy, timing: Timing) -> None:
+        """Raise ConfigError if uploads cannot be compared, or if they are final before all clients have trained."""
+        name = f"{_FIELD}: {type(self).__name__}"
+        if clients_prune(method) or "uploads" in method.requires:
+            raise ConfigError(
+                f"{name} averages the uploads of a round, and {type(method).__name__} has its own aggregation; choose "
+                "another attack"
+            )
+        if isinstance(privacy, DifferentialPrivacy):
+            raise ConfigError(
+                f"{name} makes an upload when all clients have trained, and model.privacy has clipped theirs before; "
+                "leave one of them out"
+            )
+        if isinstance(timing, Buffered):
+            raise ConfigError(
+                f"{name} compares the uploads of a round, and Buffered of model.timing has answers from several; "
+                "choose another attack, or Deadline"
+            )
+
+    def forge(
+        self, server: Server, arch: str, clients: Sequence[str], gather: Callable[[Sequence[str]], Uploads]
+    ) -> dict[str, Tensor]:
+        """Return the parameters that the attackers among the round's ``clients`` of an architecture send.
+
+        If there are no honest clients, the attackers use their own uploads. It is a collective of all ranks: ``gather``
+        exchanges the shared parameters of some clients. The result is attacker -> [num_shared_parameters] float32, the
+        same on all ranks.
+        """
+        attackers = [name for name in clients if self.acts(name, server.round)]
+        if not attackers:
+            return {}
+        honest = [name for name in clients if name not in attackers]
+        uploads = gather(attackers if self.knows == "colluders" else honest or attackers)
+        lie = self.lie(uploads, server.vector(arch)[: uploads.length], Numbers(len(clients), len(attackers)))
+        return dict.fromkeys(attackers, lie)
+
+    @abstractmethod
+    def lie(self, uploads: Uploads, received: Tensor, numbers: Numbers) -> Tensor:
+        """Return the malicious upload, [num_shared_parameters] float32, the same on all ranks.
+
+        Args:
+            uploads: the shared parameters of the uploads of which it is made; without further tensors.
+            received: x, the global model from the start of the round, [num_shared_parameters] float32.
+            numbers: of clients and attackers.
+
+        Raises:
+            ConfigError: if these clients are too few.
+        """
+
+
+class ALIE(Collusion):
+    """Attackers hide within the spread of each coordinate (a little is enough: Baruch et al., NeurIPS 2019).
+
+    They send mu - z * sigma of the parameters that they know. As in the authors' code, sigma divides by the number of
+    uploads (that of byzfl by one less) and the sign is minus, there for gradients; of updates it is as good as plus.
+    One upload has no spread: attackers who know no more than one send it.
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        knows: the uploads of which the malicious one is made: ``all``: those of the round's honest clients;
+            ``colluders``, as in the paper: those that the attackers have trained themselves, before they lie.
+        z: standard deviations; null: z_max of the paper, of the clients and attackers of the round, who must be fewer
+            than half.
+    """
+
+    def __init__(
+        self, attackers: float | list[str] = 0.2, start: int = 1, knows: Knows = "all", z: float | None = None
+    ) -> None:
+        super().__init__(attackers, start, knows)
+        within(_FIELD, "(0, inf)", z=z)
+        self.z = z
+
+    def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:
+        """Refuse half of the clients and more, for which z is not defined."""
+        super().check(server, attackers, task)
+        self._deviations(Numbers(sum(server.num_clients.values()), len(attackers)))
+
+    def _deviations(self, numbers: Numbers) -> float:
+        """Return z."""
+        if self.z is not None:
+            return self.z
+        clients, attackers = numbers
+        if 2 * attackers >= clients:
+            raise ConfigError(
+                f"{_FIELD}.z: {attackers} of {clients} clients attack, and the paper's number is "
+                "for fewer than half; set it, or name fewer attackers"
+            )
+        return alie_deviations(clients, attackers)
+
+    def lie(self, uploads: Uploads, received: Tensor, numbers: Numbers) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return mu - z * sigma."""
+        z = self._deviations(numbers)
+
+        def hidden(chunk: Tensor) -> Tensor:
+            mean, deviation = _moments(chunk)
+            return (mean - z * deviation).float()
+
+        return uploads.combine(hidden)
+
+
+class InnerProduct(Collusion):
+    """Attackers send the mean update the other way round (inner-product manipulation: Xie et al., UAI 2019).
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        knows: the uploads of which the malicious one is made: ``all``, as in the paper: those of the round's honest
+            clients; ``colluders``: those that the attackers have trained themselves, before they lie.
+        epsilon: factor of the mean update, which is subtracted from the received model. Under a mean with equal
+            weights, the update turns round if it is more than the number of honest clients for each attacker.
+    """
+
+    def __init__(
+        self, attackers: float | list[str] = 0.2, start: int = 1, knows: Knows = "all", epsilon: float = 1.0
+    ) -> None:
+        super().__init__(attackers, start, knows)
+        within(_FIELD, "(0, inf)", epsilon=epsilon)
+        self.epsilon = epsilon
+
+    def lie(self, uploads: Uploads, received: Tensor, numbers: Numbers) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return x - epsilon * (mu - x), of the received x and the mean mu."""
+
+        def opposite(chunk: Tensor, x: Tensor) -> Tensor:
+            return (x - self.epsilon * (chunk.double().mean(0) - x)).float()
+
+        return uploads.combine(opposite, received)
+
+
+class _Furthest(Collusion):
+    """The lie mu + gamma p with the largest gamma that a subclass allows; only the direction of p counts."""
+
+    def __init__(
+        self, attackers: float | list[str] = 0.2, start: int = 1, knows: Knows = "all", direction: Direction = "std"
+    ) -> None:
+        super().__init__(attackers, start, knows)
+        self.direction, self._perturb = direction, _DIRECTIONS[direction]
+
+    def lie(self, uploads: Uploads, received: Tensor, numbers: Numbers) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return mu + gamma p."""
+        count = len(uploads.clients)
+
+        def terms(chunk: Tensor, x: Tensor) -> Tensor:
+            """Return the parts of d_i, a_i and |p|^2 of :func:`min_max_factor`, [2 K + 1]."""
+            (mean, _), p = _moments(chunk), self._perturb(chunk, x)
+            away = mean - chunk.double()
+            return torch.cat([away.square().sum(1), (away * p).sum(1), p.square().sum()[None]])
+
+        squares, products, length = uploads.total(terms, [2 * count + 1], received).cpu().split([count, count, 1])
+        gamma = self._factor(uploads, squares, products, float(length))
+
+        def furthest(chunk: Tensor, x: Tensor) -> Tensor:
+            mean, _ = _moments(chunk)
+            return (mean + gamma * self._perturb(chunk, x)).float()
+
+        return uploads.combine(furthest, received)
+
+    @abstractmethod
+    def _factor(self, uploads: Uploads, squares: Tensor, products: Tensor, length: float) -> float:
+        """Return gamma; for the arguments see :func:`~fedsim.functional.collusion.min_max_factor`."""
+
+
+class MinMax(_Furthest):
+    """Attackers go as far from each known upload as two of these are apart (Shejwalkar & Houmansadr, NDSS 2021).
+
+    They send mu + gamma p. The paper halves intervals until it has the largest gamma up to a tolerance. This gamma is
+    the root of a quadratic equation, without a tolerance.
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        knows: the uploads of which the malicious one is made: ``all``: those of the round's honest clients;
+            ``colluders``: those that the attackers have trained themselves, before they lie.
+        direction: p, ``unit``: minus the mean update; ``sign``: minus its sign; ``std``: minus the standard deviation
+            of each coordinate.
+    """
+
+    def _factor(self, uploads: Uploads, squares: Tensor, products: Tensor, length: float) -> float:
+        """Bound the largest distance."""
+        return min_max_factor(squares, products, length, float(squared_distances(uploads).max()))
+
+
+class MinSum(_Furthest):
+    """Attackers go as far from all known uploads as the furthest of these (Shejwalkar & Houmansadr, NDSS 2021).
+
+    They send mu + gamma p; the sum of squared distances from the known uploads is bounded by the largest of an upload,
+    as in the paper (the authors' code has the smallest). The largest gamma is exact, as with :class:`MinMax`.
+
+    Args:
+        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
+        start: the first round with an attack, from 1.
+        knows: the uploads of which the malicious one is made: ``all``: those of the round's honest clients;
+            ``colluders``: those that the attackers have trained themselves, before they lie.
+        direction: p, ``unit``: minus the mean update; ``sign``: minus its sign; ``std``: minus the standard deviation
+            of each coordinate.
+    """
+
+    def _factor(self, uploads: Uploads, squares: Tensor, products: Tensor, length: float) -> float:  # noqa: ARG002 - a hook's
+        """Bound the sum of distances."""
+        return min_sum_factor(squares, length)
+
+
+def _moments(chunk: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each coordinate of [K, c] float32: [c] float64 each."""
+    exact = chunk.double()
+    return exact.mean(0), exact.std(0, correction=0)
+
+
+def _against_update(chunk: Tensor, x: Tensor) -> Tensor:
+    """Return minus the mean update of [K, c] since ``x`` [c], float64."""
+    return x - chunk.double().mean(0)
+
+
+_DIRECTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "unit": _against_update,
+    "sign": lambda chunk, x: _against_update(chunk, x).sign(),
+    "std": lambda chunk, x: -_moments(chunk)[1],  # noqa: ARG005 - as the others
+}
+"""direction -> p [c] float64 of the known uploads [K, c] and the received model [c]"""
