@@ -44,8 +44,14 @@ COMBINED = {
     ],
     "MinMax, Bulyan": ["--model.attack=MinMax", LIAR, "--model.aggregation=Bulyan", "--model.aggregation.bad=0"],
     "MinSum, Median": ["--model.attack=MinSum", LIAR, "--model.aggregation=Median"],
-    "ALIE": ["--model.attack=ALIE", LIAR, "--model.attack.z=1.0"],
-    "InnerProduct": ["--model.attack=InnerProduct", LIAR],
+    "ALIE, CentredClipping": [
+        "--model.attack=ALIE", LIAR, "--model.attack.z=1.0", "--model.aggregation=CentredClipping",
+        "--model.aggregation.bound=0.5",
+    ],
+    "InnerProduct, Bucketing": [
+        "--model.attack=InnerProduct", LIAR, "--model.aggregation=Bucketing", "--model.aggregation.rule=Median",
+    ],
+    "NearestNeighbourMixing": ["--model.aggregation=NearestNeighbourMixing", "--model.aggregation.rule=Median"],
     "Buffered": [HARDWARE, "--model.timing=Buffered", "--model.timing.buffer=2"],
 }  # fmt: skip
 """each attack, rule, timing and style in one of the fits"""

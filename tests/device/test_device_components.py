@@ -19,6 +19,8 @@ ATTACKS = {
     "LabelFlip": [], "MinMax": [], "MinSum": ["--model.attack.direction=sign"], "ModelReplacement": [], "SignFlip": [],
 }  # fmt: skip
 RULES = {
+    "Bucketing": ["--model.aggregation.rule=Median"], "CentredClipping": ["--model.aggregation.bound=0.5"],
+    "NearestNeighbourMixing": ["--model.aggregation.rule=Median"],
     "Bulyan": ["--model.aggregation.bad=0"], "GeometricMedian": [], "Krum": ["--model.aggregation.bad=0"], "Median": [],
     "NormClipping": ["--model.aggregation.bound=0.5"], "TrimmedMean": [],
 }  # fmt: skip

@@ -6,7 +6,17 @@ import torch
 from fedsim.federation.components.attacks import Backdoor, GaussianNoise, LabelFlip, ModelReplacement, SignFlip
 from fedsim.federation.components.collusion import ALIE, InnerProduct, MinMax, MinSum
 from fedsim.federation.components.privacy import DifferentialPrivacy, WhiteNoise
-from fedsim.federation.components.robust import Bulyan, GeometricMedian, Krum, Median, NormClipping, TrimmedMean
+from fedsim.federation.components.robust import (
+    Bucketing,
+    Bulyan,
+    CentredClipping,
+    GeometricMedian,
+    Krum,
+    Median,
+    NearestNeighbourMixing,
+    NormClipping,
+    TrimmedMean,
+)  # fmt: skip
 from fedsim.methods import FedAvg, FedPav
 from fedsim.training.settings import LocalTraining
 from small import fit, make_model, vector
@@ -15,7 +25,9 @@ LIAR = ["town0"]
 COMPONENTS = {
     "alie": {"attack": ALIE(LIAR)},
     "backdoor": {"attack": Backdoor(LIAR, patch=4)},
+    "buckets": {"aggregation": Bucketing(Median())},
     "bulyan": {"aggregation": Bulyan(bad=0)},
+    "centre": {"aggregation": CentredClipping(0.5)},
     "central": {"privacy": DifferentialPrivacy(1.0, 0.1), "bn_stats": "local"},
     "clipping": {"aggregation": NormClipping(0.5)},
     "geometric": {"aggregation": GeometricMedian()},
@@ -26,6 +38,7 @@ COMPONENTS = {
     "median": {"aggregation": Median()},
     "min-max": {"attack": MinMax(LIAR)},
     "min-sum": {"attack": MinSum(LIAR, direction="sign")},
+    "neighbours": {"aggregation": NearestNeighbourMixing(Median())},
     "noise": {"attack": GaussianNoise(LIAR)},
     "noise and clipping": {"attack": GaussianNoise(LIAR), "aggregation": NormClipping(0.5)},
     "noise and krum": {"attack": GaussianNoise(LIAR), "aggregation": Krum(bad=0, keep=3)},

@@ -3,22 +3,30 @@
 import copy
 import math
 import operator
+import random
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from failing import run_on_ranks
+from fedsim.__main__ import main
 from fedsim.core.errors import BadUpdateError, ConfigError
+from fedsim.core.seeding import numpy_generator
 from fedsim.data import SyntheticReID
 from fedsim.federation.components.privacy import DifferentialPrivacy
 from fedsim.federation.components.robust import (
+    Aggregation,
+    Bucketing,
     Bulyan,
+    CentredClipping,
     GeometricMedian,
     Krum,
     Median,
+    NearestNeighbourMixing,
     NormClipping,
     TrimmedMean,
 )
@@ -34,19 +42,45 @@ from small import fit, make_data, make_model, named, refuse, vector
 RULES = {
     "median": Median(), "trimmed": TrimmedMean(0.25), "krum": Krum(bad=0), "multi-krum": Krum(bad=1, keep=2),
     "clipped": NormClipping(0.5), "hardly clipped": NormClipping(1e6), "geometric": GeometricMedian(iterations=7),
-    "bulyan": Bulyan(bad=0),
+    "bulyan": Bulyan(bad=0), "centre": CentredClipping(0.4, iterations=4), "wide centre": CentredClipping(1e6),
+    "buckets": Bucketing(Median()), "buckets of 3": Bucketing(CentredClipping(0.3), size=3),
+    "neighbours": NearestNeighbourMixing(TrimmedMean(0.2)), "two": NearestNeighbourMixing(Krum(bad=1), bad=2),
+    "mixed buckets": Bucketing(NearestNeighbourMixing(GeometricMedian(iterations=3))),
 }  # fmt: skip
+
+
+def mean_of_rows(rows, group):
+    """The mean of some lists of numbers."""
+    return [sum(rows[i][c] for i in group) / len(group) for c in range(len(rows[0]))]
+
+
+def groups_of(rule, rows):
+    """The numbers of the rows in each mean of a rule that averages uploads first."""
+    count = len(rows)
+    if isinstance(rule, Bucketing):
+        order = numpy_generator(0, 0, "smooth", "buckets").permutation(count).tolist()
+        return [order[i : i + rule.size] for i in range(0, count, rule.size)]
+    return [sorted(range(count), key=lambda j: math.dist(row, rows[j]))[: count - rule.bad] for row in rows]
+
+
+def clipped(rule, rows, centre):
+    """The centre after some steps, each of which adds the mean of the clipped differences."""
+    for _ in range(getattr(rule, "iterations", 1)):
+        factors = [min(1.0, rule.bound / (math.dist(row, centre) or 1e-300)) for row in rows]
+        centre = [
+            v + sum(f * (w - v) for f, w in zip(factors, column, strict=True)) / len(rows)
+            for v, *column in zip(centre, *rows, strict=True)
+        ]
+    return centre
 
 
 def loop(rule, rows, start):
     """A rule over lists of numbers, coordinate by coordinate; ``start`` is the global model before the round."""
     count = len(rows)
-    if isinstance(rule, NormClipping):
-        factors = [min(1.0, rule.bound / math.dist(row, start)) for row in rows]
-        return [
-            x + sum(f * (w - x) for f, w in zip(factors, column, strict=True)) / count
-            for x, *column in zip(start, *rows, strict=True)
-        ]
+    if isinstance(rule, Bucketing | NearestNeighbourMixing):
+        return loop(rule.rule, [mean_of_rows(rows, group) for group in groups_of(rule, rows)], start)
+    if isinstance(rule, CentredClipping | NormClipping):
+        return clipped(rule, rows, start)
     if isinstance(rule, GeometricMedian):
         point = [sum(column) / count for column in zip(*rows, strict=True)]
         for _ in range(rule.iterations):
@@ -140,6 +174,63 @@ def test_ranks_share_the_chunks(num_ranks, monkeypatch):
         assert all(map(torch.equal, results(rank, num_ranks, sums)[1], expected))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_clipped_centres_and_mixed_uploads_are_those_of_a_loop(seed):
+    draw = random.Random(seed)
+    count, size = draw.randint(5, 9), draw.randint(1, 12)
+    values = [[draw.gauss(0, 1) for _ in range(size)] for _ in range(count + 1)]
+    values[0] = [1e4 * value for value in values[0]]
+    *rows, start = torch.tensor(values)
+    uploads = Uploads([str(i) for i in range(count)], size, lambda span: torch.stack(rows)[:, span])
+    server = SimpleNamespace(vector=lambda _: start, seed=0, round=0)
+    for rule in (
+        CentredClipping(draw.uniform(0.1, 5), iterations=draw.randint(1, 9)),
+        Bucketing(Median(), size=draw.randint(1, 4)),
+        NearestNeighbourMixing(Median(), bad=draw.randint(0, 2)),
+    ):
+        found = rule.aggregate(server, "smooth", uploads, {})
+        expected = loop(rule, torch.stack(rows).tolist(), start.tolist())
+        torch.testing.assert_close(found.double(), torch.tensor(expected).double(), rtol=1e-5, atol=1e-5)
+
+
+def test_one_step_of_the_centre_clips_norms():
+    found, expected = (
+        vector(fit(make_model(FedPav(), aggregation=rule), five()))
+        for rule in (CentredClipping(0.3, iterations=1), NormClipping(0.3))
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_buckets_are_drawn_anew_in_each_round():
+    drawn = set()
+
+    class Looks(Aggregation):
+        def aggregate(self, server, arch, uploads, reports):
+            drawn.add(uploads.clients)
+            assert [name.count("+") for name in uploads.clients] == [1, 1, 0]
+            assert sorted("+".join(uploads.clients).split("+")) == sorted(reports)
+            return uploads.combine(lambda chunk: chunk.mean(0))
+
+    fit(make_model(FedPav(), aggregation=Bucketing(Looks())), five(), rounds=4)
+    assert len(drawn) == 4
+
+
+def test_means_of_uploads_are_exchanged_in_chunks_as_short_as_uploads(monkeypatch):
+    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 6)
+    uploads = Uploads("abc", 10, lambda span: torch.arange(30.0).view(3, 10)[:, span])
+    mixed = [*uploads.averaged([[0, 2]]).chunks()]
+    assert [span.stop - span.start for span, _ in mixed] == [2] * 5
+    assert torch.equal(torch.cat([chunk for _, chunk in mixed], 1), torch.arange(10.0, 20.0)[None])
+
+
+def test_a_run_with_buckets_goes_on_from_its_checkpoint_with_the_same_bits(tmp_path):
+    make = lambda: make_model(FedPav(), aggregation=Bucketing(Krum(bad=0)))  # noqa: E731 - three times
+    first = fit(make(), five(), rounds=2)
+    first.trainer.save_checkpoint(tmp_path / "two.ckpt")
+    resumed = fit(make(), five(), rounds=3, ckpt_path=tmp_path / "two.ckpt")
+    assert torch.equal(vector(resumed), vector(fit(make(), five(), rounds=3)))
+
+
 def five():
     return make_data(SyntheticReID(clients=5, unseen=0, scale=0.2))
 
@@ -205,7 +296,10 @@ def shift(rule):
 def test_a_lie_moves_the_mean_and_no_robust_rule():
     mean = shift(None)
     assert mean > 10  # a fifth of a hundred times an update
-    for rule in (Median(), TrimmedMean(0.2), Krum(bad=1), Krum(bad=1, keep=3), NormClipping(1.0), GeometricMedian()):
+    for rule in (
+        Median(), TrimmedMean(0.2), Krum(bad=1), Krum(bad=1, keep=3), NormClipping(1.0), GeometricMedian(),
+        CentredClipping(1.0), Bucketing(Median()), NearestNeighbourMixing(TrimmedMean(0.2)),
+    ):  # fmt: skip
         assert shift(rule) < 0.1 * mean
 
 
@@ -297,6 +391,11 @@ def test_statistics_that_need_sums_are_refused(bn_stats, options):
         (lambda: NormClipping(math.inf), "bound"),
         (lambda: GeometricMedian(smoothing=0), "smoothing"),
         (lambda: GeometricMedian(iterations=0), "iterations"),
+        (lambda: CentredClipping(0), "bound"),
+        (lambda: CentredClipping(math.inf), "bound"),
+        (lambda: CentredClipping(1.0, iterations=0), "iterations"),
+        (lambda: Bucketing(Median(), size=0), "size"),
+        (lambda: NearestNeighbourMixing(Median(), bad=-1), "bad"),
     ],
 )
 def test_wrong_numbers(make, field):
@@ -304,7 +403,17 @@ def test_wrong_numbers(make, field):
         make()
 
 
-@pytest.mark.parametrize(("rule", "field"), [(TrimmedMean(0.4), "trim"), (Krum(bad=1), "bad"), (Bulyan(bad=0), "bad")])
+@pytest.mark.parametrize(
+    ("rule", "field"),
+    [
+        (TrimmedMean(0.4), "trim"),
+        (Krum(bad=1), "bad"),
+        (Bulyan(bad=0), "bad"),
+        (Bucketing(Krum(bad=0)), "bad"),
+        (NearestNeighbourMixing(Median(), bad=1), "bad"),
+        (NearestNeighbourMixing(Krum(bad=0), bad=0), "bad"),
+    ],
+)
 def test_too_few_clients_are_refused(rule, field):
     with pytest.raises(ConfigError, match=rf"model\.aggregation\.{field}: .* clients of smallcnn"):
         fit(make_model(FedPav(), aggregation=rule), make_data(SyntheticReID(clients=2, unseen=0, scale=0.2)), rounds=1)
@@ -330,6 +439,16 @@ def test_architectures_are_aggregated_apart():
     mean = fit(make_model(FedAvg(share_head=False, weighting="uniform"), clients=own), four(), rounds=1)
     for arch in model.parts.models:  # the median of two is their mean
         torch.testing.assert_close(vector(model, arch), vector(mean, arch), rtol=0, atol=1e-6)
+
+
+def test_rules_before_rules_are_named_on_the_command_line(capsys, tiny, tmp_path):
+    words = ["--model.aggregation=Bucketing", "--model.aggregation.rule=NearestNeighbourMixing"]
+    inner = ["--model.aggregation.rule.init_args.bad=0", "--model.aggregation.rule.init_args.rule=Median"]
+    assert main(["describe", "--config", str(tiny), *words, *inner]) == 0
+    line = refuse(capsys, "fit", "--config", tiny, *words)
+    assert "model.aggregation.rule" in line
+    line = refuse(capsys, "fit", "--config", tiny, words[0])
+    assert "model.aggregation.rule" in line
 
 
 def test_a_wrong_name_lists_the_rules(capsys, tiny):

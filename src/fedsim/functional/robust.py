@@ -91,3 +91,38 @@ def geometric_median_weights(distances: Tensor, smoothing: float, iterations: in
         inverse = 1 / squares.sqrt().clamp(min=smoothing)
         weights = inverse / inverse.sum()
     return weights
+
+
+def centred_clipping_weights(distances: Tensor, bound: float, iterations: int) -> Tensor:
+    """Return the weights [K + 1] float64, of sum 1, with which K vectors and a start give their clipped centre.
+
+    An iteration moves v by the mean of x_i - v, each scaled to a norm of at most ``bound``. So v is a weighted mean of
+    the vectors and the start throughout, whose distances follow as in :func:`geometric_median_weights`. ``distances``
+    are [K + 1, K + 1] float64, squared; the start is the last row.
+
+    >>> x = torch.tensor([1.0, 3.0, 100.0, 0.0], dtype=torch.float64)
+    >>> centred_clipping_weights((x[:, None] - x).square(), 2.0, 1) @ x  # 0 + (1 + 2 + 2) / 3
+    tensor(1.6667, dtype=torch.float64)
+    """
+    weights = torch.zeros_like(distances[0])
+    weights[-1] = 1
+    for _ in range(iterations):
+        to_vectors = distances @ weights
+        squares = (to_vectors - weights @ to_vectors / 2).clamp(min=0)[:-1]
+        factors = (bound / squares.sqrt()).clamp(max=1.0) / len(squares)  # of a distance of 0 it is 1 / K
+        weights = weights * (1 - factors.sum())
+        weights[:-1] += factors
+    return weights
+
+
+def nearest_groups(distances: Tensor, num_bad: int) -> list[list[int]]:
+    """Return for each of K vectors the K - f that are nearest, itself included; ties go to the one that comes first.
+
+    ``distances`` are [K, K] float64, squared; ``num_bad`` is f.
+
+    >>> x = torch.tensor([0.0, 1.0, 5.0])
+    >>> nearest_groups((x[:, None] - x).square(), 1)
+    [[0, 1], [1, 0], [2, 1]]
+    """
+    groups: list[list[int]] = distances.argsort(dim=1, stable=True)[:, : len(distances) - num_bad].tolist()
+    return groups

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
+
+from fedsim.core.transfer import send
 
 _CHUNK = 2**24
 """Numbers of all clients together in one chunk: 64 MiB of float32."""
@@ -29,14 +32,34 @@ class Uploads:
     ) -> None:  # fmt: skip
         self.clients = tuple(clients)
         self.length = length
+        self._size = max(_CHUNK // max(len(self.clients), 1), 1)
         self._chunk, self._sum, self._rank, self._num_ranks, self._device = chunk, sum_, rank, num_ranks, device
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (span, [K, span] float32) from the front of the vectors to their end."""
-        size = max(_CHUNK // max(len(self.clients), 1), 1)
-        for start in range(0, self.length, size):
-            span = slice(start, min(start + size, self.length))
+        for start in range(0, self.length, self._size):
+            span = slice(start, min(start + self._size, self.length))
             yield span, self._chunk(span)
+
+    def averaged(self, groups: Sequence[Sequence[int]]) -> Uploads:
+        """Return vectors of which each is the mean of some of these; ``groups`` has their row numbers, one or more.
+
+        >>> vectors = torch.tensor([[1.0, 5.0], [3.0, 1.0], [0.0, 0.0]])
+        >>> mixed = Uploads(["a", "b", "c"], 2, lambda span: vectors[:, span]).averaged([[0, 1], [2]])
+        >>> mixed.clients, mixed.combine(lambda x: x.amax(0))
+        (('a+b', 'c'), tensor([2., 3.]))
+        """
+        rows = [torch.tensor(group) for group in groups]
+
+        def chunk(span: slice) -> Tensor:
+            """Return the means of the rows of a chunk."""
+            whole = self._chunk(span)
+            means = [whole.index_select(0, send(group, whole.device)).double().mean(0).float() for group in rows]
+            return torch.stack(means)
+
+        mixed = copy(self)
+        mixed.clients, mixed._chunk = tuple("+".join(self.clients[i] for i in group) for group in groups), chunk
+        return mixed  # with chunks as short as before: all rows are exchanged
 
     def combine(self, rule: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
         """Return the vector [length] float32 that ``rule`` makes of the chunks: [K, c] -> [c].

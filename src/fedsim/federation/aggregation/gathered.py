@@ -45,15 +45,19 @@ def gather(
     )  # fmt: skip
 
 
-def squared_distances(uploads: Uploads) -> Tensor:
-    """Return the squared distances between all uploads, [K, K] float64 on the CPU, over parameters and statistics."""
+def squared_distances(uploads: Uploads, *points: Tensor) -> Tensor:
+    """Return the squared distances between K uploads and P ``points``, [K + P, K + P] float64 on the CPU.
 
-    def of_chunk(chunk: Tensor) -> Tensor:
-        exact = chunk.double()  # differences in float64, summed over chunks: large norms do not cancel
+    They are over the whole vectors: parameters and statistics, where uploads have these.
+    """
+
+    def of_chunk(chunk: Tensor, *parts: Tensor) -> Tensor:
+        exact = torch.cat([chunk, *(part[None] for part in parts)]).double()
+        # differences in float64, summed over chunks: large norms do not cancel
         rows = [F.pad((exact[i:] - row).square().sum(1), (i, 0)) for i, row in enumerate(exact)]
         return torch.stack(rows)
 
-    upper = uploads.total(of_chunk, [len(uploads.clients)] * 2).cpu()
+    upper = uploads.total(of_chunk, [len(uploads.clients) + len(points)] * 2, *points).cpu()
     return upper + upper.T  # zeros on the diagonal
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,16 +17,19 @@ from torch import Tensor
 from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
+from fedsim.core.seeding import numpy_generator
 from fedsim.core.transfer import send
 from fedsim.federation.aggregation.gathered import check_statistics_of_uploads, squared_distances
 from fedsim.federation.aggregation.masked import clients_prune
 from fedsim.federation.components.privacy import DifferentialPrivacy, Privacy
 from fedsim.functional.robust import (
     bulyan_choice,
+    centred_clipping_weights,
     coordinate_median,
     geometric_median_weights,
     krum_scores,
     mean_around_median,
+    nearest_groups,
     trimmed_mean,
 )
 from fedsim.methods.base import Method
@@ -72,8 +75,8 @@ class Aggregation(KeepsArguments, ABC):
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
         """Return the vector [num_shared], float32, that replaces the mean of an architecture.
 
-        ``server`` has the global models from the start of the round; ``uploads`` and ``reports`` are of the same
-        clients.
+        ``server`` has the global models from the start of the round; ``reports`` are of its clients. ``uploads`` are of
+        the same clients, or means of several of them (:class:`Bucketing`, :class:`NearestNeighbourMixing`).
 
         Raises:
             ConfigError: if there are too few clients for the rule.
@@ -102,8 +105,8 @@ class TrimmedMean(Aggregation):
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the trimmed mean."""
-        self.check_number(len(reports), arch)
-        cut = self._cut(len(reports))
+        self.check_number(len(uploads.clients), arch)
+        cut = self._cut(len(uploads.clients))
         return uploads.combine(lambda chunk: trimmed_mean(chunk, cut))
 
     def check_number(self, clients: int, arch: str) -> None:
@@ -147,7 +150,7 @@ class Krum(Aggregation):
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the mean of the chosen uploads."""
-        self.check_number(len(reports), arch)
+        self.check_number(len(uploads.clients), arch)
         scores = krum_scores(squared_distances(uploads), self.bad)
         chosen = scores.argsort(stable=True)[: self.keep].sort().values
         return uploads.combine(lambda chunk: _rows(chunk, chosen).double().mean(0).float())
@@ -222,10 +225,105 @@ class Bulyan(Aggregation):
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the means around the medians of the chosen uploads."""
-        self.check_number(len(reports), arch)
+        self.check_number(len(uploads.clients), arch)
         chosen = torch.tensor(bulyan_choice(squared_distances(uploads), self.bad))
-        count = len(reports) - 4 * self.bad
+        count = len(uploads.clients) - 4 * self.bad
         return uploads.combine(lambda chunk: mean_around_median(_rows(chunk, chosen), count))
+
+
+class CentredClipping(Aggregation):
+    """A centre from which updates are clipped again and again (Karimireddy et al., ICML 2021).
+
+    An iteration adds the mean of (x_i - v) min(1, tau / |x_i - v|) to v. The first v is the global model from the start
+    of the round; in the paper it is the last round's result, which is the same without ``model.server_optimizer``, and
+    x_i are momenta. With one iteration it is :class:`NormClipping`. Distances are float64, and computed once; see
+    :class:`GeometricMedian`.
+
+    Args:
+        bound: tau, largest norm of a difference from the centre.
+        iterations: L, steps of the centre; the default is not from the paper.
+    """
+
+    def __init__(self, bound: float, iterations: int = 3) -> None:
+        within(_FIELD, "(0, inf)", bound=bound)
+        within(_FIELD, "[1, 100000]", iterations=iterations)
+        self.bound, self.iterations = bound, iterations
+
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return the centre."""
+        start = server.vector(arch)
+        weights = centred_clipping_weights(squared_distances(uploads, start), self.bound, self.iterations)
+        column, of_start = weights[:-1, None].to(start.device), float(weights[-1])
+        return uploads.combine(lambda chunk, x: ((chunk.double() * column).sum(0) + of_start * x).float(), start)
+
+
+class _Mixing(Aggregation):
+    """A step before another rule, which gets means of uploads."""
+
+    def __init__(self, rule: Aggregation) -> None:
+        self.rule = rule
+
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
+        """Return the result of the rule for the means."""
+        self.check_number(len(uploads.clients), arch)
+        return self.rule.aggregate(server, arch, uploads.averaged(self._groups(server, arch, uploads)), reports)
+
+    @abstractmethod
+    def _groups(self, server: Server, arch: str, uploads: Uploads) -> Sequence[Sequence[int]]:
+        """Return the numbers of the uploads in each mean."""
+
+
+class Bucketing(_Mixing):
+    """Another rule for the means of buckets of uploads, which are drawn in each round (Karimireddy et al., ICLR 2022).
+
+    A bad client spoils its bucket: of K clients of which f are bad, the rule meets K / size buckets of which f may be.
+
+    Args:
+        rule: the rule for the means of the buckets.
+        size: s, uploads in a bucket; the last may have fewer.
+    """
+
+    def __init__(self, rule: Aggregation, size: int = 2) -> None:
+        super().__init__(rule)
+        at_least(_FIELD, 1, size=size)
+        self.size = size
+
+    def check_number(self, clients: int, arch: str) -> None:
+        """Refuse fewer buckets than the rule needs."""
+        self.rule.check_number(-(-clients // self.size), f"{arch} in buckets of {self.size}")
+
+    def _groups(self, server: Server, arch: str, uploads: Uploads) -> Sequence[Sequence[int]]:
+        count, generator = len(uploads.clients), numpy_generator(server.seed, server.round, arch, "buckets")
+        order = generator.permutation(count).tolist()
+        return [order[i : i + self.size] for i in range(0, count, self.size)]
+
+
+class NearestNeighbourMixing(_Mixing):
+    """Another rule for uploads that are averaged with their nearest (NNM: Allouah et al., AISTATS 2023).
+
+    Each upload becomes the mean of the K - f nearest ones, itself included.
+
+    Args:
+        rule: the rule for these means.
+        bad: f, bad clients that may be among those of a round, fewer than half.
+    """
+
+    def __init__(self, rule: Aggregation, bad: int = 1) -> None:
+        super().__init__(rule)
+        at_least(_FIELD, 0, bad=bad)
+        self.bad = bad
+
+    def check_number(self, clients: int, arch: str) -> None:
+        """Refuse half of the clients and more, and fewer clients than the rule needs."""
+        if 2 * self.bad >= clients:
+            raise ConfigError(
+                f"{_FIELD}.bad: {self.bad} of {clients} clients of {arch} are too many: NearestNeighbourMixing is for "
+                "fewer than half; lower it, or select more"
+            )
+        self.rule.check_number(clients, arch)
+
+    def _groups(self, server: Server, arch: str, uploads: Uploads) -> Sequence[Sequence[int]]:  # noqa: ARG002 - a hook's
+        return nearest_groups(squared_distances(uploads), self.bad)
 
 
 def _rows(chunk: Tensor, chosen: Tensor) -> Tensor:
