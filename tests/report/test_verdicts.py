@@ -1,5 +1,6 @@
-"""The one rule of verdict, against plain formulas."""
+"""The one rule of verdict, against plain formulas; and the scores by seed that records have for it."""
 
+import json
 import math
 import re
 import sys
@@ -10,6 +11,7 @@ import pytest
 from scipy import stats
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from claims import scores_by_seed
 from verdicts import Claim, chance, holm, main, paired, read_figures, unpaired, verdicts
 
 
@@ -96,3 +98,17 @@ def test_the_script_prints_a_verdict_for_each_claim(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["verdicts.py", "by seed +16.4, +14.8, +15.0", "by seed +6.8, +11.1, +3.9"])
     main()
     assert re.findall(r"yes|no, behind|not shown", capsys.readouterr().out) == ["yes", "not shown"]
+
+
+def test_records_of_claims_have_the_delivered_models_scores_by_seed(tmp_path):
+    for name, scores in {
+        "local0": {"global/seen": 0.1, "personalised/seen": 0.251, "personalised/unseen": 0.3},
+        "local1": {"global/seen": 0.1, "personalised/seen": 0.262, "personalised/unseen": 0.4},
+        "union": {"global/seen": 0.5},
+    }.items():
+        folder = tmp_path / "runs" / "000" / name
+        folder.mkdir(parents=True)
+        metrics = {f"test/{key}/mAP": score for key, score in scores.items()}
+        (folder / "summary.json").write_text(json.dumps({"final": {"metrics": metrics}}))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in scores_by_seed(tmp_path).splitlines()[2:]]
+    assert rows == [["local", "25.1, 26.2", "30.0, 40.0"], ["union", "50.0", "-"]]
