@@ -36,17 +36,13 @@ def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> Non
 
 
 def _check_arguments(arguments: Mapping[str, Any], cls: type, field: str) -> None:
-    """Check the arguments of a class."""
     hints, parameters = _hints(cls), _parameters(cls)
     for name, value in arguments.items():
         if value == "" and parameters and name not in parameters:  # passed on to another class, maybe as its default
             continue
-        if name not in parameters or not _same(value, parameters[name].default):
+        default = parameters[name].default if name in parameters else inspect.Parameter.empty
+        if type(value) is not type(default) or value != default:
             _check(value, hints.get(name, Any), f"{field}.{name}", cls)
-
-
-def _same(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and bool(value == default)
 
 
 def _check(value: Any, hint: Any, field: str, owner: type) -> None:
@@ -90,7 +86,6 @@ def _check_mapping(value: Mapping[str, Any], hint: Any, field: str, owner: type)
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Return the types of a class's arguments."""
     try:
         return get_type_hints(cls if is_dataclass(cls) else cls.__init__)  # type: ignore[misc] # read from the class only
     except (NameError, TypeError):  # names that only type checkers can resolve, or a class not written in Python
