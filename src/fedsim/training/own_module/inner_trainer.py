@@ -322,7 +322,6 @@ def _quiet(package: ModuleType) -> Iterator[None]:
 
 
 def _seed(seed: int) -> None:
-    """Seed the streams of torch, Python and NumPy."""
     seed_global_stream(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
