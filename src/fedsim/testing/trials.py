@@ -110,7 +110,7 @@ class Fit:
         options: dict[str, Any] = {**parts, "selection": RandomFraction(0.7)} | arguments
         if self.is_still:
             backbone = MapsOnly()
-            training = _still(training)
+            training = replace(training, optimizer=partial(torch.optim.SGD, lr=0.0), head_lr=None)
             options |= {"neck": Neck(kind="none", dropout=0.0)}
         options |= {"client": training, "evaluation": Evaluation(test_during_fit=True)}
         model = Federation(method, backbone, **options)
@@ -182,10 +182,6 @@ def _await(processes: Sequence[Any]) -> None:
         if (left := deadline - time.monotonic()) <= 0:
             return
         connection.wait([process.sentinel for process in running], left)
-
-
-def _still(training: LocalTraining) -> LocalTraining:
-    return replace(training, optimizer=partial(torch.optim.SGD, lr=0.0), head_lr=None)
 
 
 def _end_of(path: Path) -> str:
