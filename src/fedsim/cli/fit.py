@@ -288,7 +288,7 @@ class FedSimCLI(LightningCLI):
             callbacks.insert(0, summary)
         if any(isinstance(logger, WandbLogger) for logger in as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
-        if any(isinstance(logger, TensorBoardLogger) for logger in _as_list(config["logger"])):
+        if any(isinstance(logger, TensorBoardLogger) for logger in as_list(config["logger"])):
             callbacks.append(TensorBoardPages(self._resolved()))
         callbacks.append(ScoreLastRound())
         if not any(isinstance(c, Preemption) for c in callbacks):
