@@ -135,6 +135,8 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "APFL": method("APFL"),
     "Ditto": method("Ditto"),
     "PFedMe": method("PFedMe"),
+    "PerFedAvg": method("PerFedAvg"),
+    "PerFedAvg HF": method("PerFedAvg", variant="hessian_free"),
     "IFCA": method("IFCA"),
     "DACS": method("DACS"),
     "DACS without expert": method("DACS", lam_au=0.0, lam_div=0.0),

@@ -25,6 +25,7 @@ from fedsim.methods.ifca import IFCA
 from fedsim.methods.local import Local
 from fedsim.methods.lotteryfl import LotteryFL
 from fedsim.methods.moon import MOON
+from fedsim.methods.perfedavg import PerFedAvg
 from fedsim.methods.pfedme import PFedMe
 from fedsim.methods.scaffold import Scaffold
 from fedsim.methods.ska import SKA
@@ -63,6 +64,7 @@ __all__ = [
     "Local",
     "LotteryFL",
     "PFedMe",
+    "PerFedAvg",
     "Scaffold",
     "SubFedAvg",
     "WeightedPav",
