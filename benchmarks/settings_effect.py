@@ -134,6 +134,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "FedALA": method("FedALA", start_epochs=3),
     "APFL": method("APFL"),
     "Ditto": method("Ditto"),
+    "LGFedAvg": method("LGFedAvg"),
     "PFedMe": method("PFedMe"),
     "PerFedAvg": method("PerFedAvg"),
     "PerFedAvg HF": method("PerFedAvg", variant="hessian_free"),

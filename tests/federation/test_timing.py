@@ -692,7 +692,7 @@ def test_methods_are_allowed_by_what_they_declare():
             check_buffered(replace(model.round.clock.conditions, method=cls()))
         except ConfigError as error:
             refused[cls.__name__] = str(error)
-    assert len(classes) == 33
+    assert len(classes) == 34
     assert refused.keys() == REFUSED, refused
 
 

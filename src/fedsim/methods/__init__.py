@@ -22,6 +22,7 @@ from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.fedsupwa import FedSupWA
 from fedsim.methods.fedureid import FedUReID
 from fedsim.methods.ifca import IFCA
+from fedsim.methods.lgfedavg import LGFedAvg
 from fedsim.methods.local import Local
 from fedsim.methods.lotteryfl import LotteryFL
 from fedsim.methods.moon import MOON
@@ -61,6 +62,7 @@ __all__ = [
     "FedSGD",
     "FedSupWA",
     "FedUReID",
+    "LGFedAvg",
     "Local",
     "LotteryFL",
     "PFedMe",

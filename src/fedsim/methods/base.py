@@ -9,7 +9,7 @@ on is declared, by a property or, where it is constant, by a class attribute.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -101,6 +101,13 @@ class Method(ABC):
     @abstractmethod
     def shared_groups(self) -> frozenset[Group]:
         """The parameter groups that clients send and receive. ``bn_stats`` may keep statistics private all the same."""
+
+    def shared_tensors(self, names: Sequence[str]) -> Collection[str]:
+        """Return the tensors that are shared, of those of :attr:`shared_groups`: by default all.
+
+        ``names`` are in the order of the network.
+        """
+        return names
 
     @property
     def delivers(self) -> Delivered:
