@@ -135,6 +135,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "APFL": method("APFL"),
     "Ditto": method("Ditto"),
     "LGFedAvg": method("LGFedAvg"),
+    "FedProto": method("FedProto") | COMMON,
     "PFedMe": method("PFedMe"),
     "PerFedAvg": method("PerFedAvg"),
     "PerFedAvg HF": method("PerFedAvg", variant="hessian_free"),

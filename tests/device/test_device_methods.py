@@ -45,6 +45,7 @@ MORE_WAITS = {
     "fedklpr": {"clustering, in each epoch": 10, "CRR: the accuracy before": 4, "CRR: a trial": 4, "its masks": 2},
     "feduca": {"clustering, in each epoch": 10},
     "feducc": {"clustering, in each epoch": 10},
+    "fedproto": {"features of prototypes must be finite": 1},
     "fedureid": {"clusters merge": 11, "whether they are known, in each epoch": 1},
 }
 """Config -> further waits of a session, of clustering and of CRR; no more waits come with further batches"""

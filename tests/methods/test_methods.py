@@ -32,6 +32,7 @@ from fedsim.methods import (
     FedKLPR,
     FedNova,
     FedPav,
+    FedProto,
     FedProx,
     FedReID,
     FedReIDFineTune,
@@ -52,7 +53,7 @@ from fedsim.models import Neck
 from fedsim.testing import check_method
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.settings import LocalTraining
-from small import fit, make_data, make_model, vector
+from small import fit, labels_of, make_data, make_model, vector
 
 METHODS = {
     "FedPav-cdw": FedPav(weighting="cdw"),
@@ -62,6 +63,8 @@ METHODS = {
     "LGFedAvg-head": LGFedAvg(layers=2, share_head=True),
     "FedSGD": FedSGD(),
     "FedAtt": FedAtt(),
+    "FedProto": FedProto(),
+    "FedProto-images": FedProto(compares="images", weighting="uniform"),
     "FedProx": FedProx(mu=0.1),
     "FedProx-backbone": FedProx(mu=0.1, share_neck=False, weighting="uniform"),
     "MOON": MOON(),
@@ -170,7 +173,7 @@ def play(name, devices, rounds, ckpt_path=None, attack=None):
     )
     data = make_data(
         SyntheticReID(clients=3, unseen=1, scale=0.1), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),
-        public="new0",
+        public="new0", labels=labels_of(METHODS[name]),
     )  # fmt: skip
     return fit(model, data, rounds, devices=devices, ckpt_path=ckpt_path)
 
@@ -214,7 +217,8 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     for key in a:
         assert torch.equal(a[key], b[key]), f"{key}: {int((a[key] != b[key]).sum())} of {a[key].numel()} entries differ"
     start = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), client=LocalTraining(local_epochs=2, batch_size=8))
-    start.assemble(make_data(size=(16, 8), public="new0"), 0, 1, torch.device("cpu"))
+    data = make_data(size=(16, 8), public="new0", labels=labels_of(METHODS[name]))
+    start.assemble(data, 0, 1, torch.device("cpu"))
     key = "global" if len(a["global"]) else "town0/state"
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
 

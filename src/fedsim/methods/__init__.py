@@ -14,6 +14,7 @@ from fedsim.methods.feddyn import FedDyn
 from fedsim.methods.fedklpr import FedKLPR
 from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
+from fedsim.methods.fedproto import FedProto
 from fedsim.methods.fedprox import FedProx
 from fedsim.methods.fedreid import FedReID, FedReIDFineTune
 from fedsim.methods.fedrep import FedRep
@@ -54,6 +55,7 @@ __all__ = [
     "FedKLPR",
     "FedNova",
     "FedPav",
+    "FedProto",
     "FedProx",
     "FedReID",
     "FedReIDFineTune",

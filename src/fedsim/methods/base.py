@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Weighting = Literal["size", "uniform"]
 Delivered = Literal["global", "personalised", "ensemble"]
 Need = Literal[
-    "identities", "held_out", "public_images", "speeds", "masks", "uploads", "whole_batches", "plain_steps",
-    "built_in_model",
+    "identities", "common_classes", "held_out", "public_images", "speeds", "masks", "uploads", "whole_batches",
+    "plain_steps", "built_in_model",
 ]  # fmt: skip
 Signal = Literal["client", "tensor"]
 
@@ -127,7 +127,8 @@ class Method(ABC):
     def requires(self) -> frozenset[Need]:
         """Conditions without which the method cannot run.
 
-        ``identities``: clients have identity labels. ``held_out``: they have images that ``data.val`` holds out.
+        ``identities``: clients have identity labels. ``common_classes``: of one label space, and some class is of two
+        clients. ``held_out``: they have images that ``data.val`` holds out.
         ``public_images``: ``data.public``. ``speeds``: of devices, in ``model.hardware``. ``masks``: uploads may be
         pruned, which costs a second vector in the sums. ``uploads``: the server gets single uploads, and
         :meth:`aggregate` combines them. ``whole_batches``: a batch must not be cut into micro-batches
