@@ -118,6 +118,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "cross": network(style={"kind": "cross", "crop": "both", "p": 1.0}),
     "cross without boxes": network(style={"kind": "cross"}),
     "snr": network(width=16, style={"kind": "snr", "reduction": 4}),
+    "standardise": network(style={"kind": "standardise"}),
     "no style": network(style={"kind": "none"}),
     "attention": network(norm="se"),
     "MobileNetV2": model(backbone=named("MobileNetV2", width=0.1)),
