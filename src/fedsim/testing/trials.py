@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import FedSimError
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
+from fedsim.data.federations import LabelScope
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.federation import Federation
@@ -117,7 +118,10 @@ class Fit:
         flips = Augmentation(pad=0, flip=0.0) if self.is_still else Augmentation(pad=1, flip=0.5)
         source = self.source or SyntheticReID(clients=_CLIENTS, unseen=1, scale=0.1)
         public = None if self.source else "new0"
-        return model, FederatedDataModule(source, size=self.size, augmentation=flips, val="none", public=public)
+        labels: LabelScope = "common" if "common_classes" in method.requires else "own"
+        return model, FederatedDataModule(
+            source, size=self.size, augmentation=flips, val="none", public=public, labels=labels
+        )
 
     def run(self) -> list[str]:
         """Run it in a process of its own; return the findings."""
