@@ -28,6 +28,11 @@ def make_data(source=None, **options):
     return FederatedDataModule(source, **defaults | options)
 
 
+def labels_of(method):
+    """The numbering of identities with which a method can train: people of the drawn towns have common numbers."""
+    return "common" if "common_classes" in method.requires else "own"
+
+
 def make_model(method, **options):
     torch.manual_seed(0)  # the backbone's initial weights
     defaults = {

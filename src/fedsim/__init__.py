@@ -23,28 +23,18 @@ if TYPE_CHECKING:
     from fedsim.training.objective import Objective
     from fedsim.training.settings import LocalTraining
 
-_PLACES = {
-    "Augmentation": "fedsim.data",
-    "Evaluation": "fedsim.evaluation.settings",
-    "FederatedDataModule": "fedsim.data",
-    "Federation": "fedsim.federation",
-    "LocalTraining": "fedsim.training.settings",
-    "MarketFolders": "fedsim.data",
-    "Neck": "fedsim.models",
-    "Objective": "fedsim.training.objective",
-    "SyntheticReID": "fedsim.data",
-    "Trainer": "fedsim.federation.trainer",
-    "load_model": "fedsim.inference",
-    "load_run": "fedsim.inference",
-    "rank": "fedsim.inference",
+_NAMES_IN = {
+    "data": ["Augmentation", "FederatedDataModule", "MarketFolders", "SyntheticReID"],
+    "evaluation.settings": ["Evaluation"],
+    "federation": ["Federation"],
+    "federation.trainer": ["Trainer"],
+    "inference": ["load_model", "load_run", "rank"],
+    "models": ["Neck"],
+    "training.objective": ["Objective"],
+    "training.settings": ["LocalTraining"],
 }
-_FACES = (
-    "data",
-    "methods",
-    "models",
-    "report",
-    "testing",
-)  # packages that need no import of their own: fedsim.methods.FedPav
+_PLACES = {name: f"fedsim.{module}" for module, names in _NAMES_IN.items() for name in names}
+_FACES = ("data", "methods", "models", "report", "testing")  # they need no import of their own: fedsim.methods.FedPav
 
 __all__ = [
     "Augmentation",

@@ -76,7 +76,6 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _run(args: list[str]) -> int:
-    """Run one command; return its exit code."""
     if not args or args[0] in ("-h", "--help", "help"):
         width = max(map(len, COMMANDS))
         print_text(_HELP.format(commands="\n".join(f"  {n:<{width}}  {text}" for n, text in COMMANDS.items())).rstrip())

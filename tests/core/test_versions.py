@@ -65,7 +65,7 @@ def test_a_writer_that_is_killed_anywhere_leaves_a_whole_version(tmp_path, monke
 
         monkeypatch.setattr(owner, name, step)
 
-    for name in ("flush_directory", "replacing"):
+    for name in ("flush_file", "replacing"):
         kill_before(versions, name)
     kill_before(type(partial), "rename")
     with pytest.raises(Killed):

@@ -18,7 +18,7 @@ FAST = ("fedcapr", "fedpav")
 BATCHES = ["--model.client.batch_size=4", "--data.limit_client_batches=4"]
 """More than the plain steps before a recording"""
 GRAPH = "--model.client.graph=true"
-REFUSED = ("apfl", "dacs", "fedreid", "fedreid_fine_tune", "pfedme", "ska", "sscu")
+REFUSED = ("apfl", "dacs", "fedreid", "fedreid_fine_tune", "perfedavg", "pfedme", "ska", "sscu")
 """configs of methods that declare plain steps"""
 CLUSTERS = ("fedcapr", "fedklpr", "feduca", "feducc", "fedureid")
 NEVER = (*CLUSTERS, *REFUSED, "fedsgd", "random_guess")
@@ -45,6 +45,7 @@ MORE_WAITS = {
     "fedklpr": {"clustering, in each epoch": 10, "CRR: the accuracy before": 4, "CRR: a trial": 4, "its masks": 2},
     "feduca": {"clustering, in each epoch": 10},
     "feducc": {"clustering, in each epoch": 10},
+    "fedproto": {"features of prototypes must be finite": 1},
     "fedureid": {"clusters merge": 11, "whether they are known, in each epoch": 1},
 }
 """Config -> further waits of a session, of clustering and of CRR; no more waits come with further batches"""

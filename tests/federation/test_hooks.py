@@ -18,7 +18,7 @@ from fedsim.methods import FedAvg, FedPav, FedUReID, LotteryFL, Scaffold
 from fedsim.methods.base import InitialState, Method, Payload, has_server_step, message_to
 from fedsim.training.messages import Measured
 from fedsim.training.settings import LocalTraining
-from small import fit, make_data, make_model
+from small import fit, labels_of, make_data, make_model
 
 # -- hooks that only call their base -----------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ def assembled(method):
     hardware = Hardware(down_mbit=1.0, up_mbit=1.0, images_per_second=1.0)
     two_epochs = LocalTraining(batch_size=8, local_epochs=2)  # which SubFedAvg needs
     model = make_model(method, hardware=hardware, client=two_epochs)
-    model.assemble(make_data(SOURCE, public="new0"), 0, 1, torch.device("cpu"))
+    model.assemble(make_data(SOURCE, public="new0", labels=labels_of(method)), 0, 1, torch.device("cpu"))
     return model
 
 

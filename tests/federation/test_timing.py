@@ -216,6 +216,45 @@ def test_fedasync_s_formula(monkeypatch):
     assert old > 1
 
 
+def test_fedasync_s_hinge(monkeypatch):
+    """Xie et al., 2019: 1 up to b steps, 1 / (a (s - b) + 1) beyond."""
+    recorder, alpha, a, b = Recorder(monkeypatch, FedPav), 0.6, 3.0, 1
+    train(timing=Buffered(buffer=1, mix=alpha, discount="hinge", slope=a, until=b), rounds=9)
+    ages = set()
+    for round_, (before, sent, _, after) in enumerate(recorder.rounds):
+        [(began, _, uploaded)] = sent.values()
+        age = round_ - began
+        step = alpha if age <= b else alpha / (a * (age - b) + 1)
+        expected = (1 - step) * before.double() + step * uploaded.double()
+        assert torch.allclose(after.double(), expected, rtol=1e-6, atol=1e-6)
+        ages.add(age)
+    assert min(ages) <= b < max(ages)
+
+
+@pytest.mark.parametrize("options", [{"slope": 0.0}, {"until": 100}], ids=["no slope", "far hinge"])
+def test_a_hinge_that_nobody_reaches_is_no_discount(options):
+    plain, hinged = (
+        train(timing=Buffered(buffer=2, **options), rounds=5)
+        for options in ({"power": 0.0}, {"discount": "hinge"} | options)
+    )
+    assert torch.equal(vector(plain), vector(hinged))
+
+
+def test_another_discount_cannot_continue_with_clients_under_way(paused, tmp_path):
+    hinge = Buffered(buffer=2, discount="hinge")
+    line = r"model\.timing\.discount was another when they were called; use that of the run that wrote it, or begin"
+    with pytest.raises(ConfigError, match=line):
+        train(rounds=8, ckpt_path=paused[0], timing=hinge)
+    path = tmp_path / "hinge.ckpt"
+    save(train(rounds=4, timing=hinge), path)
+    with pytest.raises(
+        ConfigError, match=r"model\.timing\.until was 4 when they were called, it is 2 here; set it to 4"
+    ):
+        train(rounds=8, ckpt_path=path, timing=Buffered(buffer=2, discount="hinge", until=2))
+    whole, continued = train(rounds=6, timing=hinge), train(rounds=6, ckpt_path=path, timing=hinge)
+    assert torch.equal(vector(whole), vector(continued))
+
+
 def test_weights_of_single_tensors_are_discounted_one_by_one(monkeypatch):
     """FedAtt weighs each tensor by itself: each has its own mean discount; then it goes a share of the way."""
     recorder, method = Recorder(monkeypatch, FedAtt), FedAtt()
@@ -661,6 +700,8 @@ def test_a_deadline_before_the_messages_is_refused_also_for_partial_work():
         (lambda: Buffered(buffer=1, power=math.nan), "model.timing.power: nan is not in [0, 10]"),
         # factors of old answers would be 0, and so their sum
         (lambda: Buffered(buffer=1, power=2000.0), "model.timing.power: 2000.0 is not in [0, 10]"),
+        (lambda: Buffered(buffer=1, slope=-1.0), "model.timing.slope: -1.0 is not in [0, 1e6]"),
+        (lambda: Buffered(buffer=1, until=-1), "model.timing.until: -1 is less than 0"),
         (lambda: Buffered(buffer=1, mix=0.0), "model.timing.mix: 0.0 is not in (0, 1]"),
         (lambda: Buffered(buffer=1, max_staleness=-1), "model.timing.max_staleness: -1 is less than 0"),
     ],
@@ -679,7 +720,7 @@ def test_the_slowest_and_the_fastest_clients_have_a_finite_time(timing, rate):
     assert seconds == pytest.approx(1e6) if rate > 1 else 1e7 < seconds < 1e12
 
 
-REFUSED = {"FedDIP", "FedDyn", "FedKLPR", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}
+REFUSED = {"FedDIP", "FedDyn", "FedKLPR", "FedProto", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}
 
 
 def test_methods_are_allowed_by_what_they_declare():
@@ -692,7 +733,7 @@ def test_methods_are_allowed_by_what_they_declare():
             check_buffered(replace(model.round.clock.conditions, method=cls()))
         except ConfigError as error:
             refused[cls.__name__] = str(error)
-    assert len(classes) == 32
+    assert len(classes) == 35
     assert refused.keys() == REFUSED, refused
 
 

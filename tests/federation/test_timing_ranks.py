@@ -19,13 +19,13 @@ from fedsim.models import Neck
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.labels import BottomUp
 from fedsim.training.settings import LocalTraining
-from small import fit, make_data, make_model
+from small import fit, labels_of, make_data, make_model
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 METHODS = {name: kind for name, kind in vars(fedsim.methods).items() if isinstance(kind, type) and kind is not Method}
 METHODS = {name: kind for name, kind in METHODS.items() if issubclass(kind, Method)}
-NEED_ROUNDS = {"FedDIP", "FedDyn", "FedKLPR", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}
+NEED_ROUNDS = {"FedDIP", "FedDyn", "FedKLPR", "FedProto", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}
 """methods that Buffered refuses, see test_timing.py"""
 ALLOWED = [name for name in METHODS if name not in NEED_ROUNDS]
 OPTIONS = {"MOON": {"mu": 0.1}}
@@ -48,16 +48,18 @@ def train(folder, timing, method="FedPav", devices=1, rounds=None, callbacks=(),
     """Train four clients of unequal speeds, some of which drop out or are slow; save a checkpoint and metrics."""
     setting, planned = TIMINGS[timing]
     clusters = BottomUp(merge=0.3) if method == "FedUReID" else None
+    chosen = METHODS[method](**OPTIONS.get(method, {}))
     model = make_model(
-        METHODS[method](**OPTIONS.get(method, {})), neck=Neck(dim=8, dropout=0.2), timing=setting, hardware=HARDWARE,
+        chosen, neck=Neck(dim=8, dropout=0.2), timing=setting, hardware=HARDWARE,
         availability=Availability(drop=0.1, straggle=0.2),
         client=LocalTraining(
             batch_size=8, local_epochs=2, bottom_up=clusters, optimizer=partial(torch.optim.SGD, lr=0.01)
         ),
     )  # fmt: skip
     data = make_data(
-        SyntheticReID(clients=4, unseen=1, scale=0.1), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5)
-    )
+        SyntheticReID(clients=4, unseen=1, scale=0.1), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),
+        labels=labels_of(chosen),
+    )  # fmt: skip
     fit(model, data, rounds or planned, devices, ckpt_path, callbacks=[*callbacks])
     name = f"{timing} {method}"
     model.trainer.save_checkpoint(folder / f"{name}.ckpt")

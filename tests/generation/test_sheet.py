@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from fedsim.core.errors import DataError
-from fedsim.generation.sheet import join_sheets, swap_sheet, write_sheet
+from fedsim.data.preview import join_sheets, write_sheet
+from fedsim.generation.sheet import swap_sheet
 
 TITLE, MARGIN = 16, 4
 

@@ -21,7 +21,7 @@ from fedsim.training.batch_loss import BatchLoss
 from fedsim.training.objective import Objective
 from fedsim.training.settings import ClientOverride, LocalTraining
 from lightning_modules import FOREIGN, federation
-from small import fit, make_data, make_model, sgd
+from small import fit, labels_of, make_data, make_model, sgd
 
 KINDS = (torch.optim.SGD, torch.optim.NAdam, torch.optim.Adam, torch.optim.AdamW)
 
@@ -117,7 +117,8 @@ BACKBONE_IN_EVALUATION_MODE = {"FedReIDFineTune"}
 @pytest.mark.parametrize("name", others.some(METHODS, {"Ditto", "FedPav-cdw-eval-kd", "FedSAM", "SKA"} & {*METHODS}))
 def test_images_and_steps_of_every_method_are_those_of_hooks(name):
     options = {"neck": Neck(dim=8, dropout=0.2), "selection": RandomFraction(0.7), "client": training_of(name)}
-    hooks, sums = train(make_model(METHODS[name], **options), small_data(augmentation=Augmentation(pad=1, flip=0.5)))
+    data = small_data(augmentation=Augmentation(pad=1, flip=0.5), labels=labels_of(METHODS[name]))
+    hooks, sums = train(make_model(METHODS[name], **options), data)
     assert_counted(hooks, sums)
     assert hooks.by_mode >= hooks.images or name in BACKBONE_IN_EVALUATION_MODE
     assert hooks.by_mode == hooks.images or name in MEASURES_IN_TRAINING_MODE | BACKBONE_IN_EVALUATION_MODE

@@ -32,14 +32,17 @@ from fedsim.methods import (
     FedKLPR,
     FedNova,
     FedPav,
+    FedProto,
     FedProx,
     FedReID,
     FedReIDFineTune,
     FedSAM,
     FedSGD,
     FedUReID,
+    LGFedAvg,
     Local,
     LotteryFL,
+    PerFedAvg,
     PFedMe,
     Scaffold,
     SubFedAvg,
@@ -50,14 +53,18 @@ from fedsim.models import Neck
 from fedsim.testing import check_method
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.settings import LocalTraining
-from small import fit, make_data, make_model, vector
+from small import fit, labels_of, make_data, make_model, vector
 
 METHODS = {
     "FedPav-cdw": FedPav(weighting="cdw"),
     "FedPav-cdw-eval-kd": FedPav(weighting="cdw", cdw_mode="eval", distillation=Distillation(lr=0.01)),
     "FedPav-kd": FedPav(distillation=Distillation(every=2, epochs=2, view="seeded_train", target_norm="teacher")),
+    "LGFedAvg": LGFedAvg(),
+    "LGFedAvg-head": LGFedAvg(layers=2, share_head=True),
     "FedSGD": FedSGD(),
     "FedAtt": FedAtt(),
+    "FedProto": FedProto(),
+    "FedProto-images": FedProto(compares="images", weighting="uniform"),
     "FedProx": FedProx(mu=0.1),
     "FedProx-backbone": FedProx(mu=0.1, share_neck=False, weighting="uniform"),
     "MOON": MOON(),
@@ -69,6 +76,8 @@ METHODS = {
     "FedNova": FedNova(),
     "Ditto": Ditto(),
     "PFedMe": PFedMe(inner_steps=2),
+    "PerFedAvg": PerFedAvg(),
+    "PerFedAvg-HF": PerFedAvg(variant="hessian_free", adapt_steps=2),
     "FedReID": FedReID(),
     "FedReID-text": FedReID(aggregated=0.5, views="same"),
     "FedReID-code": FedReID(start_mix=0.5, expert_from="global", views="same"),
@@ -164,7 +173,7 @@ def play(name, devices, rounds, ckpt_path=None, attack=None):
     )
     data = make_data(
         SyntheticReID(clients=3, unseen=1, scale=0.1), size=(16, 8), augmentation=Augmentation(pad=1, flip=0.5),
-        public="new0",
+        public="new0", labels=labels_of(METHODS[name]),
     )  # fmt: skip
     return fit(model, data, rounds, devices=devices, ckpt_path=ckpt_path)
 
@@ -208,7 +217,8 @@ def test_two_rounds_on_two_ranks_and_one_more_on_one_are_three_on_one(checkpoint
     for key in a:
         assert torch.equal(a[key], b[key]), f"{key}: {int((a[key] != b[key]).sum())} of {a[key].numel()} entries differ"
     start = make_model(METHODS[name], neck=Neck(dim=8, dropout=0.2), client=LocalTraining(local_epochs=2, batch_size=8))
-    start.assemble(make_data(size=(16, 8), public="new0"), 0, 1, torch.device("cpu"))
+    data = make_data(size=(16, 8), public="new0", labels=labels_of(METHODS[name]))
+    start.assemble(data, 0, 1, torch.device("cpu"))
     key = "global" if len(a["global"]) else "town0/state"
     assert not torch.equal(everything(start)[key], a[key]), "nothing was trained"
 
@@ -389,6 +399,7 @@ class Plain(nn.Module):
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
         FedReID(aggregated=0.5),
         FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(), FedALA(), DACS(),
+        PerFedAvg(variant="hessian_free"),
     ],
     ids=lambda method: type(method).__name__,
 )  # fmt: skip

@@ -19,13 +19,15 @@ KINDS = {name: kind for name, kind in KINDS.items() if isinstance(kind, type) an
 WORKS = {
     "Ditto": {}, "FedALA": {"start_epochs": 2}, "FedAtt": {}, "FedAvg": {}, "FedBN": {}, "FedDIP": {},
     "FedDyn": {}, "FedNova": {}, "FedPav": {}, "FedProx": {}, "FedRep": {"head_epochs": 1}, "FedSAM": {}, "FedSGD": {},
-    "FedBABU": {"fine_tune_epochs": 1}, "IFCA": {}, "Local": {}, "LotteryFL": {"start_accuracy": 0.0}, "MOON": {},
+    "FedBABU": {"fine_tune_epochs": 1}, "IFCA": {}, "LGFedAvg": {"layers": 1}, "Local": {},
+    "LotteryFL": {"start_accuracy": 0.0}, "MOON": {},
     "PFedMe": {"inner_steps": 2}, "Scaffold": {}, "SubFedAvg": {"min_accuracy": 0.0},
     "WeightedPav": {"share_neck": True},
 }  # fmt: skip
 """methods that need only hooks that a module has -> settings of their test"""
 LACKING = {
-    "APFL", "DACS", "FedCAPR", "FedKLPR", "FedReID", "FedReIDFineTune", "FedSupWA", "FedUReID", "SKA", "SSCU",
+    "APFL", "DACS", "FedCAPR", "FedKLPR", "FedProto", "FedReID", "FedReIDFineTune", "FedSupWA", "FedUReID", "PerFedAvg",
+    "SKA", "SSCU",
 }  # fmt: skip
 """methods that work on features, logits or layers of fedsim's own model, or step two models in turn"""
 

@@ -29,6 +29,7 @@ from fedsim.models import (
     ReIDModel,
     ResNet,
     SmallCNN,
+    Standardise,
     StyleLayers,
     group_names,
 )
@@ -295,6 +296,37 @@ def test_normalised_images_are_the_same_in_any_light():
     assert (plain(x * scale + shift) - plain(x)).abs().max() > 0.1 * plain(x).abs().max()
 
 
+@torch.no_grad()
+def test_standardised_images_have_mean_0_and_deviation_1():
+    """Image by image and channel by channel; a channel of one value becomes 0; training and evaluation are alike."""
+    x = maps(3, 4, 5, 7)
+    x[1, 2] = 0.25
+    layer = Standardise()
+    found = layer(x)
+    for image in range(3):
+        for channel in range(4):
+            pixels = x[image, channel].flatten().tolist()
+            mean = sum(pixels) / len(pixels)
+            variance = sum((pixel - mean) ** 2 for pixel in pixels) / len(pixels)
+            expected = [(pixel - mean) / math.sqrt(variance + 1e-5) for pixel in pixels]
+            assert_near(found[image, channel].flatten(), torch.tensor(expected, dtype=torch.float64))
+    assert torch.equal(layer.eval()(x), found)
+    assert torch.equal(layer(x[:1]), found[:1]), "an image does not depend on others"
+    assert layer(x.bfloat16()).dtype == torch.bfloat16
+    assert_near(layer(x.float()), nn.functional.instance_norm(x.float()), 1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", BACKBONES)
+def test_standardised_images_are_the_same_in_any_light(name):
+    x, scale, shift = maps(4, 3, 64, 32), torch.rand(4, 3, 1, 1) + 0.5, 3 * torch.randn(4, 3, 1, 1)
+    styled = seeded(BACKBONES[name], style=StyleLayers(kind="standardise", after=("input",))).double().eval()
+    plain = seeded(BACKBONES[name]).double().eval()
+    assert [*styled.state_dict()] == [*plain.state_dict()]
+    assert_near(styled(x * scale + shift), styled(x), 1e-4)
+    assert (plain(x * scale + shift) - plain(x)).abs().max() > 0.1 * plain(x).abs().max()
+
+
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
 
@@ -499,7 +531,7 @@ def test_what_transformers_lack_is_named():
         ConfigError, match=r"^backbone\.style\.after: vit_small_patch16_224 has no place layer1 .* input, p"
     ):
         vit(style=StyleLayers(kind="mix"))
-    with pytest.raises(ConfigError, match=r"^backbone\.style\.kind: TimmBackbone has no snr; choose mix or cross"):
+    with pytest.raises(ConfigError, match=r"^backbone\.style\.kind: TimmBackbone has no snr; choose another kind"):
         vit(style=StyleLayers(kind="snr", after=("input",)))
     from fedsim.models import TimmBackbone
 
@@ -553,7 +585,7 @@ def test_the_choices_are_named():
             BACKBONES[name](style=StyleLayers(kind="mix", after=(last,)))
 
 
-@pytest.mark.parametrize("kind", ["mix", "cross", "snr"])
+@pytest.mark.parametrize("kind", ["mix", "cross", "standardise", "snr"])
 def test_maps_of_one_pixel_are_refused_before_training(kind):
     """Their deviation is 0 / 0; two pixels are enough."""
     assert StyleLayers(kind=kind, p=1.0).build("input", 3)(torch.randn(2, 3, 2, 1)).isfinite().all()

@@ -194,17 +194,6 @@ def test_frozen_parameters_stay():
     assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
 
 
-def test_rates_can_be_changed_in_the_middle_of_a_session():
-    class Braking(FedPav):
-        def take_step(self, client, loss):
-            if client.step(loss):
-                client.optimizer.set_rates([0.5 * rate for rate in client.optimizer.rates])
-
-    results = [train(partial(torch.optim.SGD, lr=0.05), flat, Braking()) for flat in (True, False)]
-    assert torch.equal(*map(weights, results))
-    assert not torch.equal(weights(results[0]), weights(train(partial(torch.optim.SGD, lr=0.05), True)))
-
-
 def test_gradients_that_were_replaced_count():
     class Replacing(FedPav):
         def loss(self, client, batch):

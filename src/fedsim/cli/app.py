@@ -87,12 +87,6 @@ def _code_of(args: list[str]) -> tuple[int, bool]:
     return 0, False
 
 
-def _start_again(failure: CommandFailure) -> CommandFailure:
-    """Let Slurm start a fit again whose time was up while it did not train; return the failure with a line on it."""
-    line = requeue() if rank_of_this_process() == 0 else ""
-    return failure._replace(message=f"{failure.message}; {line}") if line else failure
-
-
 def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
     check_environment()  # Lightning would read these variables in its import

@@ -25,13 +25,12 @@ from fedsim.cli.run_directory import (
     default_run_dir,
     keep_scores,
     look_for_fit,
-    make_run_dir,
     settle_checkpoint,
     with_own_config,
 )
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import missing_folders, remove_empty
+from fedsim.core.files import make_folder, missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import bring_back, drop_replaced
@@ -48,10 +47,13 @@ from fedsim.federation.callbacks import (
     RunBeginning,
     RunSummary,
     ScoreLastRound,
+    TensorBoardPages,
     Tracking,
 )
+from fedsim.federation.callbacks.tracking import keep_artifacts
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
+from fedsim.federation.events import as_list
 from fedsim.federation.federation import Federation
 from fedsim.papers.files import OfAPaper
 from fedsim.parsing.agent_words import folder_of_sweep_run, keep_words
@@ -172,7 +174,7 @@ class FedSimCLI(LightningCLI):
         check_name(os.path.basename(os.path.abspath(self.run_dir)) or "root", "run_dir", "choose another folder")
         if self.subcommand == "fit":
             look_for_fit(self.run_dir)
-            check_folders(_as_list(config["trainer"]["logger"]))
+            check_folders(as_list(config["trainer"]["logger"]))
         else:
             self.save_config_callback = None  # the run's own config.yaml stays as it was
             config["trainer"]["logger"] = False  # some write files, or contact a server, when they are built
@@ -214,7 +216,7 @@ class FedSimCLI(LightningCLI):
             self._prepare_run(config)
         elif rank_of_this_process() == 0 and (self.subcommand == "predict" or self.model.rankings is not None):
             self._missing = missing_folders(*(self.run_dir / name for name in ("features", "rankings", "maps")))
-            make_run_dir(self.run_dir)  # last: all other checks have passed
+            make_folder(self.run_dir, "run_dir")  # last: all other checks have passed
 
     def _prepare_run(self, config: Namespace) -> None:
         """Lock the run directory on rank 0, and let the run begin in it when its first round has trained."""
@@ -238,7 +240,6 @@ class FedSimCLI(LightningCLI):
         return FolderStart(self.run_dir, bool(config["overwrite"]), config["ckpt_path"], rounds, self.restarts)
 
     def _changes(self) -> list[Change]:
-        """Return the settings that a resume changes."""
         return self.scored.resumed.changes(self._resolved()) if self.scored.resumed else []
 
     def instantiate_classes(self) -> None:
@@ -270,11 +271,11 @@ class FedSimCLI(LightningCLI):
         with naming_the_field(vars(config)):
             trainer = super().instantiate_trainer(**kwargs)
         # the command and Preemption listen; Lightning's handlers would only set a flag, or wait for the other ranks
-        trainer._signal_connector.register_signal_handlers = _nothing  # type: ignore[method-assign] # no other way
+        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign] # no other way
         return trainer
 
     def _callbacks(self, config: Namespace) -> list[Callback]:
-        callbacks: list[Callback] = _as_list(config["callbacks"])
+        callbacks: list[Callback] = as_list(config["callbacks"])
         if self.subcommand != "fit":
             return callbacks
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
@@ -285,8 +286,10 @@ class FedSimCLI(LightningCLI):
             identity = identity_of(resolved)
             summary = RunSummary(str(self.run_dir), fingerprint_of(resolved), self._changes(), identity=identity)
             callbacks.insert(0, summary)
-        if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
+        if any(isinstance(logger, WandbLogger) for logger in as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
+        if any(isinstance(logger, TensorBoardLogger) for logger in as_list(config["logger"])):
+            callbacks.append(TensorBoardPages(self._resolved()))
         callbacks.append(ScoreLastRound())
         if not any(isinstance(c, Preemption) for c in callbacks):
             callbacks.append(Preemption())
@@ -308,13 +311,12 @@ class FedSimCLI(LightningCLI):
         """Return the logger of metrics.csv and the configured ones; False turns all off."""
         if configured is False:
             return False
-        for logger in _as_list(configured):
+        for logger in as_list(configured):
             if isinstance(logger, TensorBoardLogger):
                 write_into(logger, self.run_dir)
-        return [MetricsFile(self.run_dir), *_as_list(configured)]
+        return [MetricsFile(self.run_dir), *as_list(configured)]
 
     def _resolved(self) -> dict[str, Any]:
-        """Return the resolved configuration as plain values."""
         parser = self._parser(self.subcommand)
         text = parser.dump(self.config[self.subcommand], skip_none=False, skip_validation=True)  # it was parsed: valid
         return dict(yaml.load(text, SafeLoader))
@@ -325,6 +327,9 @@ class FedSimCLI(LightningCLI):
         """Print the run's table; raise RunStoppedError if a signal ended the run."""
         resumed = self.scored.resumed
         begun = resumed.rounds if resumed else -1 if self.scored.path else 0
+        for logger in self.trainer.loggers:
+            if isinstance(logger, MLFlowLogger) and self.trainer.is_global_zero:
+                keep_artifacts(logger, self.run_dir)
         end_fit(self.trainer, self.run_dir, begun, self.model.has_trained, self.model.settings.availability.drop)
 
     def after_describe(self) -> None:
@@ -353,10 +358,6 @@ class FedSimCLI(LightningCLI):
             print_text(f"wrote {self.run_dir / 'features'}" + (f" and {self.model.maps}" if self.model.maps else ""))
 
 
-def _nothing() -> None:
-    pass
-
-
 def _expand_paths(config: Namespace) -> None:
     """Give all writers of a run the same path: libraries replace only some of ``~`` and variables."""
     for name in ("run_dir", "ckpt_path"):
@@ -372,11 +373,6 @@ def _limit(limit: int | float | None) -> int | float | None:
             "set data.limit_client_batches to 1"
         )
     return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
-
-
-def _as_list(value: Any) -> list[Any]:
-    """Return the callbacks or loggers of a config: none, one or a list."""
-    return [] if value in (None, True, False) else list(value) if isinstance(value, list) else [value]
 
 
 def _seed(seed: bool | int | None) -> int:

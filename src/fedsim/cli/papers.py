@@ -66,6 +66,7 @@ def _printed(paper: Paper) -> Iterator[str]:
 
     Other tables are wider than a terminal: ``fedsim papers PAPER/TABLE`` shows them.
     """
+    rotation_of = {run: name for name, runs in paper.rotations.items() for run in runs.values()}
     for table in paper.tables:
         if not table.left_out:
             continue
@@ -73,7 +74,7 @@ def _printed(paper: Paper) -> Iterator[str]:
         for row in table.rows:
             numbers = [*(row.scores.get(name, {}).values() for name in table.test_sets), row.mean]
             cells = [" / ".join(f"{value:.{table.digits}f}" for value in values) or "-" for values in numbers]
-            runs = sorted({_rotation_of(paper, run) for run in row.runs})
+            runs = sorted({rotation_of.get(run, run) for run in row.runs})
             lines.append([row.name, *cells, row.status, ", ".join(runs) or "-"])
         metrics = " / ".join(paper.content["tables"][table.name].get("columns", paper.content["columns"]))
         headers = ["row", *table.test_sets, "mean", "status", "run"]
@@ -85,11 +86,6 @@ def _printed(paper: Paper) -> Iterator[str]:
     if contradictions := list(lines_of(paper)):
         yield "\nprinted tables that contradict each other:"
         yield from (f"  {line}" for line in contradictions)
-
-
-def _rotation_of(paper: Paper, run: str) -> str:
-    """Return the row of the file that stands for a run and for those of the other left-out data sets."""
-    return next((name for name, runs in paper.rotations.items() if run in runs.values()), run)
 
 
 def _part(name: str) -> str:
@@ -104,14 +100,9 @@ def _part(name: str) -> str:
         raise no_such_name("fedsim papers", name, [entry for kind in parts for entry in paper.content[kind]])
     of_rows = {row.partition("_")[0] for row in parts["rows"]}  # table5_batch_64 is of table5
     parts["tables"] = {
-        entry: _with_common(paper, table)
+        entry: table | {name: table.get(name, paper.content[name]) for name in ("columns", "clients")}
         for entry, table in paper.content["tables"].items()
         if entry in {*parts["tables"], *of_rows}
     }
     shown = {kind: entries for kind, entries in parts.items() if entries}
     return yaml.dump(shown, Dumper=_Dumper, sort_keys=False, width=_WIDTH, default_flow_style=None).rstrip()
-
-
-def _with_common(paper: Paper, table: dict[str, Any]) -> dict[str, Any]:
-    common = {name: table.get(name, paper.content[name]) for name in ("columns", "clients")}
-    return {**table, **common}

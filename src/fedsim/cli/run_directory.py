@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import make_folder, replacing
+from fedsim.core.files import replacing
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at, run_around
 from fedsim.core.run_lock import RunLock
@@ -150,9 +150,8 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation, condit
     owner = run_dir or run_around(scored.path)
     if owner is None:
         return "scores are kept in a run directory, but the checkpoint is in none; name it with --run_dir"
-    named = next(
-        (part for part in (scored.path, *parents) if part.suffix == ".ckpt"), scored.path
-    )  # or a version of it
+    # the path may be that of one of its versions
+    named = next((part for part in (scored.path, *parents) if part.suffix == ".ckpt"), scored.path)
     path = owner / TESTS / f"{named.stem}.json"
     content = {
         "checkpoint": scored.line,
@@ -175,8 +174,3 @@ def _path_option(args: Sequence[str], name: str) -> str | None:
     """Return the last value of an option on a command line, a path; None if it is not given, or null."""
     text = dict(options_in(args)).get(name, "null")
     return None if text in ("null", "none") else expanded(text, name)
-
-
-def make_run_dir(folder: Path) -> None:
-    """Make the folder of a run; raise ConfigError if it cannot be one."""
-    make_folder(folder, "run_dir")

@@ -41,10 +41,7 @@ def _sweep_parser() -> ArgumentParser:
     parser.add_argument("--dry_run", "--dry-run", action="store_true", help="print the command lines of the runs")
     parser.add_argument("--local", action="store_true", help="run the sweep on this machine")
     parser.add_argument(
-        "--parallel",
-        type=int,
-        default=1,
-        help="number of runs at the same time, each with GPUs or cores of its own",
+        "--parallel", type=int, default=1, help="number of runs at the same time, each with GPUs or cores of its own"
     )
     parser.add_argument("--count", type=int | None, help="largest number of runs; a random sweep needs it")
     parser.add_argument("--seed", type=int, default=0, help="seed of a random sweep")
@@ -94,7 +91,6 @@ def run(args: list[str]) -> str:
 
 
 def _check(config: Namespace) -> None:
-    """Refuse options that contradict each other."""
     if config.dry_run + config.local + config.print != 1:
         raise ConfigError(
             "fedsim sweep: give one of --dry-run, --local and --print; on W&B's server run wandb sweep FILE instead"

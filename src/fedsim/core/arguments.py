@@ -8,7 +8,8 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -83,6 +84,11 @@ def arguments_of(made: KeepsArguments) -> dict[str, Any]:
         elif kind is not inspect.Parameter.VAR_POSITIONAL:
             arguments[name] = value
     return arguments
+
+
+def members_of(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def texts_of_fields(node: ast.ClassDef) -> dict[str, str]:

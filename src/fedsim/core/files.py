@@ -79,7 +79,7 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
             path.hardlink_to(partial)
         else:
             partial.replace(path)
-        flush_directory(path.parent)
+        flush_file(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -94,9 +94,9 @@ def new_folder(path: Path) -> Iterator[Path]:
             yield partial
             for file in partial.iterdir():
                 flush_file(file)
-        flush_directory(partial)
+        flush_file(partial)
         partial.replace(path)
-        flush_directory(path.parent)
+        flush_file(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -109,14 +109,9 @@ def follow_umask(path: Path) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Wait until a file's content is on the disk."""
+    """Wait until a file's content, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def flush_directory(path: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
-    flush_file(path)

@@ -109,12 +109,9 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", prefix: s
     'did you mean WandbLogger?'
     """
     names = list(names)
-    close = get_close_matches(name, names, n=1) or [long for long in names if _begins(long, name)][:1]
+    beginning = [long for long in names if len(name) > 2 and long.lower().startswith(name.lower())]
+    close = get_close_matches(name, names, n=1) or beginning[:1]
     return " ".join([*(f"did you mean {prefix}{best}?" for best in close), *([otherwise] if otherwise else [])])
-
-
-def _begins(name: str, beginning: str) -> bool:
-    return len(beginning) > 2 and name.lower().startswith(beginning.lower())
 
 
 def file_name(name: str) -> str:

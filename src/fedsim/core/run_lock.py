@@ -191,7 +191,7 @@ _FIELDS = {"host": str, "machine": str, "pid": int, "process": str, "since": str
 def _this_process() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
-        "machine": _machine(),
+        "machine": name_of_machine(),
         "pid": os.getpid(),
         "process": _start_of(os.getpid()) or "",
         "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -200,7 +200,7 @@ def _this_process() -> dict[str, Any]:
     }
 
 
-def _machine() -> str:
+def name_of_machine() -> str:
     """Return a name of this machine, since it was booted, with its processes: containers have the host's boot only."""
     parts = [socket.gethostname()]
     with suppress(OSError):
@@ -231,7 +231,7 @@ def _start_of(pid: int) -> str | None:
 
 def _refusal(path: Path, owner: Mapping[str, Any]) -> str:
     """Return the reason why the folder cannot be taken from an owner; empty if the owner has ended."""
-    if owner["machine"] == _machine():
+    if owner["machine"] == name_of_machine():
         if owner["process"] != _start_of(owner["pid"]):
             return ""
         if owner["pid"] == os.getpid():

@@ -187,8 +187,6 @@ class FileStore(ClientStore):
 
 
 class _Saved(NamedTuple):
-    """A tensor in the file."""
-
     offset: int
     room: int
     """bytes reserved for it"""

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.core.files import flush_directory, replacing
+from fedsim.core.files import flush_file, replacing
 
 _POINTER = "current"
 
@@ -37,10 +37,10 @@ def begin_version(folder: Path) -> Path:
 def publish_version(partial: Path) -> Path:
     """Make a partial version with flushed files the current one, remove older ones, and return its final path."""
     folder = partial.parent
-    flush_directory(partial)
+    flush_file(partial)
     version = partial.with_suffix("")
     partial.rename(version)
-    flush_directory(folder)
+    flush_file(folder)
     with replacing(folder / _POINTER) as pointer:
         pointer.write_text(version.name + "\n")
     for old in _versions(folder):

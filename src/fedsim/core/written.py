@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import nn
 
-from fedsim.core.arguments import KeepsArguments, arguments_of
+from fedsim.core.arguments import KeepsArguments, arguments_of, members_of
 
 
 class UnwritableError(Exception):
@@ -38,16 +37,16 @@ def written(value: Any, declared: Any = None, place: str = "") -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, list | tuple):
-        inner = [type_ for part in _parts(declared) for type_ in get_args(part)]
+        inner = [type_ for part in members_of(declared) for type_ in get_args(part)]
         return [written(item, inner[0] if inner else None, f"{place}.{i}") for i, item in enumerate(value, start=1)]
     if isinstance(value, Mapping):
-        inner = [type_ for part in _parts(declared) for type_ in get_args(part)][1:]
+        inner = [type_ for part in members_of(declared) for type_ in get_args(part)][1:]
         return {
             str(name): written(item, inner[0] if inner else None, f"{place}.{name}") for name, item in value.items()
         }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = written_fields(value, place)
-        return fields if type(value) in _parts(declared) else _of_class(type(value), fields, place)
+        return fields if type(value) in members_of(declared) else _of_class(type(value), fields, place)
     if isinstance(value, KeepsArguments):
         return _of_class(type(value), written_arguments(value, place), place)
     kind, arguments = (value.func, value.keywords) if isinstance(value, partial) and not value.args else (value, {})
@@ -103,8 +102,3 @@ def _optimizer(make: Callable[..., Any], place: str) -> dict[str, Any]:
     if not is_whole or any(group[name] != value for name, value in made.defaults.items()):
         raise UnwritableError(f"{place}: makes an optimizer that is not decided by its arguments")
     return _of_class(type(made), written(arguments, None, place), place)
-
-
-def _parts(declared: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the type alone."""
-    return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)

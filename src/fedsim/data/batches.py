@@ -93,7 +93,7 @@ def _groups_of(index: Tensor, size: int, generator: torch.Generator) -> list[Ten
     short = size - len(groups[-1])
     if short:  # the group that repeats images is the last to be used
         candidates = index[: -len(groups[-1])] if len(groups) > 1 else index
-        groups[-1] = torch.cat([groups[-1], _sample(candidates, short, generator)])
+        groups[-1] = torch.cat([groups[-1], sampled(candidates, short, generator)])
     return groups
 
 
@@ -102,14 +102,13 @@ def _groups_across(index: Tensor, cameras: Tensor, size: int, generator: torch.G
     groups = []
     for first in torch.randperm(len(index), generator=generator)[: -(-len(index) // size)].tolist():
         partners = _partners(index, cameras, first)
-        groups.append(torch.cat([index[[first]], _sample(partners if len(partners) else index, size - 1, generator)]))
+        groups.append(torch.cat([index[[first]], sampled(partners if len(partners) else index, size - 1, generator)]))
     return groups
 
 
-def _sample(index: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return ``count`` random images; they repeat only if there are fewer."""
-    order = torch.randperm(len(index), generator=generator)[torch.arange(count) % len(index)]
-    return index[order]
+def sampled(index: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return ``count`` of the images ``index`` in random order; they repeat only if there are fewer."""
+    return index[torch.randperm(len(index), generator=generator)[torch.arange(count) % len(index)]]
 
 
 def shares_of_steps(batches: list[Tensor], accumulate: int) -> list[float]:

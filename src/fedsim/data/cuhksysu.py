@@ -19,8 +19,6 @@ PICTURES = Path("Image", "SSM")
 
 
 class _Person(NamedTuple):
-    """A box in a picture."""
-
     part: str
     """``query`` or ``gallery``"""
     pid: int

@@ -27,7 +27,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import flush_directory, flush_file, replacing
+from fedsim.core.files import flush_file, replacing
 from fedsim.core.names import file_name, is_caseless
 from fedsim.data.identity import file_sizes
 from fedsim.data.images import Domain, GallerySplit, ImageFiles, Images, ImagesInParts, Index, Size, Split
@@ -195,7 +195,7 @@ def _build(path: Path, partial: Path, wanted: Wanted, workers: int) -> None:
         _write_json(path.with_suffix(".json"), note)
         flush_file(partial)
         partial.replace(path)
-        flush_directory(path.parent)
+        flush_file(path.parent)
     progress.unlink(missing_ok=True)
 
 

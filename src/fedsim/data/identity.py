@@ -97,7 +97,6 @@ def _length_of_folder(paths: Sequence[str]) -> int:
 
 
 def _described(domain: Domain) -> dict[str, Any]:
-    """Return counts and digest of a data set."""
     gallery, pool = domain.gallery, {}
     of_query, of_gallery = (domain.query.pids, domain.query.camids), (gallery.pids, gallery.camids)
     if domain.splits:

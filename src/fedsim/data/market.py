@@ -130,17 +130,10 @@ def left_out_of(folder: Path, domain: Domain) -> list[LeftOut]:
     read = {str(path) for split in domain.parts for path in split.files}
     items = [item for part in PARTS if (folder / part).is_dir() for item in left_out_in(folder / part, read)]
     if len(domain.query):  # else splits.json takes the place of the folder
-        items = [_unmatched_query(item) if item.path.parent == folder / QUERY else item for item in items]
-    looked_at = {
-        *PARTS,
-        *(data_set.name for data_set in market_folders(folder)),
-    }  # a root of data sets may be one itself
+        unmatched = folder / QUERY, BY_PROTOCOL  # all other images there are read
+        items = [i._replace(reason=_UNMATCHED) if (i.path.parent, i.reason) == unmatched else i for i in items]
+    looked_at = {*PARTS, *(data_set.name for data_set in market_folders(folder))}  # it may be a root of data sets, too
     return items + [LeftOut(path, f"outside of {', '.join(PARTS)}") for path in images_outside(folder, looked_at)]
-
-
-def _unmatched_query(item: LeftOut) -> LeftOut:
-    """Give an image that is no query its own reason: all others are read."""
-    return item._replace(reason=_UNMATCHED) if item.reason == BY_PROTOCOL else item
 
 
 def read_market_domain(

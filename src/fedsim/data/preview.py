@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,26 +37,35 @@ def contact_sheet(domains: list[Domain], size: Size, identities: int = 4, images
 
     Training images are shown, or the gallery if there are none. ``size``: see :func:`true_to_shape`.
     """
-    rows = [_row(domain, size, identities, images) for domain in domains]
-    sheet = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)), "white")
-    top = 0
-    for row in rows:
-        sheet.paste(row, (0, top))
-        top += row.height
-    return sheet
+    return join_sheets([_row(domain, size, identities, images) for domain in domains])
 
 
 def write_contact_sheet(domains: list[Domain], size: Size, path: Path) -> None:
     """Write :func:`contact_sheet` to a file; raise DataError if an image cannot be read, or the file not written."""
-    sheet = contact_sheet(domains, size)
+    write_sheet(contact_sheet(domains, size), path, "--output")
+
+
+def join_sheets(sheets: Sequence[Image.Image]) -> Image.Image:
+    """Put sheets below each other, at the left border; raise ValueError if there are none."""
+    if not sheets:
+        raise ValueError("there are no sheets to join")
+    tops = [0, *itertools.accumulate(sheet.height for sheet in sheets)]
+    joined = Image.new("RGB", (max(sheet.width for sheet in sheets), tops[-1]), "white")
+    for sheet, top in zip(sheets, tops, strict=False):
+        joined.paste(sheet, (0, top))
+    return joined
+
+
+def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
+    """Write a sheet to an image file in the format of its suffix; raise DataError, naming ``option``, if it fails."""
     try:
-        image_format = Image.registered_extensions().get(path.suffix.lower())
-        if image_format not in Image.SAVE:
-            raise ValueError(f"unknown file extension: {path.suffix}")
+        kind = Image.registered_extensions().get(path.suffix.lower())
+        if kind not in Image.SAVE:
+            raise ValueError(f"{path.suffix or 'no suffix'} is not an image format")
         with replacing(path) as partial:
-            sheet.save(partial, format=image_format)
+            sheet.save(partial, format=kind)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot write the contact sheet ({error}); choose another --output") from error
+        raise DataError(f"{path}: cannot write the contact sheet ({error}); choose another {option}") from error
 
 
 def _row(domain: Domain, size: Size, identities: int, images: int) -> Image.Image:

@@ -239,7 +239,6 @@ def _prepared(features: Tensor, distance: Distance) -> Tensor:
 
 
 def _load_faiss() -> Any:
-    """Import FAISS when it is needed."""
     return load_extra("faiss", "backend", "faiss", instead="use torch")
 
 

@@ -166,7 +166,12 @@ def _build_models(
     if tried is not None:
         max_classes = max(client.num_classes for client in clients)
         model = tried.model(
-            settings.method.shared_groups, settings.private or (), settings.bn_stats, max_classes, device
+            settings.method.shared_groups,
+            settings.private or (),
+            settings.bn_stats,
+            max_classes,
+            device,
+            settings.method.shared_tensors,
         )
         return {model.arch: model}, {client.name: model.arch for client in clients}
     assert settings.backbone is not None, "settings have one or the other"
@@ -197,7 +202,8 @@ def _build_models(
                 network.keep_separated(len(causality.weights), max_classes if causality.has_heads else None)
         network = network.to(device)
         group_of = group_names(network)
-        shared = shared_names(group_of, settings.method.shared_groups, settings.bn_stats)
+        method = settings.method
+        shared = shared_names(group_of, method.shared_groups, settings.bn_stats, choose=method.shared_tensors)
         models[name] = FlatModel(name, network, shared, group_of, max_classes)
         archs |= {c.name: name for c in group}
     return models, archs

@@ -18,13 +18,7 @@ from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
 from fedsim.strategy.checkpoint_content import INITIAL_KEY, difference, is_count, pack_clients, unlike
-from fedsim.strategy.checkpoint_files import (
-    CONTENT_KEY,
-    FORMAT,
-    SERVER_KEY,
-    STATES_KEY,
-    read_states,
-)
+from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.client import kept_tensors
 from fedsim.training.flat_model import FlatModel
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
@@ -80,6 +81,11 @@ def strategy_of(trainer: Trainer) -> FederatedStrategy:
     strategy = trainer.strategy
     assert isinstance(strategy, FederatedStrategy)
     return strategy
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the callbacks or loggers of a Trainer's argument: none, one or a list."""
+    return [] if value in (None, True, False) else list(value) if isinstance(value, list) else [value]
 
 
 def num_rounds(trainer: Trainer) -> int | None:

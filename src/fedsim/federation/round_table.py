@@ -115,11 +115,7 @@ class RoundTable:
             self.fill(client, session.outcome, session.numbers, session.tensors)
 
     def fill(
-        self,
-        client: str,
-        outcome: Outcome,
-        numbers: Mapping[str, float],
-        tensors: Mapping[str, Sequence[float]],
+        self, client: str, outcome: Outcome, numbers: Mapping[str, float], tensors: Mapping[str, Sequence[float]]
     ) -> None:
         """Write the row of a client that has trained.
 

@@ -36,6 +36,7 @@ from fedsim.federation.callbacks import (
     describe_script,
 )
 from fedsim.federation.checks.compatibility import check_trainer
+from fedsim.federation.events import as_list
 from fedsim.federation.federation import Federation
 from fedsim.settings.changes import Change
 from fedsim.settings.configuration import line_of_idle
@@ -73,7 +74,7 @@ class Trainer(lightning.Trainer):
     def __init__(
         self, *, run_dir: str | Path | None = None, resume: bool = False, overwrite: bool = False, **options: Any
     ) -> None:
-        callbacks = _as_list(options.pop("callbacks", None))
+        callbacks = as_list(options.pop("callbacks", None))
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         options["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in callbacks)
@@ -90,7 +91,9 @@ class Trainer(lightning.Trainer):
             folder = Path(expanded(str(run_dir), "run_dir")).absolute()  # the working directory may change before a fit
             self._start = FolderStart(folder, overwrite, restart=resume, ways=_WAYS)
             callbacks += _checkpoints(folder, options.get("enable_checkpointing"), callbacks)
-            options = {"default_root_dir": str(folder)} | options | {"logger": _loggers(folder, options.get("logger"))}
+            wanted = options.get("logger")
+            loggers = False if wanted is False else [MetricsFile(folder), *as_list(wanted)]
+            options = {"default_root_dir": str(folder)} | options | {"logger": loggers}
         options = trainer_defaults() | options
         self._options = {name: value for name, value in options.items() if name != "enable_progress_bar"}
         check_place()
@@ -222,11 +225,6 @@ def _with_path(options: dict[str, Any]) -> dict[str, Any]:
     return options if path is None else options | {"ckpt_path": expanded(str(path), "ckpt_path")}
 
 
-def _loggers(folder: Path, wanted: Any) -> Any:
-    """Return the logger of metrics.csv and those of the user; False turns all off."""
-    return False if wanted is False else [MetricsFile(folder), *([] if wanted in (None, True) else _as_list(wanted))]
-
-
 def _checkpoints(folder: Path, wanted: bool | None, callbacks: list[Callback]) -> list[Callback]:
     if wanted is False or any(isinstance(callback, ModelCheckpoint) for callback in callbacks):
         return []
@@ -239,7 +237,3 @@ def _without_false_alarms() -> Iterator[None]:
     with warnings.catch_warnings():
         ignore_false_alarms()
         yield
-
-
-def _as_list(callbacks: Any) -> list[Any]:
-    return [] if callbacks is None else list(callbacks) if isinstance(callbacks, list) else [callbacks]

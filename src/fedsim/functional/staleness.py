@@ -6,6 +6,25 @@ import math
 from collections.abc import Mapping
 
 
+def polynomial(staleness: int, a: float) -> float:
+    """Return the factor ``(1 + s) ** -a`` of an answer that is ``staleness`` s steps of the server old.
+
+    >>> polynomial(3, 0.5)
+    0.5
+    """
+    factor: float = (1.0 + staleness) ** -a
+    return factor
+
+
+def hinge(staleness: int, a: float, b: int) -> float:
+    """Return the factor 1 up to a ``staleness`` s of b, and ``1 / (a (s - b) + 1)`` beyond (Xie et al., 2019).
+
+    >>> [hinge(s, 10.0, 4) for s in (0, 4, 5)] == [1.0, 1.0, 1 / 11]
+    True
+    """
+    return 1.0 if staleness <= b else 1 / (a * (staleness - b) + 1)
+
+
 def discounted(weights: Mapping[str, float], discounts: Mapping[str, float]) -> dict[str, float]:
     """Multiply weights p by discounts s, and normalise: p s / sum(p s).
 

@@ -46,6 +46,19 @@ def style_of_places(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance.sqrt()
 
 
+def standardise(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """Remove the style of each image of maps [B, C, H, W]: each channel gets the mean 0 and the deviation 1.
+
+    ``eps`` is added to the variance, which divides by the pixels, so a channel of one value becomes 0. Statistics are
+    at least float32; the result has the dtype of ``x``.
+
+    >>> standardise(torch.tensor([[[[0.0, 2.0]], [[7.0, 7.0]]]]), eps=0.0625).flatten().tolist()[2:]
+    [0.0, 0.0]
+    """
+    mean, std = style_of(x, eps, unbiased=False)
+    return ((x - mean) / std).to(x.dtype)
+
+
 def mix_styles(x: Tensor, shares: Tensor, partners: Tensor, eps: float = 1e-6) -> Tensor:
     """Give images a mixture of their own style and a partner's (MixStyle, Zhou et al., ICLR 2021).
 

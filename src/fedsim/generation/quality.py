@@ -61,9 +61,8 @@ def edge_strength(images: Tensor) -> Tensor:
     """
     red, green, blue = images.unbind(1)
     luma = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
-    luma = F.pad(luma[:, None], (1, 1, 1, 1), mode="replicate").squeeze(
-        1
-    )  # with channels, F.pad also takes empty batches
+    # with channels, F.pad also takes empty batches
+    luma = F.pad(luma[:, None], (1, 1, 1, 1), mode="replicate").squeeze(1)
     # smoothed first, then subtracted: a convolution would leave rounding errors where there is no edge
     down = luma[:, :-2] + 2 * luma[:, 1:-1] + luma[:, 2:]
     along = luma[:, :, :-2] + 2 * luma[:, :, 1:-1] + luma[:, :, 2:]
@@ -103,9 +102,8 @@ def _standardise(rows: Tensor) -> Tensor:
     """Subtract means of rows [n, d] and scale them to unit length, in float64; constant rows become 0."""
     rows = rows.double()
     constant = rows.amax(1, keepdim=True) == rows.amin(1, keepdim=True)
-    centred = (rows - rows.mean(1, keepdim=True)).masked_fill(
-        constant, 0
-    )  # else the rounding error of the mean would count
+    # else the rounding error of the mean would count
+    centred = (rows - rows.mean(1, keepdim=True)).masked_fill(constant, 0)
     return F.normalize(centred, eps=torch.finfo(torch.float64).tiny)
 
 

@@ -53,9 +53,8 @@ class Sampler:
         u = torch.rand((2, self.batch_size), generator=generator, dtype=torch.float64)
         counts = self.counts[identities]
         image = (u[0] * counts).long()
-        other_image = (
-            image + 1 + (u[1] * (counts - 1)).long()
-        ) % counts  # a step of 1 .. count - 1, or to the only image
+        # a step of 1 .. count - 1, or to the only image
+        other_image = (image + 1 + (u[1] * (counts - 1)).long()) % counts
         first = self.first[identities]
         return SampledImages(self.order[first + image], self.order[first + other_image], self.lenders)
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-
-from fedsim.core.errors import DataError
-from fedsim.core.files import replacing
 
 _TITLE = 16  # pixels: height of the line above the images
 _MARGIN = 4  # pixels between the sources and the results
@@ -44,36 +38,6 @@ def swap_sheet(structure: Tensor, appearance: Tensor, swapped: Tensor, title: st
     sheet.paste(_grid(structure[:, None], factor), (0, top))
     sheet.paste(_grid(swapped, factor), (left, top))
     return sheet
-
-
-def join_sheets(sheets: Sequence[Image.Image]) -> Image.Image:
-    """Put sheets below each other, at the left border; raise ValueError if there are none."""
-    if not sheets:
-        raise ValueError("there are no sheets to join")
-    tops = [0, *itertools.accumulate(sheet.height for sheet in sheets)]
-    joined = Image.new("RGB", (max(sheet.width for sheet in sheets), tops[-1]), "white")
-    for sheet, top in zip(sheets, tops, strict=False):
-        joined.paste(sheet, (0, top))
-    return joined
-
-
-def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
-    """Write a sheet to an image file in the format of its suffix; raise DataError, naming ``option``, if it fails."""
-    kind = check_sheet_file(path, option)
-    try:
-        with replacing(path) as partial:
-            sheet.save(partial, format=kind)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot write the contact sheet ({error}); choose another {option}") from error
-
-
-def check_sheet_file(path: Path, option: str) -> str:
-    """Return the format of an image file, by its suffix; raise DataError if there is no such format."""
-    kind = Image.registered_extensions().get(path.suffix.lower())
-    if kind is None or kind not in Image.SAVE:
-        reason = f"{path.suffix or 'no suffix'} is not an image format"
-        raise DataError(f"{path}: cannot write the contact sheet ({reason}); choose another {option}")
-    return kind
 
 
 def _grid(images: Tensor, factor: int) -> Image.Image:

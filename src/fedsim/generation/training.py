@@ -174,7 +174,6 @@ class GeneratorTraining(LightningModule):
         return first, second, self.labels.index_select(0, rows[: len(first)]), sampled.lenders.to(self.device)
 
     def _losses_of_swapped(self, swapped: Tensor, codes: Tensor, maps: Tensor, labels: Tensor) -> Losses:
-        """Return the losses of swapped images."""
         appearance = self.generator.appearance
         codes_again = appearance(swapped)
         self.discriminator.requires_grad_(False)

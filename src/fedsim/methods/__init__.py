@@ -14,6 +14,7 @@ from fedsim.methods.feddyn import FedDyn
 from fedsim.methods.fedklpr import FedKLPR
 from fedsim.methods.fednova import FedNova
 from fedsim.methods.fedpav import Distillation, FedPav
+from fedsim.methods.fedproto import FedProto
 from fedsim.methods.fedprox import FedProx
 from fedsim.methods.fedreid import FedReID, FedReIDFineTune
 from fedsim.methods.fedrep import FedRep
@@ -22,9 +23,11 @@ from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.fedsupwa import FedSupWA
 from fedsim.methods.fedureid import FedUReID
 from fedsim.methods.ifca import IFCA
+from fedsim.methods.lgfedavg import LGFedAvg
 from fedsim.methods.local import Local
 from fedsim.methods.lotteryfl import LotteryFL
 from fedsim.methods.moon import MOON
+from fedsim.methods.perfedavg import PerFedAvg
 from fedsim.methods.pfedme import PFedMe
 from fedsim.methods.scaffold import Scaffold
 from fedsim.methods.ska import SKA
@@ -52,6 +55,7 @@ __all__ = [
     "FedKLPR",
     "FedNova",
     "FedPav",
+    "FedProto",
     "FedProx",
     "FedReID",
     "FedReIDFineTune",
@@ -60,9 +64,11 @@ __all__ = [
     "FedSGD",
     "FedSupWA",
     "FedUReID",
+    "LGFedAvg",
     "Local",
     "LotteryFL",
     "PFedMe",
+    "PerFedAvg",
     "Scaffold",
     "SubFedAvg",
     "WeightedPav",

@@ -9,7 +9,7 @@ on is declared, by a property or, where it is constant, by a class attribute.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Weighting = Literal["size", "uniform"]
 Delivered = Literal["global", "personalised", "ensemble"]
 Need = Literal[
-    "identities", "held_out", "public_images", "speeds", "masks", "uploads", "whole_batches", "plain_steps",
-    "built_in_model",
+    "identities", "common_classes", "held_out", "public_images", "speeds", "masks", "uploads", "whole_batches",
+    "plain_steps", "built_in_model",
 ]  # fmt: skip
 Signal = Literal["client", "tensor"]
 
@@ -102,6 +102,13 @@ class Method(ABC):
     def shared_groups(self) -> frozenset[Group]:
         """The parameter groups that clients send and receive. ``bn_stats`` may keep statistics private all the same."""
 
+    def shared_tensors(self, names: Sequence[str]) -> Collection[str]:
+        """Return the tensors that are shared, of those of :attr:`shared_groups`: by default all.
+
+        ``names`` are in the order of the network.
+        """
+        return names
+
     @property
     def delivers(self) -> Delivered:
         """The kind of model by whose scores checkpoints are selected.
@@ -120,7 +127,8 @@ class Method(ABC):
     def requires(self) -> frozenset[Need]:
         """Conditions without which the method cannot run.
 
-        ``identities``: clients have identity labels. ``held_out``: they have images that ``data.val`` holds out.
+        ``identities``: clients have identity labels. ``common_classes``: of one label space, and some class is of two
+        clients. ``held_out``: they have images that ``data.val`` holds out.
         ``public_images``: ``data.public``. ``speeds``: of devices, in ``model.hardware``. ``masks``: uploads may be
         pruned, which costs a second vector in the sums. ``uploads``: the server gets single uploads, and
         :meth:`aggregate` combines them. ``whole_batches``: a batch must not be cut into micro-batches

@@ -9,7 +9,7 @@ from fedsim.models.lora import LoRA
 from fedsim.models.osnet import OSNet
 from fedsim.models.prompts import VisualPrompts
 from fedsim.models.reid import Features, GeM, KeyedDropout, Neck, ReIDModel, make_head
-from fedsim.models.style import SNR, CrossStyle, MixStyle, StyleLayers
+from fedsim.models.style import SNR, CrossStyle, MixStyle, Standardise, StyleLayers
 from fedsim.models.timm_backbone import TimmBackbone
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "ResNet",
     "SmallCNN",
     "SqueezeExcitation",
+    "Standardise",
     "StyleLayers",
     "TimmBackbone",
     "VisualPrompts",

@@ -1,8 +1,9 @@
-"""Style layers for backbones: MixStyle and CrossStyle change the style of training images, SNR removes style.
+"""Style layers for backbones: MixStyle and CrossStyle change the style of training images, others remove style.
 
 The style of an image is mean and deviation of each channel over the pixels of its map. MixStyle and CrossStyle have no
-parameters and do nothing in evaluation. Their random numbers come from torch's global stream, which is set for each
-(seed, round, client). All draws stay on the device, and none decides on the host: steps can be CUDA graphs.
+parameters and do nothing in evaluation; Standardise has none, and does the same in both; SNR has some. Random numbers
+come from torch's global stream, which is set for each (seed, round, client). All draws stay on the device, and none
+decides on the host: steps can be CUDA graphs.
 
 Shapes: B images, C channels, H x W pixels of a map.
 """
@@ -21,7 +22,7 @@ from torch.distributions import Gamma
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.style import mix_styles, swap_styles
+from fedsim.functional.style import mix_styles, standardise, swap_styles
 from fedsim.models.memory_order import in_order_of
 from fedsim.settings.facts import Facts
 
@@ -37,8 +38,9 @@ _SMALLEST_BOX = 0.1
 class StyleLayers:
     """Style layers of a backbone."""
 
-    kind: Literal["none", "mix", "cross", "snr"] = "none"
-    """``mix``: :class:`MixStyle`; ``cross``: :class:`CrossStyle`; ``snr``: :class:`SNR`"""
+    kind: Literal["none", "mix", "cross", "standardise", "snr"] = "none"
+    """``mix``: :class:`MixStyle`; ``cross``: :class:`CrossStyle`; ``standardise``: :class:`Standardise`; ``snr``:
+    :class:`SNR`"""
     after: Annotated[tuple[str, ...], Facts(needs="kind != 'none'")] = ("layer1", "layer2")
     """places of the layers: ``input``, the images; ``layer1``, ``layer2``, ``layer3``, the maps at the ends of a
     network's first three stages; ``patches``, the patches of a vision transformer with their positions"""
@@ -68,6 +70,8 @@ class StyleLayers:
             return SNR(channels, self.reduction, place)
         if self.kind == "cross":
             return CrossStyle(self.p, self.crop, self.beta, place)
+        if self.kind == "standardise":
+            return Standardise(place)
         return MixStyle(self.p, self.alpha, place)
 
 
@@ -104,6 +108,23 @@ class MixStyle(nn.Module):
     def extra_repr(self) -> str:
         """Return the settings; backbones with others are other architectures."""
         return f"p={self.p}, alpha={self.alpha}"
+
+
+class Standardise(nn.Module):
+    """Instance normalisation without parameters (Ulyanov, Vedaldi and Lempitsky, 2016): style is removed.
+
+    At ``input`` each image is standardised, whatever its light and the contrast of its colours. ``place`` is that of
+    the layer, for messages.
+    """
+
+    def __init__(self, place: str = "input") -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Standardise maps [B, C, H, W], in training and evaluation; raise ConfigError for maps of one pixel."""
+        _check_pixels(x, self.place)
+        return standardise(x)
 
 
 class CrossStyle(nn.Module):

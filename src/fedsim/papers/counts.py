@@ -69,7 +69,6 @@ def _compare_set(name: str, row: Counts, run: Mapping[str, Any], differences: Da
 
 
 def _kind(expected: Mapping[str, Any], present: Mapping[str, Any], differing: list[str]) -> str:
-    """Return the kind of a difference."""
     query, gallery = (f"{_LABELS[role]} images" for role in ("query", "gallery"))
     if query in differing and (present[query], present[gallery]) == (expected[gallery], expected[query]):
         return "query and gallery are swapped"

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from fedsim.core.errors import DataError
+from fedsim.core.names import one_line
 
 SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's if it is installed: eight times as fast"""
@@ -50,7 +51,7 @@ def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
     # PyYAML's own errors end here; Python's are of a day, number or tag (!!bool x) that it cannot read
     except (ValueError, OverflowError, KeyError, AttributeError, TypeError) as error:
         raise DataError(
-            f"{name}: holds a value that cannot be read ({_line(error)}); quote it, or correct it"
+            f"{name}: holds a value that cannot be read ({one_line(str(error), 200)}); quote it, or correct it"
         ) from error
 
 
@@ -129,7 +130,7 @@ def parse_json(text: str | bytes, name: str) -> Any:
     except RecursionError as error:
         raise _too_deep(name) from error
     except ValueError as error:  # also of bytes that are not UTF-8, and of whole numbers of thousands of digits
-        raise DataError(f"{name}: is not JSON ({_line(error)}); was it edited?") from error
+        raise DataError(f"{name}: is not JSON ({one_line(str(error), 200)}); was it edited?") from error
     level = [content]
     for _ in range(DEEPEST + 1):
         level = [inner for value in level for inner in _below(value)]
@@ -160,8 +161,3 @@ def _below(value: Any) -> list[Any]:
 
 def _too_deep(name: str) -> DataError:
     return DataError(f"{name}: has more than {DEEPEST} sections within each other; write it flatter")
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:197] + "..."

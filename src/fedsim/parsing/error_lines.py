@@ -81,7 +81,8 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
         )
     if not isinstance(error, Exception):
         return None
-    if isinstance(error, FedSimError) or _is_of_lightning(error):
+    of_lightning = "MisconfigurationException"  # by name: not every command imports Lightning
+    if isinstance(error, FedSimError) or of_lightning in [cls.__name__ for cls in type(error).__mro__]:
         return CommandFailure(str(error), 1 if isinstance(error, _WITHOUT_FAULT) else 2)
     if (cause := _user_error_behind(error)) is not None:  # the parser and torch wrap it
         return CommandFailure(str(cause), 2)
@@ -334,8 +335,3 @@ def _readable(types: str) -> str:
     types = re.sub(r"typing\.Literal\[([^\]]*)\]", r"\1", types)
     types = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", types).replace("NoneType", "null")
     return re.sub(r", ([^,\[\]]*)$", r" or \1", types)
-
-
-def _is_of_lightning(error: Exception) -> bool:
-    """Whether an error is Lightning's refusal of a setting; checked by name, as not every command imports Lightning."""
-    return any(cls.__name__ == "MisconfigurationException" for cls in type(error).__mro__)

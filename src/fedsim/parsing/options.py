@@ -149,12 +149,7 @@ def _check(parts: Sequence[str], classes: dict[str, str], command: str, mark: st
         setting, place = cls.arguments[part], f"{place}.{part}"
         if setting.form == "names":  # below it are names of clients
             return
-        cls = class_at(classes.get(place) or _only_class(setting.base))
-
-
-def _only_class(base: str) -> str:
-    """Return ``base`` if no other class is derived from it; otherwise an empty text."""
-    return base if paths_below(base) == (base,) else ""
+        cls = class_at(classes.get(place) or (setting.base if paths_below(setting.base) == (setting.base,) else ""))
 
 
 def where_all(command: str) -> str:

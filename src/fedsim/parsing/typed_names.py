@@ -69,7 +69,8 @@ def _entries(node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
 def _names(node: yaml.Node, setting: Setting, above: set[int]) -> Iterator[yaml.ScalarNode]:
     """Yield the names in a setting that YAML takes for another value; ``above`` are nodes that an alias may repeat."""
     if isinstance(node, yaml.ScalarNode):
-        if (setting.form == "text" and _is_typed(node) and node.tag != _NULL) or _is_in_base_60(node):
+        is_in_base_60 = not node.style and ":" in node.value and node.tag in _NUMBERS  # 1:30, which is 90 there
+        if is_in_base_60 or (setting.form == "text" and _is_typed(node) and node.tag != _NULL):
             yield node
     elif id(node) not in above:
         above.add(id(node))
@@ -94,11 +95,6 @@ def _names_of_list(node: yaml.SequenceNode, setting: Setting, above: set[int]) -
             yield value
         else:
             yield from _names(value, Setting(base=setting.base), above)
-
-
-def _is_in_base_60(node: yaml.ScalarNode) -> bool:
-    """Whether YAML takes a text such as 1:30 for a number: 90."""
-    return not node.style and ":" in node.value and node.tag in _NUMBERS
 
 
 def _is_typed(node: yaml.Node) -> TypeGuard[yaml.ScalarNode]:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
+from fedsim.core.arguments import members_of
 from fedsim.core.errors import ConfigError
 from fedsim.settings.table import section, setting_at
 
@@ -36,17 +37,13 @@ def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> Non
 
 
 def _check_arguments(arguments: Mapping[str, Any], cls: type, field: str) -> None:
-    """Check the arguments of a class."""
     hints, parameters = _hints(cls), _parameters(cls)
     for name, value in arguments.items():
         if value == "" and parameters and name not in parameters:  # passed on to another class, maybe as its default
             continue
-        if name not in parameters or not _same(value, parameters[name].default):
+        default = parameters[name].default if name in parameters else inspect.Parameter.empty
+        if type(value) is not type(default) or value != default:
             _check(value, hints.get(name, Any), f"{field}.{name}", cls)
-
-
-def _same(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and bool(value == default)
 
 
 def _check(value: Any, hint: Any, field: str, owner: type) -> None:
@@ -73,14 +70,14 @@ def _problem(value: Any, hint: Any, field: str, is_checked: bool) -> str | None:
         return None if is_valid else f"{value} is not a finite number; give a finite one"
     if value == "" and is_checked:
         return "is an empty text; leave it out for the default, or give a value"
-    if all(_is_section(alternative) for alternative in _alternatives(hint) if alternative is not types.NoneType):
+    if all(_is_section(alternative) for alternative in members_of(hint) if alternative is not types.NoneType):
         return f"is a section with fields below it, but got {value}"
     return None
 
 
 def _check_mapping(value: Mapping[str, Any], hint: Any, field: str, owner: type) -> None:
     """Check a section, or a dictionary of values of one type."""
-    section = next(filter(_is_section, _alternatives(hint)), None)
+    section = next(filter(_is_section, members_of(hint)), None)
     if section is not None:
         _check_arguments(value, section, field)
         return
@@ -90,7 +87,6 @@ def _check_mapping(value: Mapping[str, Any], hint: Any, field: str, owner: type)
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Return the types of a class's arguments."""
     try:
         return get_type_hints(cls if is_dataclass(cls) else cls.__init__)  # type: ignore[misc] # read from the class only
     except (NameError, TypeError):  # names that only type checkers can resolve, or a class not written in Python
@@ -106,11 +102,6 @@ def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the type itself."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
 def _is_section(hint: Any) -> bool:
     return isinstance(hint, type) and is_dataclass(hint)
 
@@ -118,20 +109,20 @@ def _is_section(hint: Any) -> bool:
 def _takes_null(hint: Any) -> bool:
     return any(
         alternative in (Any, object, None, types.NoneType) or isinstance(alternative, str)
-        for alternative in _alternatives(hint)
+        for alternative in members_of(hint)
     )
 
 
 def _hints_within(hint: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
     """Yield the types of the elements of a list, tuple or dictionary of type ``hint``."""
-    for alternative in _alternatives(hint):
+    for alternative in members_of(hint):
         if get_origin(alternative) in kinds and get_args(alternative):
             yield get_args(alternative)[0 if list in kinds else -1]
 
 
 def _named(hint: Any) -> str:
     """Return a type in a readable form."""
-    alternatives = _alternatives(hint)
+    alternatives = members_of(hint)
     names = [getattr(alternative, "__name__", "") for alternative in alternatives if get_origin(alternative) is None]
     literals = [choice for alternative in alternatives for choice in get_args(alternative)]
     choices = [repr(choice) for choice in literals if isinstance(choice, str)]

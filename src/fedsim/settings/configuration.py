@@ -228,20 +228,14 @@ def _holds(needs: str, entries: Flat, prefix: str) -> bool:
         return True
 
 
-class _Names(Mapping[str, Any]):
+class _Names(dict[str, Any]):
     """The names of a condition: settings of a section, and the sections of the configuration."""
 
     def __init__(self, entries: Flat, prefix: str) -> None:
         self._entries, self._prefix = entries, prefix
 
-    def __getitem__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> Any:
         return _value_at(self._entries, f"{self._prefix}.{name}" if name not in sections() else name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 class _Below:

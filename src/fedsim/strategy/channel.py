@@ -106,17 +106,13 @@ class ControlChannel:
             time.sleep(0.05)
         silent = [rank for rank, (beat, _) in self._beats.items() if rank in before and before[rank][0] == beat]
         silent = [rank for rank in silent if rank not in self._acknowledged]
-        lost = [*self.dead_ranks(), *(silent if len(silent) == 1 else []), *(self._others if self._is_pair else [])]
+        lost = [*self.dead_ranks(), *(rank for ranks in (silent, self._others) if len(ranks) == 1 for rank in ranks)]
         problem = "ended without a word, or did not answer in time"
         if lost:
             self._note(PeerError(f"rank {lost[0]} {problem}, in {self._activities.get(lost[0], 'start')}", lost[0]))
         self._note(PeerError(f"another rank {problem}"))
         assert self._error is not None
         raise self._error
-
-    @property
-    def _is_pair(self) -> bool:
-        return len(self._others) == 1
 
     def fail(self, message: str) -> None:
         """Report to the other ranks that this rank stops, and wait until they have read it."""

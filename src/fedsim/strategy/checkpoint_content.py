@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -141,7 +141,7 @@ def _content_problems(content: Mapping[str, Any]) -> Iterator[str]:
         yield "threads"
     yield from _client_problems(content)
     for name in ("layouts", "private_layouts"):
-        if not _is_named(content.get(name), _is_layout):
+        if not _is_named(content.get(name), partial(_is_list_of, test=_is_entry)):
             yield name
     for name in ("fixed", "complete"):
         if not isinstance(content.get(name, {}), dict):
@@ -151,10 +151,11 @@ def _content_problems(content: Mapping[str, Any]) -> Iterator[str]:
 def _client_problems(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of wrong tables of clients, and of their files."""
     files = content.get("files")
-    if not isinstance(files, list) or not all(map(is_count, files)):
+    if not _is_list_of(files, is_count):
         yield "files"
         files = []
-    if content.get("format") != 2 and not _is_list_of_counts(content.get("states"), len(files)):
+    states = content.get("states")
+    if content.get("format") != 2 and not (_is_list_of(states, is_count) and len(states) == len(files)):
         yield "states"
     clients, owners = content.get("clients"), content.get("hosts")
     if not isinstance(clients, dict) or not _is_named(clients, is_count):
@@ -182,19 +183,15 @@ def _initial_problems(checkpoint: Mapping[str, Any], content: Mapping[str, Any])
         yield INITIAL_KEY
 
 
-def _is_list_of_counts(values: Any, length: int) -> bool:
-    return isinstance(values, list) and len(values) == length and all(map(is_count, values))
-
-
-def _is_layout(layout: Any) -> bool:
-    return isinstance(layout, list) and all(map(_is_entry, layout))
+def _is_list_of(values: Any, test: Callable[[Any], bool]) -> TypeGuard[list[Any]]:
+    return isinstance(values, list) and all(map(test, values))
 
 
 def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or entry.keys() != {"name", "shape", "offset"}:
         return False
     shape = entry["shape"]
-    return isinstance(entry["name"], str) and isinstance(shape, list) and all(map(is_count, (entry["offset"], *shape)))
+    return isinstance(entry["name"], str) and _is_list_of(shape, is_count) and is_count(entry["offset"])
 
 
 def _is_named(values: Any, test: Any) -> bool:

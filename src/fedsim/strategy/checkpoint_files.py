@@ -249,7 +249,6 @@ def _check_layout(file: Path, shard: Any, sealed: bool) -> None:
 
 
 def _shards(content: Mapping[str, Any], ranks: Iterable[int]) -> list[str]:
-    """List the files of some ranks' clients."""
     return [_shard_name(rank, index) for rank in sorted(ranks) for index in range(content["files"][rank])]
 
 

@@ -11,12 +11,13 @@ import sys
 import sysconfig
 import threading
 from pathlib import Path
-from types import FrameType
 
 from fedsim.core.progress import progress_count
 
 BUSY = 5
 """a thread that computes without progress hangs after so many times the silence"""
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+"""beginnings of the names of files that are not the user's"""
 
 
 class MainThread:
@@ -43,7 +44,7 @@ class MainThread:
     def place(self) -> str:
         """Return the line at which the thread is, outside Python's and other packages' own code if possible."""
         innermost = frame = sys._current_frames().get(self._ident)
-        while frame is not None and _is_of_a_library(frame):
+        while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
             frame = frame.f_back
         frame = frame or innermost
         if frame is None:
@@ -58,7 +59,3 @@ class MainThread:
         except OSError:
             return f"unknown {self._looks}"
         return " ".join([*ticks, *(line for line in lines if "ctxt_switches" in line)])
-
-
-def _is_of_a_library(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<"))

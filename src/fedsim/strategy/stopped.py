@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
+
+from fedsim.core.run_lock import name_of_machine
 
 
 def identity() -> str:
     """Return a line that only ranks of this machine, in the same container, can use: see :func:`continue_process`."""
-    return f"{_machine()} {os.getpid()}"
+    return f"{name_of_machine()} {os.getpid()}"
 
 
 def continue_process(line: str) -> None:
     """Continue the process of an :func:`identity`, if it is stopped on this machine."""
     machine, _, pid = line.rpartition(" ")
-    if machine == _machine() and pid.isdecimal() and is_stopped(int(pid)):
+    if machine == name_of_machine() and pid.isdecimal() and is_stopped(int(pid)):
         with suppress(OSError):  # it has ended
             os.kill(int(pid), signal.SIGCONT)
 
@@ -32,12 +32,3 @@ def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):
         return False
-
-
-@cache
-def _machine() -> str:
-    with suppress(OSError):
-        return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()} " + os.readlink(
-            "/proc/self/ns/pid"
-        )
-    return "unknown"

@@ -130,7 +130,6 @@ def compare_results(results: Sequence[Result], table: str) -> str:
 
 
 def _differing(results: Sequence[Result]) -> list[str]:
-    """Options that differ between runs."""
     names = results[0].run.sample if results else ()
     return [name for name in names if len({str(result.run.sample[name]) for result in results}) > 1]
 

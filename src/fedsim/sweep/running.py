@@ -32,8 +32,6 @@ _END_OF_LOG = 4096  # bytes; they contain the last line about a round
 
 @dataclass
 class _Running:
-    """A run and its process."""
-
     number: int
     run: SweepRun
     process: subprocess.Popen[bytes]

@@ -161,15 +161,12 @@ def _note_state(kept: dict[str, str], network: nn.Module, findings: Findings) ->
 def compare_fits(whole: Fit, findings: Findings) -> None:
     """Run small fits on one rank, on two and after a pause, and note whether their bits differ."""
     trials = {"two ranks": replace(whole, folder=whole.folder.parent / "two", ranks=2)}
-    for finding in whole.run():
-        findings.add(finding)
+    findings.add_all(whole.run())
     if findings:
         return
     pause = whole.checkpoint(ROUNDS - 1)
     trials["a pause"] = replace(whole, folder=whole.folder.parent / "resumed", resumed_from=pause)
     for name, fit in trials.items():
-        sentences = fit.run()
-        for finding in sentences:
-            findings.add(finding)
+        findings.add_all(sentences := fit.run())
         if not sentences and (problem := difference(whole.checkpoint(ROUNDS), fit.checkpoint(ROUNDS))):
             findings.add(f"a fit with {name} comes to other bits than on one rank: {problem}")

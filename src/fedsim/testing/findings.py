@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,10 @@ class Findings:
     def add(self, sentence: str) -> None:
         """Note a finding."""
         self._sentences[sentence] = None
+
+    def add_all(self, sentences: Iterable[str]) -> None:
+        """Note several findings."""
+        self._sentences |= dict.fromkeys(sentences)
 
     def __bool__(self) -> bool:
         return bool(self._sentences)

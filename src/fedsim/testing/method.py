@@ -46,7 +46,6 @@ def check_method(
 
 
 def _check_declared(method: Method, findings: Findings) -> None:
-    """Check the values of the properties."""
     if not isinstance(method, Method):
         findings.add(f"{type(method).__name__} is no fedsim.methods.base.Method; derive the class from it")
         return
@@ -91,8 +90,7 @@ def _check_fits(
 
 def _run(fit: Fit, findings: Findings) -> bool:
     """Run a fit; return whether it came to its end."""
-    for finding in fit.run():
-        findings.add(finding)
+    findings.add_all(fit.run())
     return (fit.folder / "scores.json").exists()
 
 

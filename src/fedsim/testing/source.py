@@ -62,7 +62,6 @@ def check_source(
 
 
 def _listed(source: ReIDSource, findings: Findings) -> list[Domain]:
-    """Return the data sets; note problems of the list."""
     domains: list[Domain] = []
     with findings.trying("domains()"), _counting_opens() as opened:
         domains = source.domains()

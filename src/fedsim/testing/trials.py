@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import FedSimError
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
+from fedsim.data.federations import LabelScope
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.federation import Federation
@@ -110,14 +111,17 @@ class Fit:
         options: dict[str, Any] = {**parts, "selection": RandomFraction(0.7)} | arguments
         if self.is_still:
             backbone = MapsOnly()
-            training = _still(training)
+            training = replace(training, optimizer=partial(torch.optim.SGD, lr=0.0), head_lr=None)
             options |= {"neck": Neck(kind="none", dropout=0.0)}
         options |= {"client": training, "evaluation": Evaluation(test_during_fit=True)}
         model = Federation(method, backbone, **options)
         flips = Augmentation(pad=0, flip=0.0) if self.is_still else Augmentation(pad=1, flip=0.5)
         source = self.source or SyntheticReID(clients=_CLIENTS, unseen=1, scale=0.1)
         public = None if self.source else "new0"
-        return model, FederatedDataModule(source, size=self.size, augmentation=flips, val="none", public=public)
+        labels: LabelScope = "common" if "common_classes" in method.requires else "own"
+        return model, FederatedDataModule(
+            source, size=self.size, augmentation=flips, val="none", public=public, labels=labels
+        )
 
     def run(self) -> list[str]:
         """Run it in a process of its own; return the findings."""
@@ -182,10 +186,6 @@ def _await(processes: Sequence[Any]) -> None:
         if (left := deadline - time.monotonic()) <= 0:
             return
         connection.wait([process.sentinel for process in running], left)
-
-
-def _still(training: LocalTraining) -> LocalTraining:
-    return replace(training, optimizer=partial(torch.optim.SGD, lr=0.0), head_lr=None)
 
 
 def _end_of(path: Path) -> str:

@@ -211,7 +211,6 @@ class Watch:
 
 
 def _hook(kind: type[Method], name: str, watch: Watch) -> Callable[..., Any]:
-    """Return the watched version of a hook."""
     plain, wrapper = getattr(kind, name), _WRAPPERS[name]
 
     def hook(method: Method, *args: Any) -> Any:

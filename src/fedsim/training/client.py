@@ -409,7 +409,6 @@ class Client(LightningModule):
 
     @property
     def _named(self) -> str:
-        """Client and round, for messages."""
         return f"client {self.client_name}, round {self.round + 1}"
 
     @property

@@ -165,12 +165,6 @@ class LocalOptimizer:
         """Learning rates of the backbone, and of neck and head."""
         return [float(group["lr"]) for group in self._plain.groups]
 
-    def set_rates(self, rates: Sequence[float]) -> None:
-        """Change :attr:`rates` in the middle of a session."""
-        for optimizer in self._optimizers:
-            for group, rate in zip(optimizer.groups, rates, strict=True):
-                group["lr"] = rate
-
     @property
     def configured(self) -> Optimizer:
         """The torch optimizer of the settings, for its class and options; do not step it."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.transfer import send
+from fedsim.data.batches import sampled
 
 
 @dataclass
@@ -91,11 +92,6 @@ def proxy_batches(labels: Tensor, num_proxies: int, num_instances: int, generato
     batches: list[Tensor] = []
     while len(batches) < count:
         order = torch.randperm(len(members), generator=generator)[: len(members) // per_batch * per_batch]
-        sampled = torch.cat([_sample(members[proxy], num_instances, generator) for proxy in order.tolist()])
-        batches += sampled.split(per_batch * num_instances)
+        drawn = torch.cat([sampled(members[proxy], num_instances, generator) for proxy in order.tolist()])
+        batches += drawn.split(per_batch * num_instances)
     return batches[:count]
-
-
-def _sample(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return ``count`` of the images in random order; they repeat only if there are fewer."""
-    return images[torch.randperm(len(images), generator=generator)[torch.arange(count) % len(images)]]

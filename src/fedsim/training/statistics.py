@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -14,12 +14,19 @@ from fedsim.models.groups import STATISTICS, Group
 from fedsim.training.flat_model import FlatModel
 
 StatisticsPolicy = Literal["mean", "first", "pooled", "local", "recalibrate"]
+Chooses = Callable[[Sequence[str]], Collection[str]]
+"""names of tensors -> some of them"""
 
 
-def shared_names(groups: Mapping[str, Group], shared: frozenset[Group], policy: StatisticsPolicy) -> frozenset[str]:
-    """Return the names of the tensors that are sent: those of shared groups, without statistics that stay local."""
+def shared_names(
+    groups: Mapping[str, Group], shared: frozenset[Group], policy: StatisticsPolicy, *, choose: Chooses = frozenset
+) -> frozenset[str]:
+    """Return the names of the tensors that are sent: those of shared groups, without statistics that stay local.
+
+    ``choose`` leaves some of them out, as :meth:`Method.shared_tensors` does; it gets them in the order of the network.
+    """
     kept = shared - STATISTICS if policy == "local" else shared
-    return frozenset(name for name, group in groups.items() if group in kept and group is not Group.COUNTER)
+    return frozenset(choose([n for n, group in groups.items() if group in kept and group is not Group.COUNTER]))
 
 
 class BatchNormStatistics:

@@ -101,7 +101,10 @@ def fit(
     torch_device = device_of(device, number)
     make_folder(root, "--output")
     if pretrain is not None and row is None:
-        _warn_of_pretrain(pretrain)
+        log.warning(
+            "pretrain: all clients start from the appearance encoder of %s. Its information about that client's images "
+            "leaves the client before any round and without noise", pretrain,
+        )  # fmt: skip
     settings = keep_settings(root, {name: options[name] for name in settings_of_generators()} | {"size": list(pixels)})
     if processes > 1:
         waiting = [client.name for client in chosen if not is_finished(folders[client.name])]
@@ -128,13 +131,6 @@ def settings_of_generators() -> list[str]:
     """Return the options of :func:`fit` on which the generators depend."""
     hints = get_type_hints(fit, include_extras=True).items()
     return [name for name, hint in hints if name != "return" and facts_of(hint).effect == "results"]
-
-
-def _warn_of_pretrain(client: str) -> None:
-    log.warning(
-        "pretrain: all clients start from the appearance encoder of %s. Its information about that client's images "
-        "leaves the client before any round and without noise", client,
-    )  # fmt: skip
 
 
 def _is_done(folder: Path, client: ClientData, size: tuple[int, int]) -> bool:

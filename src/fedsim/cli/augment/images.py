@@ -22,10 +22,11 @@ from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import check_is_free, folders_of_clients, write_generated
 from fedsim.data.images import Size
+from fedsim.data.preview import join_sheets, write_sheet
 from fedsim.generation.fitting import device_of, needing_memory
 from fedsim.generation.networks import AppearanceEncoder, Generator, Networks
 from fedsim.generation.saved import check_trained, hash_images, restore
-from fedsim.generation.sheet import join_sheets, swap_sheet, write_sheet
+from fedsim.generation.sheet import swap_sheet
 from fedsim.generation.swaps import make_swaps, sample_pairs, soft_labels, swap_grid
 
 SwapLabels = Literal["teacher", "appearance"]
@@ -142,7 +143,6 @@ def _networks_of(root: Path) -> tuple[nn.Module, Networks, Size]:
 def _load(
     folder: Path, client: ClientData, backbone: nn.Module, networks: Networks, device: torch.device
 ) -> tuple[Generator, AppearanceEncoder]:
-    """Load generator and teacher from a client's folder."""
     generator = Generator(copy.deepcopy(backbone), networks, client.num_classes)
     teacher = AppearanceEncoder(copy.deepcopy(backbone), networks.parts, client.num_classes)
     restore(folder, {"generator": generator, "teacher": teacher})

@@ -103,7 +103,6 @@ def _unseen_gpus(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
 
 
 def _gpus(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
-    """The GPUs of this machine's ranks."""
     if not facts.plan.on_gpu:
         return
     numbers = [int(device.partition(":")[2] or 0) for device in facts.plan.devices]

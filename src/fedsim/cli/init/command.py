@@ -99,7 +99,6 @@ def init(folder: InputFolder, output: Settings = "fedsim.yaml") -> str:
 
 
 def _config(root: Path, output: Path, domains: list[Domain]) -> str:
-    """Return the config for these data sets."""
     trained = {domain.name: domain.train for domain in domains if domain.train is not None}
     unseen = [printable(domain.name) for domain in domains if domain.train is None]
     images = {name: len(train) for name, train in trained.items()}
@@ -118,8 +117,7 @@ def _config(root: Path, output: Path, domains: list[Domain]) -> str:
         quoted=as_yaml(str(root)),
         unseen=f"only tested on: {', '.join(unseen)}" if unseen else "no data set is only tested on",
         output=printable(str(output)),
-        evaluation="  evaluation: {camera_aware: false}  # matches of a query's own camera count\n"
-        * bool(of_one_camera),
+        evaluation=_ANY_CAMERA * bool(of_one_camera),
         rounds=100 if large else 20,
         every=10 if large else 5,
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",

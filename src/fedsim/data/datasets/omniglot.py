@@ -103,7 +103,6 @@ class Omniglot(DataSet):
         return {name: left_out_beside(paths) for name, paths in files.items()}
 
     def _read(self, folder: Path) -> Domain:
-        """List one alphabet's files."""
         splits = [_read_character(path) for path in sub_folders(folder)]
         if not splits:
             raise DataError(f"{folder}: holds no folders like character01")

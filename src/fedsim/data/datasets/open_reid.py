@@ -97,7 +97,8 @@ def _read_people(path: Path) -> People:
         raise DataError(f"{path}: identities is not a list of people, each with a list of names per camera")
     cameras = {len(person) for person in people}
     if cameras != {meta.get("num_cameras")}:
-        raise DataError(f"{path}: num_cameras is {meta.get('num_cameras')}, but people have {_texts(cameras)} cameras")
+        counts = " or ".join(map(str, sorted(cameras)))
+        raise DataError(f"{path}: num_cameras is {meta.get('num_cameras')}, but people have {counts} cameras")
     for number, person in enumerate(people):
         for camera, names in enumerate(person):
             for name in names:
@@ -163,7 +164,3 @@ def _are_people(value: object, num_people: int) -> bool:
     if not isinstance(value, list) or not value or not all(type(person) is int for person in value):
         return False
     return len({*value}) == len(value) and 0 <= min(value) <= max(value) < num_people
-
-
-def _texts(numbers: set[int]) -> str:
-    return " or ".join(map(str, sorted(numbers)))

@@ -62,7 +62,7 @@ class Preemption(RoundCallback):
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
             # without Lightning's handlers its flag is never set, but all ranks would exchange it in each round
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign] # see above
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign] # see above
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -132,7 +132,3 @@ class Preemption(RoundCallback):
     def _ask_to_start_again(self, trainer: Trainer, number: int | None) -> None:
         if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero and (line := requeue()):
             log.warning(line)
-
-
-def _nothing() -> None:
-    pass

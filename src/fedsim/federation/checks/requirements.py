@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
@@ -49,6 +50,8 @@ def check_settings(
     known("model.clients", overrides, names)
     known("model.hardware.clients", hardware.clients if hardware else (), names)
     _check_identities(federated, method)
+    if "common_classes" in method.requires:
+        _check_common_classes(federated, configured)
     if "held_out" in method.requires and (without := [c.name for c in federated.clients if c.val is None]):
         raise ConfigError(
             f"model.method: {configured}, needs held-out images, and client {without[0]} has none; set data.val to "
@@ -111,6 +114,18 @@ def _check_identities(federated: FederatedData, method: Method) -> None:
         raise ConfigError(
             f"model.method.share_head: client {unlabelled[0]} has no identity head, but other clients have one; "
             "set it to false"
+        )
+
+
+def _check_common_classes(federated: FederatedData, configured: str) -> None:
+    """Refuse a method of shared classes where clients number their own, or no class has two clients."""
+    if federated.classes is None:
+        raise ConfigError(f"data.labels: {configured}, needs classes of several clients; set it to common")
+    num_clients = Counter(label for client in federated.clients for label in {*client.labels.tolist()})
+    if max(num_clients.values()) < 2:
+        raise ConfigError(
+            f"data.partition: {configured}, needs classes of several clients, and each of the {len(num_clients)} has "
+            "one; choose by_camera, iid, dirichlet or shards, or another method"
         )
 
 

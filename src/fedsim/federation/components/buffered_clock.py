@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import lru_cache
 
@@ -21,6 +21,8 @@ from fedsim.training.statistics import BatchNormStatistics
 from fedsim.training.timetable import Timetable
 
 _HARDWARE = "model.hardware"
+_WITHOUT_VALUE = (_HARDWARE, f"{FIELD}.discount")
+"""settings whose numbers mean nothing to a user"""
 _KNOWN = 100_000
 """sessions whose durations are not computed again"""
 Stretch = tuple[slice, Mapping[str, float]]
@@ -28,7 +30,10 @@ Stretch = tuple[slice, Mapping[str, float]]
 
 
 class BufferedClock(Clock):
-    """Steps as soon as some clients have answered; see :class:`~fedsim.federation.components.timing.Buffered`."""
+    """Steps as soon as some clients have answered; see :class:`~fedsim.federation.components.timing.Buffered`.
+
+    ``discount`` gives the factor of an answer by its staleness, ``discount_settings`` are its settings, by name.
+    """
 
     def __init__(
         self,
@@ -36,12 +41,14 @@ class BufferedClock(Clock):
         *,
         places: int,
         goal: int,
-        power: float,
+        discount: Callable[[int], float],
+        discount_settings: Mapping[str, float],
         mix: float | None,
         max_staleness: int | None,
     ) -> None:
         super().__init__(conditions)
-        self._power, self._mix, self._max_staleness = power, mix, max_staleness
+        self._discount, self._discount_settings = discount, discount_settings
+        self._mix, self._max_staleness = mix, max_staleness
         self._place_of = {name: place for place, name in enumerate(conditions.names)}
         self._nanoseconds = lru_cache(_KNOWN)(conditions.nanoseconds)
         self._staleness: list[int] = []
@@ -139,7 +146,8 @@ class BufferedClock(Clock):
         conditions = self.conditions
         assert conditions.hardware is not None
         settings: dict[str, float | None]
-        settings = {f"{FIELD}.buffer": self._rules.goal, f"{FIELD}.power": self._power, f"{FIELD}.mix": self._mix}
+        settings = {f"{FIELD}.buffer": self._rules.goal, f"{FIELD}.mix": self._mix}
+        settings |= {f"{FIELD}.{name}": value for name, value in self._discount_settings.items()}
         settings |= {f"{FIELD}.max_staleness": self._max_staleness, _HARDWARE: conditions.hardware.checksum()}
         settings |= {f"model.availability.{name}": value for name, value in asdict(conditions.availability).items()}
         settings["seed_everything"] = conditions.seed
@@ -161,7 +169,7 @@ class BufferedClock(Clock):
         settings = self.settings
         for name in sorted(settings.keys() | saved.keys()):
             before, after = saved.get(name, "null"), settings.get(name, "null")
-            if before != after and name == _HARDWARE:
+            if before != after and name in _WITHOUT_VALUE:
                 return f"{name} was another when they were called; use that of the run that wrote it"
             if before != after:
                 return f"{name} was {before} when they were called, it is {after} here; set it to {before}"
@@ -170,7 +178,7 @@ class BufferedClock(Clock):
     def _discounts(self, table: Timetable) -> dict[str, float]:
         """Return client -> the factor of its answer."""
         now = self.conditions.server.round
-        return {name: (1.0 + now - round_) ** -self._power for name, round_ in table.versions.items()}
+        return {name: self._discount(now - round_) for name, round_ in table.versions.items()}
 
     def _work(self, client: str, round_: int) -> float:
         """Return the share of its work that a client completes; 0: it does not answer."""

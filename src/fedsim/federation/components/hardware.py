@@ -75,7 +75,6 @@ class Hardware:
         return int.from_bytes(sha256(text.encode()).digest()[:6], "big")
 
     def _of(self, client: str) -> Hardware:
-        """Return the hardware of one client."""
         if client not in self.clients:
             return self
         values = asdict(self.clients.get(client, ClientHardware()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
@@ -12,6 +14,10 @@ from fedsim.federation.components.buffered_clock import BufferedClock, check_buf
 from fedsim.federation.components.clock import FIELD, NANO, Clock, Conditions, DeadlineClock, SynchronousClock
 from fedsim.federation.components.privacy import DifferentialPrivacy
 from fedsim.federation.components.selection import Selection
+from fedsim.functional.staleness import hinge, polynomial
+from fedsim.settings.facts import Facts
+
+_HINGE = Facts(needs="discount == 'hinge'")
 
 
 class Timing(ABC):
@@ -107,8 +113,8 @@ class Buffered(Timing):
 
     FedBuff is of Nguyen et al. (AISTATS 2022). As many clients as the selection picks for a round are always under way.
     When a client has answered, another one begins at once with the current model. So answers may be trained on an older
-    model than the one that they change: an answer of staleness s, the number of steps in between, has the factor
-    (1 + s) ** -power. A client that has answered rests until the next step. With ``buffer: 1`` and
+    model than the one that they change: an answer of staleness s, the number of steps in between, has a factor, which
+    is (1 + s) ** -power by default. A client that has answered rests until the next step. With ``buffer: 1`` and
     ``mix`` this is FedAsync (Xie et al. 2019); with a buffer of all clients it is synchronous training.
 
     Running statistics are averaged over the answers and mixed into the server's with the same factors: as changes of
@@ -117,8 +123,14 @@ class Buffered(Timing):
 
     buffer: int
     """K, number of answers with which the server steps"""
-    power: float = 0.5
+    discount: Literal["polynomial", "hinge"] = "polynomial"
+    """the factor of old answers: (1 + s) ** -power; or 1 up to s = until, and 1 / (slope (s - until) + 1) beyond"""
+    power: Annotated[float, Facts(needs="discount == 'polynomial'")] = 0.5
     """a, exponent of the discount of old answers, from 0 to 10; 0: there is none"""
+    slope: Annotated[float, _HINGE] = 10.0
+    """a of the hinge, from 0 to 1e6; 0: there is no discount"""
+    until: Annotated[int, _HINGE] = 4
+    """b of the hinge, the largest staleness without a discount"""
     mix: float | None = None
     """alpha of FedAsync: the server goes this share of the way to the mean of the answered models. null: it adds the
     mean of their changes, as FedBuff does"""
@@ -131,6 +143,8 @@ class Buffered(Timing):
         at_least(FIELD, 0, max_staleness=self.max_staleness)
         within(FIELD, "(0, 1]", mix=self.mix)
         within(FIELD, "[0, 10]", power=self.power)  # beyond, factors of old answers become 0, and so may their sum
+        within(FIELD, "[0, 1e6]", slope=self.slope)
+        at_least(FIELD, 0, until=self.until)
 
     def start(self, conditions: Conditions) -> Clock:
         """Return a clock."""
@@ -147,8 +161,15 @@ class Buffered(Timing):
                 f"{FIELD}.buffer: waits for {self.buffer} answers, but only {places} clients are under way at once "
                 "(model.selection); lower it, or pick more"
             )
+        discount: Callable[[int], float]
+        settings: dict[str, float]
+        if self.discount == "hinge":
+            discount, settings = partial(hinge, a=self.slope, b=self.until), {"slope": self.slope, "until": self.until}
+            settings["discount"] = 1.0  # that it is the hinge: earlier versions have none
+        else:
+            discount, settings = partial(polynomial, a=self.power), {"power": self.power}
         return BufferedClock(
-            conditions, places=places, goal=self.buffer, power=self.power, mix=self.mix,
+            conditions, places=places, goal=self.buffer, discount=discount, discount_settings=settings, mix=self.mix,
             max_staleness=self.max_staleness,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from fedsim.training.own_module.network import PART, ModuleNetwork
 from fedsim.training.own_module.package import has_own
 from fedsim.training.own_module.trial import StepTrial, TrialImages, try_module
 from fedsim.training.settings import ClientOverride, LocalTraining
-from fedsim.training.statistics import StatisticsPolicy, shared_names
+from fedsim.training.statistics import Chooses, StatisticsPolicy, shared_names
 
 _MAX_TRIED = 8
 """images of a trial whose batches are shuffled"""
@@ -81,17 +81,19 @@ class OwnModule:
         policy: StatisticsPolicy,
         max_classes: int,
         device: torch.device,
+        choose: Chooses,
     ) -> ModuleModel:
         """Return the rank's model.
 
-        ``groups_shared`` are those of the method, ``private`` are patterns of the names of tensors that stay with the
-        clients in any case, ``policy`` is that of running statistics, and ``max_classes`` the largest number of
-        classes.
+        ``groups_shared`` are those of the method, which may ``choose`` among their tensors; ``private`` are patterns of
+        the names of tensors that stay with the clients in any case, ``policy`` is that of running statistics, and
+        ``max_classes`` the largest number of classes.
         """
         network = ModuleNetwork(copy_of(self.blueprint.first).to(device), self.trial.width)
         head = {f"{PART}.{name}" for name in self.trial.head}
         groups = {name: Group.HEAD if name in head else group for name, group in group_names(network).items()}
-        shared = shared_names(groups, groups_shared, policy) - {f"{PART}.{name}" for name in self.blueprint.sizes}
+        shared = shared_names(groups, groups_shared, policy, choose=choose)
+        shared -= {f"{PART}.{name}" for name in self.blueprint.sizes}
         for pattern in private:
             matching = {name for name in groups if fnmatchcase(name.removeprefix(f"{PART}."), pattern)}
             if not matching:

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -60,40 +60,39 @@ class Batches:
     def __init__(self, sizes: list[list[int]]) -> None:
         self.sizes = sizes
         """images of each batch of each epoch"""
-        self.begun = 0
-        """batches of the current epoch that have begun"""
 
     def __len__(self) -> int:
         return len(self.sizes[self.epoch])
 
     def __iter__(self) -> Iterator[Any]:
-        for number, batch in enumerate(self.read(self.epoch), start=1):
-            self.begun = number
-            yield batch
+        return self.read(self.epoch)
 
-    def read(self, epoch: int) -> Iterator[Any]:
-        """Yield the batches of an epoch."""
-        raise NotImplementedError
-
-    @property
-    def size(self) -> int:
-        """Images of the current batch."""
-        return self.sizes[self.epoch][self.begun - 1]
+    def read(self, epoch: int) -> Iterator[Any]:  # noqa: ARG002 - subclasses need it
+        """Yield the batches of an epoch; here none: a training may end before its first one."""
+        return iter(())
 
 
 class Events:
-    """fedsim's work in a training of ``batches``: a callback of Lightning's kind, which its strategy calls, too.
+    """fedsim's work in a training of ``batches``, called by a callback, a logger and a strategy of Lightning's kind.
 
-    :func:`events_of` makes one. This kind advances epochs, and does nothing else.
+    This kind advances epochs, and adds up what is logged.
     """
 
-    logged: Logged
     horizon: Horizon
     outer: World
 
     def __init__(self, batches: Batches) -> None:
-        super().__init__()
         self.batches = batches
+        self.sums: dict[str, Tensor] = {}
+        """name of what is logged -> [sum, images] float64"""
+        self._images = self._weight = 0.0  # of the epoch so far, and those to which the next numbers belong
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002 - Lightning's
+        """Add numbers."""
+        for name, value in metrics.items():
+            if name != "epoch":  # which Lightning adds
+                sums = torch.tensor([float(value) * self._weight, self._weight], dtype=torch.float64)
+                self.sums[name] = self.sums.get(name, 0) + sums
 
     def load(self, module: LightningModule) -> None:
         """Set values: the module is on its device, and its optimizers are not made yet."""
@@ -118,11 +117,12 @@ class Events:
 
     def on_train_epoch_start(self, *_: Any) -> None:
         """Give what is logged from here no weight."""
-        self.logged.weight = 0.0
+        self._images = self._weight = 0.0
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, _trainer: Any, _module: LightningModule, _batch: Any, number: int) -> None:
         """Give what is logged from here the weight of a batch."""
-        self.logged.weight = float(self.batches.size)
+        self._weight = float(self.batches.sizes[self.batches.epoch][number])
+        self._images += self._weight
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Let callbacks of the run talk to other ranks."""
@@ -132,31 +132,12 @@ class Events:
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         """Go on to the next epoch, if there is one; give what is logged from here the weight of this one."""
         batches = self.batches
-        self.logged.weight = float(sum(batches.sizes[batches.epoch][: batches.begun]))
+        self._weight = self._images
         self.after_epoch(batches.epoch)
         if batches.epoch + 1 < len(batches.sizes):
-            batches.epoch, batches.begun = batches.epoch + 1, 0
+            batches.epoch += 1
         else:
             trainer.should_stop = True
-
-
-class Logged:
-    """A logger of Lightning that keeps sums over images."""
-
-    weight = 0.0
-    """images to which the next numbers belong"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sums: dict[str, Tensor] = {}
-        """name -> [sum, images] float64"""
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002 - Lightning's
-        """Add numbers."""
-        for name, value in metrics.items():
-            if name != "epoch":  # which Lightning adds
-                sums = torch.tensor([float(value) * self.weight, self.weight], dtype=torch.float64)
-                self.sums[name] = self.sums.get(name, 0) + sums
 
 
 class Options(NamedTuple):
@@ -168,25 +149,15 @@ class Options(NamedTuple):
     grad_clip: float | None = None
 
 
-def events_of(kind: Any, module: LightningModule) -> Callable[..., Any]:
-    """Return a kind of events as a class of callbacks of the module's package."""
-    package: Any = package_of(module)
-    return _joined(kind, package.Callback)
-
-
-@cache
-def _joined(*bases: Any) -> type:
-    return type(bases[0].__name__, bases, {})
-
-
 def train(
     module: LightningModule, batches: Batches, events: Events, horizon: Horizon, options: Options, seed: int
 ) -> dict[str, Tensor]:
     """Let Lightning train a module; return the numbers that it has logged: name -> [sum, images] float64."""
     package: Any = package_of(module)
-    strategy = _joined(_Strategy, package.strategies.SingleDeviceStrategy)(options.device)
+    strategy = type("Strategy", (_Strategy, package.strategies.SingleDeviceStrategy), {})(options.device)
     strategy.events, events.horizon = events, horizon
-    events.logged = _joined(Logged, package.loggers.logger.DummyLogger)()
+    hooks = {name: staticmethod(getattr(events, name)) for name in dir(events) if name.startswith(("on_", "log_"))}
+    callback, logger = (type("Events", (b,), hooks)() for b in (package.Callback, package.loggers.logger.DummyLogger))
     module.prepare_data = _nothing  # type: ignore[method-assign] # of this copy: images are fedsim's
     with _seeing(_ALONE) as events.outer, _outermost(), _quiet(package), isolate_rng(include_cuda=False):
         _seed(seed)
@@ -194,7 +165,7 @@ def train(
             accelerator=options.device.type, devices=1, strategy=strategy, precision=options.precision,
             plugins=[import_module(f"{package.__name__}.plugins.environments").LightningEnvironment()],
             max_epochs=horizon.max_epochs, accumulate_grad_batches=options.accumulate,
-            gradient_clip_val=options.grad_clip, logger=events.logged, callbacks=[events], log_every_n_steps=1,
+            gradient_clip_val=options.grad_clip, logger=logger, callbacks=[callback], log_every_n_steps=1,
             reload_dataloaders_every_n_epochs=1, limit_val_batches=0, num_sanity_val_steps=0,
             use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, enable_autolog_hparams=False, detect_anomaly=torch.is_anomaly_enabled(),
@@ -209,7 +180,7 @@ def train(
             raise KeyboardInterrupt from error
         finally:
             module.trainer = None
-    return events.logged.sums
+    return events.sums
 
 
 class _SetUp(Events):
@@ -222,7 +193,7 @@ class _SetUp(Events):
 def set_up(module: LightningModule, horizon: Horizon, seed: int) -> None:
     """Let Lightning call the hooks of a module that come before its training, such as ``setup``."""
     batches = Batches([[1]] * horizon.epochs)
-    train(module, batches, events_of(_SetUp, module)(batches), horizon, Options(torch.device("cpu")), seed)
+    train(module, batches, _SetUp(batches), horizon, Options(torch.device("cpu")), seed)
 
 
 def _count_steps(trainer: Any, steps: int) -> None:
@@ -351,11 +322,10 @@ def _quiet(package: ModuleType) -> Iterator[None]:
 
 
 def _seed(seed: int) -> None:
-    """Seed the streams of torch, Python and NumPy."""
     seed_global_stream(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stand for a function that is not needed."""
+def _nothing() -> None:
+    """Stand for a function that is not needed; no lambda, as users pickle modules."""

@@ -20,7 +20,7 @@ from fedsim.training.client import Client, Trains
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.messages import Signals
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, events_of, train
+from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
 from fedsim.training.own_module.package import in_one_line, named, package_of
@@ -121,17 +121,12 @@ class ModuleClient(Client):
         settings, self._number = self.training_settings, self._number + 1
         options = Options(self.device, self.session.precision, settings.accumulate, settings.grad_clip)
         seed = derive_seed(self.seed, self.round, self.client_name, "modules", self._number)
-        module = self.model.fresh()
-        self._training = events_of(_Training, module)(self, hooks, batches, after_epoch)
-        logged = train(module, batches, self._training, horizon, options, seed)
+        self._training = _Training(self, hooks, batches, after_epoch)
+        logged = train(self.model.fresh(), batches, self._training, horizon, options, seed)
         if self._training.has_counted:
             self._logged |= {name: sums + self._logged.get(name, 0) for name, sums in logged.items()}
         self._training = None
         self.kept |= {_KEPT + name: tensor.detach().clone() for name, tensor in self.model.end().items()}
-
-    def forward(self, images: Tensor) -> Output:
-        """Return normalised images [B, 3, H, W] for :meth:`supervised_loss`, which runs the module."""
-        return self.model.forward(images, self.session.precision)
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the module's loss (scalar) of a batch; if it ``counts``, its numbers are logged."""

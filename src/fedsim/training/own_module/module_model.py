@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -85,7 +86,7 @@ class ModuleModel(FlatModel):
     ) -> None:
         self.blueprint = blueprint
         self._device = next(network.parameters()).device
-        self._seats: dict[int, Seat] = {}
+        self._seat_of = lru_cache(KEPT)(self._make_seat)
         inside = {f"{PART}.{name}" for name in tensors_of(network.module) if name not in blueprint.sizes}
         outside = frozenset({*dict(network.named_parameters()), *dict(network.named_buffers())} - inside)
         super().__init__(arch, network, shared, {n: g for n, g in groups.items() if n in inside}, max_classes, outside)
@@ -111,13 +112,7 @@ class ModuleModel(FlatModel):
         return self._seat_for(self.num_classes)
 
     def _seat_for(self, num_classes: int) -> Seat:
-        if not self.blueprint.takes_classes:
-            num_classes = self.blueprint.num_classes
-        if num_classes not in self._seats:
-            if len(self._seats) >= KEPT:
-                del self._seats[next(iter(self._seats))]
-            self._seats[num_classes] = self._make_seat(num_classes)
-        return self._seats[num_classes]
+        return self._seat_of(num_classes if self.blueprint.takes_classes else self.blueprint.num_classes)
 
     def _make_seat(self, num_classes: int) -> Seat:
         """Return a new seat; refuse a module whose tensors do not have the expected sizes."""

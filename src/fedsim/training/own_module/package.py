@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch
 
 from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.core.names import one_line
 
 
 def package_of(thing: object) -> ModuleType | None:
@@ -44,10 +45,5 @@ def in_one_line(name: str, activity: str) -> Iterator[None]:
     except FedSimError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())
-        reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]} ..."
+        reason = one_line(str(error), 200)
         raise ConfigError(f"model.module: {name} failed in {activity} ({type(error).__name__}: {reason})") from error
-
-
-_LONGEST = 200
-"""characters of an error that are shown"""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from fedsim.core.errors import ConfigError
 from fedsim.training.batch import Batch
 from fedsim.training.own_module.blueprint import Blueprint, copy_of
-from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, events_of, train
+from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.network import features_of
 from fedsim.training.own_module.package import in_one_line, named
@@ -118,7 +118,7 @@ def try_module(blueprint: Blueprint, images: TrialImages, horizon: Horizon, opti
     images.device = device = options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         module = blueprint.build(blueprint.num_classes)
-        look = events_of(_Look, module)(images)
+        look = _Look(images)
         with in_one_line(blueprint.name, "a training on random images"):
             logged = train(module, images, look, horizon, options, seed)
         with in_one_line(blueprint.name, "taking features of random images"):
