@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +24,7 @@ Row = dict[str, str | float]
 Chosen = Literal["worst", "best"] | Sequence[str]
 """the queries with the lowest or the highest average precision, or the names of their files"""
 
-_LETTERS = 18
+_LETTERS = 14
 """of a line below a picture; longer names are broken"""
 
 
@@ -180,5 +180,11 @@ def _distances(model: ModelOnSet, index: Ints, lists: RankedLists, distance: Dis
 
 
 def _broken(name: str) -> str:
-    """Return a name in lines of a picture's width."""
-    return "\n".join(textwrap.wrap(printable(name), _LETTERS, break_on_hyphens=False)) or "-"
+    r"""Return a name in lines of a picture's width, as equal as possible.
+
+    >>> _broken("0038_c5s1_000000_00.jpg")
+    '0038_c5s1_00\n0000_00.jpg'
+    """
+    text = printable(name)
+    length = math.ceil(len(text) / math.ceil(len(text) / _LETTERS))
+    return "\n".join(text[start : start + length] for start in range(0, len(text), length))

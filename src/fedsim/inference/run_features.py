@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from argparse import ArgumentError
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.evaluation.result_files import first_images
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.trials import trials_of
+from fedsim.parsing.class_names import missing_class
 from fedsim.report.runs import Run
 
 FEATURES = "features"
@@ -82,7 +84,7 @@ def read_run_features(run: Run) -> RunFeatures:
     settings = Evaluation(**_section(run.config, "model").get("evaluation", {}))
     if settings.task != "retrieval":
         raise ConfigError(f"{run.folder}: the run classifies, and ranks no galleries; give a run of retrieval")
-    folder, data = run.folder / FEATURES, _data_of(run.config)
+    folder, data = run.folder / FEATURES, _data_of(run)
     models = [_opened(file, data.federated, settings) for file in _files(folder, data.federated, run)]
     if not models:
         raise DataError(
@@ -106,13 +108,17 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _data_of(config: Mapping[str, Any]) -> FederatedDataModule:
+def _data_of(run: Run) -> FederatedDataModule:
     """Build the data module of a run's config."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FederatedDataModule, "data")
-    data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": dict(_section(config, "data"))}))[
-        "data"
-    ]
+    try:
+        arguments = parser.parse_object({"data": dict(_section(run.config, "data"))})
+    except ArgumentError as error:  # the class of a source may be gone
+        reason = " ".join(str(error).split())
+        problem = missing_class("data.source", reason, "this") or reason[:200]
+        raise ConfigError(f"{run.folder / 'config.yaml'}: data: {problem}") from error
+    data: FederatedDataModule = parser.instantiate(arguments)["data"]
     if data.on_corrupt == "skip":
         data.prepare_data()  # its images have no features
     return data
