@@ -117,6 +117,9 @@ def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) ->
                 cells = [group.cell(metric_name("test", kind, name), [metric], rule, digits=2) for metric in metrics]
                 if set(cells) != {"-"}:
                     lines.append([group.label, kind, titles[name], *cells, str(len(group.runs))])
+            drops = [group.drop_cell(kind, [metric], rule, digits=2) for metric in metrics]
+            if set(drops) != {"-"}:
+                lines.append([group.label, kind, "drop", *drops, str(len(group.runs))])
     return Block(["run", "model", "data set", *metrics, "seeds"], lines, num_left=3)
 
 
