@@ -317,6 +317,15 @@ def test_features_are_written_first_if_there_are_none_or_older_ones(run, capsys,
     assert "writing features" in caplog.text
 
 
+def test_features_of_a_run_of_several_ranks_are_written_by_one(run):
+    shutil.rmtree(run / "features")
+    for config in (run / "config.yaml", *(run / "checkpoints").glob("last.ckpt/v*/config.yaml")):
+        text = config.read_text().replace("  devices: 1", "  devices: 2")
+        config.write_text(text.replace("ranks_per_device: 1", "ranks_per_device: 2"))
+    assert main(["report", str(run), "--queries", "worst"]) == 0
+    assert {path.stem for path in (run / "features").iterdir()} == set(SETS)
+
+
 def test_the_page_has_the_tables_and_the_pictures(run, tmp_path):
     pytest.importorskip("plotly", reason="the extra 'report' is not installed")
     pytest.importorskip("jinja2", reason="the extra 'report' is not installed")

@@ -13,6 +13,7 @@ from fedsim.__main__ import main
 from fedsim.report import group_runs, report
 from fedsim.report.choice import choice_of
 from fedsim.report.convergence import first_reaching
+from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
 from fedsim.report.runs import read_run
 from run_dirs import METRICS, scores_of, training, with_mean, write_log, write_run
@@ -179,6 +180,20 @@ def test_there_is_no_drop_without_both_means_nor_of_the_oracle(tmp_path, capsys)
         run = write_run(tmp_path / f"one{number}", {1: scores_of({"town": 0.5, name: 0.5})}, unseen=[])
         assert main(["report", str(run)]) == 0
         assert "drop" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("compare", [None, "003"])
+def test_further_tables_stand_below_the_others(compare, tmp_path):
+    run = write_run(tmp_path / "run", {1: scores_of({"market1501": 0.5})})
+    seen = []
+
+    def further(groups):
+        seen.extend(groups)
+        return [Block(["header of it"], [["a cell"]])]
+
+    text = report([str(run)], compare=compare, further=further)
+    assert text.rindex("a cell") > text.index("market1501")
+    assert [group.runs[0].folder for group in seen] == [run]
 
 
 def test_a_score_that_one_of_the_three_rounds_lacks_is_left_out(tmp_path):

@@ -88,6 +88,8 @@ def _predict(run: Run) -> None:
     from fedsim.cli.fit import run as call  # imports the commands that train
 
     set_up_messages()  # again: Lightning's import has set up its own
-    words = ["--ckpt_path", str(run.folder), "--trainer.devices", "1", "--trainer.num_nodes", "1"]
+    # on this rank alone: another one would repeat the words of this command
+    places = ("devices", "num_nodes", "strategy.ranks_per_device")
+    words = ["--ckpt_path", str(run.folder), *(f"--trainer.{place}=1" for place in places)]
     with redirect_stdout(sys.stderr):  # standard output is the table's
         call("predict", words)

@@ -18,8 +18,8 @@ _FLAGS = {
     "unfinished": "also show runs that are not finished",
 }
 _QUERIES = (
-    "also draw the eight worst queries of each test set, or the best, or the queries with these names of files, into "
-    "queries in the run directory: worst, best, or a list"
+    "worst, best, or a list of names of files: also draw these queries of each test set, with the first images of "
+    "their lists, into RUN/queries"
 )
 _CONFUSION = "also show from which data set and camera wrong first images come, where galleries are joined"
 

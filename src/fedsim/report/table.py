@@ -102,14 +102,15 @@ def report(
     chosen = Rule(name=rule or "last", sets=tuple(sets or ()), horizon=horizon, by=by or "rank1")
     if compare is not None:
         is_given = rule is not None
-        parts = [compare_with(compare, groups, metric, chosen, is_given=is_given, left_out=left_out), *omitted]
+        compared = compare_with(compare, groups, metric, chosen, is_given=is_given, left_out=left_out)
+        parts = [compared, *_texts([] if further is None else further(groups), format, omitted)]
     else:
         if left_out:
             blocks = left_out_blocks(groups, metric, chosen if rule is not None else honest_rule(opened))
         else:
             blocks = [score_block(groups, metric, chosen)]
         blocks += _further_blocks(groups, metric, chosen, target, fairness, significance)
-        blocks += further(groups) if further is not None else []
+        blocks += [] if further is None else further(groups)
         parts = _texts(blocks, format, omitted)
     written = _draw(groups, metric, chosen, [figure, curves, cmc, tradeoff, participation])
     if html is not None:
