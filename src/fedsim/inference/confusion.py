@@ -18,8 +18,7 @@ from fedsim.evaluation.ranking import JUNK, Ints, RetrievalLabels
 from fedsim.functional.similarity import Distance, Similarity
 from fedsim.inference.run_features import ModelOnSet, RunFeatures
 from fedsim.report.confusion import KEYS
-
-Row = dict[str, str | float]
+from fedsim.report.query_files import Row
 
 
 def count_first_images(features: RunFeatures) -> list[Row]:

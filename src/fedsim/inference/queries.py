@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,10 +18,7 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import Floats, Ints, QueryScores
 from fedsim.functional.similarity import Distance, Similarity
 from fedsim.inference.run_features import ModelOnSet, RunFeatures, names_of
-
-Row = dict[str, str | float]
-Chosen = Literal["worst", "best"] | Sequence[str]
-"""the queries with the lowest or the highest average precision, or the names of their files"""
+from fedsim.report.query_files import Chosen, Row
 
 _LETTERS = 14
 """of a line below a picture; longer names are broken"""

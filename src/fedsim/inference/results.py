@@ -13,16 +13,17 @@ from fedsim.core.checked import checked
 from fedsim.core.checks import Count
 from fedsim.core.paths import Saved
 from fedsim.evaluation.summary import score_rows
-from fedsim.inference.confusion import count_first_images
-from fedsim.inference.queries import Chosen, Row, choose_queries
-from fedsim.inference.run_features import RunFeatures, read_run_features
 from fedsim.report.confusion import confusion_matrices, plot_confusion
 from fedsim.report.figure import plot_curves
 from fedsim.report.groups import group_opened
+from fedsim.report.query_files import Chosen, Row
 from fedsim.report.runs import read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from fedsim.inference.queries import ChosenQueries
+    from fedsim.inference.run_features import RunFeatures
 
 
 class RunResults:
@@ -108,7 +109,7 @@ class RunResults:
             DataError: if the run has no features, or its images are gone.
             ConfigError: if no test set has a query of a name, or the run classifies.
         """
-        return [row for lists in choose_queries(self._features, chosen, num, top) for row in lists.rows()]
+        return [row for lists in self._choose(chosen, num, top) for row in lists.rows()]
 
     @checked()
     def draw_queries(self, chosen: Chosen = "worst", num: Count = 8, top: Count = 10) -> dict[str, Image]:
@@ -116,13 +117,15 @@ class RunResults:
 
         At most ten images of a list are drawn. Errors are those of :meth:`queries`.
         """
-        return {lists.model.name: lists.picture() for lists in choose_queries(self._features, chosen, num, top)}
+        return {lists.model.name: lists.picture() for lists in self._choose(chosen, num, top)}
 
     def confusion(self) -> list[Row]:
         """Return how often the first image is right, or of which camera it is, where galleries are joined.
 
         See :func:`fedsim.inference.confusion.count_first_images`.
         """
+        from fedsim.inference.confusion import count_first_images  # imports the readers of data sets
+
         return count_first_images(self._features)
 
     def plot_confusion(self, axes: Axes | None = None) -> Axes:
@@ -131,8 +134,15 @@ class RunResults:
         plot_confusion(axes, confusion_matrices(self.confusion())[0])
         return axes
 
+    def _choose(self, chosen: Chosen, num: int, top: int) -> list[ChosenQueries]:
+        from fedsim.inference.queries import choose_queries  # as above
+
+        return choose_queries(self._features, chosen, num, top)
+
     @cached_property
     def _features(self) -> RunFeatures:
+        from fedsim.inference.run_features import read_run_features  # as above
+
         return read_run_features(self._run)
 
     def __repr__(self) -> str:

@@ -6,13 +6,17 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import printable
 from fedsim.report.confusion import KEYS, confusion_block, confusion_matrices
 from fedsim.report.layout import Block
+
+Row = dict[str, str | float]
+Chosen = Literal["worst", "best"] | Sequence[str]
+"""the queries with the lowest or the highest average precision, or the names of their files"""
 
 FOLDER = "queries"
 """of a run directory: NAME.csv and NAME.png of a test set, see ``fedsim report --queries``"""
