@@ -3,12 +3,13 @@
     python benchmarks/claims.py 000-ska fedbuff --record benchmarks/results/DAY-claims.md
 
 The blocks of bash below "Run it" of a page are one script, run in an empty folder. The record has the output of the
-commands that are no fits: the tables of ``fedsim report``.
+commands that are no fits, such as the tables of ``fedsim report``, and the scores by seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import re
@@ -16,9 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import torch
+from tabulate import tabulate
 
 PAGES = Path(__file__).parents[1] / "docs" / "claims"
 
@@ -34,8 +37,9 @@ def main() -> None:
     texts = [head()]
     for page in args.pages:
         began = time.time()
-        output = run(script_of(page))
-        texts.append(f"## {page}\n\n{time.time() - began:.0f} seconds.\n\n```\n{output.strip()}\n```\n")
+        with tempfile.TemporaryDirectory() as folder:
+            output = run(script_of(page), folder).strip() + "\n\n" + scores_by_seed(Path(folder))
+        texts.append(f"## {page}\n\n{time.time() - began:.0f} seconds.\n\n```\n{output}\n```\n")
         args.record.write_text("\n".join(texts))
         print(texts[-1])
 
@@ -61,16 +65,27 @@ def script_of(page: str) -> str:
     return "".join(blocks)
 
 
-def run(script: str) -> str:
+def run(script: str, folder: str) -> str:
     """Run a script in an empty folder, and return the output of its commands that are no fits."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        quiet = 'fedsim() { if [ "$1" = fit ]; then command fedsim "$@" > /dev/null; else command fedsim "$@"; fi; }\n'
-        command = ["bash", "-eu", "-c", quiet + script]
-        done = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    quiet = 'fedsim() { if [ "$1" = fit ]; then command fedsim "$@" > /dev/null; else command fedsim "$@"; fi; }\n'
+    command = ["bash", "-eu", "-c", quiet + script]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(done.returncode)
     return done.stdout
+
+
+def scores_by_seed(folder: Path) -> str:
+    """Return the mAP of the delivered models after the last round, percent, of all seeds of each setting."""
+    scores: dict[str, dict[str, list[str]]] = defaultdict(lambda: {"seen": [], "unseen": []})
+    for path in sorted(folder.glob("runs/*/*/summary.json")):
+        metrics = json.loads(path.read_text())["final"]["metrics"]
+        for domain, of_setting in scores[path.parent.name.rstrip("0123456789")].items():
+            keys = (f"test/{kind}/{domain}/mAP" for kind in ("personalised", "global"))
+            of_setting += [f"{100 * metrics[key]:.1f}" for key in keys if key in metrics][:1]
+    rows = [[name, *(", ".join(values) or "-" for values in columns.values())] for name, columns in scores.items()]
+    return tabulate(rows, ["runs", "mean seen, mAP by seed", "mean unseen, mAP by seed"], disable_numparse=True)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ LSN (private normalisation layers: paper 000's, and FedBN's), FedReID (paper 001
 data in one place (union). LSN and FedReID average with equal weights, so FedPav does, too; there is no neck. So FedPav
 is both papers' baseline: LSN differs by its private normalisation layers alone, FedReID by its expert alone.
 
-Each claim is a difference in mAP, seed by seed. Its verdict is "yes" if the 95 % interval of Student's t over the three
-differences is above zero, "no" if it is below, "within the spread" otherwise. All claims, with the model that is
-scored, are in CLAIMS. Below them are the differences on each client's own domain: paper 003 has small clients ahead of
-training alone, and large ones behind.
+Each claim is a difference in mAP, seed by seed. Verdicts are those of verdicts.py over the claims of a table (the
+record of 2026-11-25 has them without Holm's method). All claims, with the model that is scored, are in CLAIMS. Below
+them are the differences on each client's own domain: paper 003 has small clients ahead of training alone, and large
+ones behind.
 
 People   four towns of configs/quickstart.yaml at half their people (240, 192, 135 and 72 images), and the two new
          towns; 128 x 64.
@@ -38,6 +38,7 @@ from tabulate import tabulate
 
 from fedsim.report import Run
 from seeded_runs import ROOT, SEEDS, fit, score, show
+from verdicts import paired, verdicts
 
 Options = tuple[str, ...]
 Runs = dict[str, list[Run]]
@@ -45,8 +46,6 @@ Runs = dict[str, list[Run]]
 
 ROUNDS = 4
 METRICS = ("mAP", "rank1")
-QUANTILE = 4.303
-"""0.975 of Student's t with two degrees of freedom"""
 COMMON: Options = (
     "--config", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.devices", "1", "--data.val", "none",
     "--trainer.max_epochs", str(ROUNDS), "--trainer.check_val_every_n_epoch", str(ROUNDS),
@@ -124,12 +123,6 @@ def by_seed(gains: NDArray[np.float64]) -> str:
     return ", ".join(f"{value:+.1f}" for value in gains)
 
 
-def verdict(gains: NDArray[np.float64]) -> str:
-    """Return whether the claim holds, by Student's t."""
-    mean, half = gains.mean(), QUANTILE * gains.std(ddof=1) / np.sqrt(len(gains))
-    return "yes" if mean > half else "no" if mean < -half else "within the spread"
-
-
 def score_table(runs: Runs) -> str:
     """Return ``mAP / rank-1`` of all models over seeds."""
     rows = []
@@ -149,10 +142,12 @@ def _cell(runs: list[Run], kind: str, domains: str) -> str:
 
 def claim_table(runs: Runs) -> str:
     """Return the differences of all claims, and their verdicts."""
-    rows = []
-    for claim in CLAIMS:
-        gains = gain(runs, claim.ahead, claim.behind, claim.domains)
-        rows.append([claim.text, claim.domains, by_seed(gains), verdict(gains)])
+    gains = [gain(runs, claim.ahead, claim.behind, claim.domains) for claim in CLAIMS]
+    words = verdicts([paired(of_claim) for of_claim in gains])
+    rows = [
+        [claim.text, claim.domains, by_seed(of_claim), word]
+        for claim, of_claim, word in zip(CLAIMS, gains, words, strict=True)
+    ]
     return tabulate(rows, headers=["claim", "domains", "difference in mAP, by seed", "verdict"])
 
 

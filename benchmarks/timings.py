@@ -9,8 +9,8 @@ Scores    of the global model at the end: the mean over the ten clients' own tes
           Nothing is chosen.
 Work      time is equal, work is not: answers of town0 are printed beside.
 
-A claim is a difference in mAP, seed by seed. Its verdict is "yes" if the 95 % interval of Student's t over the three
-differences is above zero, "no" if it is below, "within the spread" otherwise. All are in CLAIMS.
+A claim is a difference in mAP, seed by seed. Verdicts are those of verdicts.py (the record of 2026-11-25 has them
+without Holm's method). All are in CLAIMS.
 
     python benchmarks/timings.py
 
@@ -24,8 +24,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from pretrained import Claim, Options, Runs, by_seed, gain, mean_ap, verdict
+from pretrained import Claim, Options, Runs, by_seed, gain, mean_ap
 from seeded_runs import ROOT, SEEDS, fit, show
+from verdicts import paired, verdicts
 
 COMMON: Options = ("--config", str(ROOT / "configs" / "timing" / "slow_client.yaml"))
 BUFFERED: Options = ("--model.timing", "Buffered", "--model.timing.buffer")
@@ -66,8 +67,9 @@ def main() -> None:
         answers = sum(row.get("comm/town0/up_bytes", 0) > 0 for run in of_seeds for row in run.log.values())
         rows.append([name, *scores, f"{answers / len(of_seeds):.1f}"])
     print(tabulate(rows, headers=["timing", *(f"{domain}, mAP" for domain in SETS), "answers of town0"]), end="\n\n")
-    claims = [(claim, gain(runs, claim.ahead, claim.behind, claim.domains)) for claim in CLAIMS]
-    table = [[claim.text, by_seed(gains), verdict(gains)] for claim, gains in claims]
+    gains = [gain(runs, claim.ahead, claim.behind, claim.domains) for claim in CLAIMS]
+    words = verdicts([paired(of_claim) for of_claim in gains])
+    table = [[claim.text, by_seed(of_claim), word] for claim, of_claim, word in zip(CLAIMS, gains, words, strict=True)]
     print(tabulate(table, headers=["claim", "difference in mAP, by seed", "verdict"]))
 
 

@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,21 @@ def quick_python(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium that shows no window."""
+    library = pytest.importorskip("playwright.sync_api", reason="the extra 'browser' is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    installed = os.environ.get("FEDSIM_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    with library.sync_playwright() as playwright:
+        try:
+            started = playwright.chromium.launch(executable_path=installed, args=["--no-sandbox", "--disable-gpu"])
+        except library.Error:
+            pytest.skip("there is no Chromium: install your system's package, or name one in FEDSIM_CHROMIUM")
+        yield started
+        started.close()
 
 
 @pytest.fixture

@@ -9,9 +9,12 @@ import shlex
 import subprocess
 import tomllib
 import warnings
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
@@ -394,6 +397,53 @@ def test_the_site_has_a_page_for_every_method_and_public_name(site):
     index = (site / "api" / "index.html").read_text()
     assert [name for name in fedsim.__all__ if name != "__version__" and f'.{name}"' not in index] == []
     assert "town0" in (site / "describe.html").read_text()
+
+
+@pytest.fixture
+def site_in_browser(site, browser):
+    """The first page in a window of a telephone's width, and its complaints and requests of other servers."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SilentHandler, directory=site))
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}/"
+    shown, complaints = browser.new_page(viewport={"width": 390, "height": 844}), []
+    shown.on("console", lambda message: complaints.append(message.text))
+    shown.on("pageerror", lambda error: complaints.append(str(error)))
+    shown.on(
+        "request", lambda sent: complaints.append(sent.url) if not sent.url.startswith((address, "blob:")) else None
+    )
+    shown.goto(address + "index.html")
+    yield shown, complaints
+    shown.close()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+class SilentHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.others
+def test_the_site_fits_a_telephone(site_in_browser):
+    shown, complaints = site_in_browser
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+    assert shown.title() == "fedsim"
+    assert complaints == []
+
+
+@pytest.mark.others
+@pytest.mark.parametrize("words", ["resume", "mAP", "own method", "onnx", "FedPav", "install", "seed", "wandb"])
+def test_the_search_lists_pages_for_users_first(site_in_browser, words):
+    shown, _ = site_in_browser
+    shown.click("label.md-header__button[for=__search]")
+    shown.fill("input.md-search__input", words)
+    shown.wait_for_selector(".md-search-result__item a")
+    pages = [link.get_attribute("href") for link in shown.query_selector_all("a.md-search-result__link")]
+    internal = [re.search(r"/(api|decisions|files|records)/|/(architecture|changelog|testing)", page) for page in pages]
+    assert len(pages) >= 3
+    assert internal[:3] == [None] * 3, pages[:5]
 
 
 # -- commands of recipes and claims ------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_tests_stand_in_the_rooms_of_what_they_test():
     tests = Path(__file__).parent
     folders = {path.parent.relative_to(tests).parts[0] for path in tests.glob("*/test_*.py")}
     assert folders <= set(FLOOR_OF) | {"cluster", "device"}
-    of_all = ["test_docs.py", "test_durations.py", "test_house.py", "test_others.py"]
+    of_all = ["test_docs.py", "test_durations.py", "test_house.py", "test_others.py", "test_records.py"]
     assert sorted(path.name for path in tests.glob("test_*.py")) == of_all
 
 

@@ -37,7 +37,7 @@ COMMANDS = {
     "report": report, "load_model": fedsim.load_model, "load_run": fedsim.load_run,
 }  # fmt: skip
 NO_PATHS = {  # texts that are names, not paths
-    "arch", "backend", "by", "checkpoint", "client", "clients", "compare", "distance", "format", "labels",
+    "arch", "backend", "by", "checkpoint", "client", "clients", "compare", "distance", "format", "labels", "licence",
     "metric", "pretrain", "rule", "sets", "style", "target", "variant",
     "runs",  # NAME=FOLDER: fedsim.report.run_folders.named_folder
 }  # fmt: skip

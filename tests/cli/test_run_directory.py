@@ -1,6 +1,8 @@
 """Which checkpoint of a run directory a command takes, and what it says about it."""
 
 import csv
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -223,6 +225,39 @@ def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_pat
         assert logged == pytest.approx([float(row[name]) for row in rows if row[name]], rel=1e-6)
         assert len(logged) >= 2
 
+    plugins = {tag: data.plugin_data.content for tag, data in events.summary_metadata.items()}
+    assert "data" in events.Tags()["images"]
+    check_hparams(plugins["_hparams_/session_start_info"], plugins["_hparams_/experiment"], events, moved)
+    check_cards(events.Tensors("custom_scalars__config__")[0].tensor_proto, events.Tags()["scalars"])
+
+
+def check_hparams(session, experiment, events, folder):
+    """A line of the page HPARAMS: the settings that are not defaults, and scores that are scalars, too."""
+    from tensorboard.plugins.hparams import metadata
+
+    values = metadata.parse_session_start_info_plugin_data(session).hparams
+    assert values["model.method"].string_value == "FedPav"
+    assert values["model.backbone.width"].number_value == 8
+    assert "trainer.max_epochs" in values
+    assert not any("dir" in name or "threads" in name for name in values), "numbers do not depend on these"
+    infos = metadata.parse_experiment_plugin_data(experiment).metric_infos
+    shown = {info.name.tag for info in infos}
+    assert {"test/global/seen/mAP", "test/global/unseen/mAP", "test/global/unseen/rank1"} <= shown
+    final = json.loads((folder / "summary.json").read_text())["final"]["metrics"]
+    for tag in shown:
+        assert events.Scalars(tag)[-1].value == pytest.approx(final[tag], rel=1e-6)
+
+
+def check_cards(proto, tags):
+    """The page CUSTOM SCALARS has a dozen cards, and each has numbers."""
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    layout = layout_pb2.Layout.FromString(proto.string_val[0])
+    cards = {chart.title: list(chart.multiline.tag) for group in layout.category for chart in group.chart}
+    assert len(cards) == 12
+    empty = [title for title, patterns in cards.items() if not any(re.match(p, tag) for p in patterns for tag in tags)]
+    assert empty == []
+
 
 def test_mlflow_has_the_numbers_of_metrics_csv_in_one_run(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
@@ -238,6 +273,9 @@ def test_mlflow_has_the_numbers_of_metrics_csv_in_one_run(tmp_path, monkeypatch)
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
     assert run.info.run_id == (tmp_path / "run" / "mlflow_id").read_text()
     assert run.data.params["model/method/class_path"] == "fedsim.methods.FedPav"
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json"}
+    kept = client.download_artifacts(run.info.run_id, "summary.json", str(tmp_path))
+    assert Path(kept).read_bytes() == (tmp_path / "run" / "summary.json").read_bytes()
     assert not any(str(tmp_path) in value for value in run.data.params.values())
     with (tmp_path / "run" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))

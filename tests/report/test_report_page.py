@@ -1,7 +1,6 @@
 """The page of ``fedsim report --html``: its numbers against the runs' files, and how it looks in a browser."""
 
 import json
-import os
 import random
 import re
 import shlex
@@ -263,20 +262,6 @@ def test_names_are_broken_into_lines_and_lose_no_letter(page):
 
 
 # -- in a browser ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    library = pytest.importorskip("playwright.sync_api", reason="the extra 'browser' is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    installed = os.environ.get("FEDSIM_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    with library.sync_playwright() as playwright:
-        try:
-            started = playwright.chromium.launch(executable_path=installed, args=["--no-sandbox", "--disable-gpu"])
-        except library.Error:
-            pytest.skip("there is no Chromium; playwright install chromium, or name one in FEDSIM_CHROMIUM")
-        yield started
-        started.close()
 
 
 @pytest.fixture(params=[1280, 390])

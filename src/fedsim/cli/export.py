@@ -1,8 +1,9 @@
-"""``fedsim export``: the global model of a checkpoint, or a client's personalised one, as safetensors."""
+"""``fedsim export``: the global model of a checkpoint, or a client's personalised one, as a file or a folder."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,21 @@ from fedsim.cli.run_directory import describe_checkpoint
 from fedsim.core.checked import checked
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
-from fedsim.core.paths import Model, SavedRun
+from fedsim.core.names import one_line
+from fedsim.core.paths import Model, OutputFolder, SavedRun
+from fedsim.core.replaced_run import run_around
 from fedsim.core.sparse_file import write_sparse
 from fedsim.core.versions import holding
+from fedsim.inference.model_card import model_card
+from fedsim.inference.model_folder import write_model_folder
 from fedsim.inference.networks import Network, OfScript, holds_module, saved_network
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.attention import holds_attention
 from fedsim.models.onnx_file import PREPROCESSING, PixelsToFeatures, check_onnx, write_onnx
 from fedsim.models.style import holds_style
-from fedsim.strategy.checkpoint_files import CONTENT_KEY, read_checkpoint
+from fedsim.parsing.config_files import read_config
+from fedsim.report.runs import read_run
+from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version, read_checkpoint
 from fedsim.strategy.run_checkpoints import checkpoint_at
 
 log = logging.getLogger(__name__)
@@ -39,10 +46,10 @@ def run(args: list[str]) -> str:
 
 @checked("--")
 def export(
-    ckpt_path: SavedRun, output: Model, arch: str | None = None, client: str | None = None, sparse: bool = False,
-    mean: bool = False,
+    ckpt_path: SavedRun, output: Model | None = None, folder: OutputFolder | None = None, arch: str | None = None,
+    client: str | None = None, sparse: bool = False, mean: bool = False, licence: str | None = None,
 ) -> str:  # fmt: skip
-    """Write a model of a checkpoint as a safetensors file, or as ONNX where ``output`` ends with ``.onnx``.
+    """Write a model of a checkpoint: as safetensors, as ONNX where ``output`` ends with ``.onnx``, or as a folder.
 
     The backbone's tensors carry torchvision's names (``layer1.0.conv1.weight``), the neck's start with ``neck.``, so
     ``torchvision.models.resnet18().load_state_dict(load_file(output), strict=False)`` loads the backbone; only the
@@ -57,6 +64,9 @@ def export(
         ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a
             checkpoint.
         output: the file to write.
+        folder: in place of output: a new folder with all that others need: the model as model.safetensors, config.json,
+            preprocessor_config.json, and a model card with data, scores and limits, README.md, named as on the Hugging
+            Face hub. fedsim.load_model(FOLDER) loads it without the run.
         arch: the architecture, if the federation has several.
         client: the client whose personalised model is written: its private and the shared tensors, with zeros for
             pruned elements; default: the global model.
@@ -65,13 +75,10 @@ def export(
         mean: write the unweighted mean of the clients' own models of one architecture: models that are trained
             separately and averaged once (paper 001, Parameter-Average, of a run of Local). Shared tensors are those of
             the global model.
+        licence: of the model in the folder, by the hub's word for it, such as cc-by-nc-4.0; default: not given.
     """
-    source, path = checkpoint_at(Path(ckpt_path)), Path(output)
-    is_onnx = path.suffix == ".onnx"
-    if is_onnx:
-        if sparse:
-            raise ConfigError("--sparse: is for .safetensors files; leave it out, or change --output")
-        check_onnx()
+    path = _place(output, folder, sparse, licence)
+    source, is_onnx = checkpoint_at(Path(ckpt_path)), folder is None and path.suffix == ".onnx"
     checkpoint = read_checkpoint(source)
     if mean and (client is not None or sparse):
         raise ConfigError("--mean: averages the whole models of all clients; leave --client and --sparse out")
@@ -82,7 +89,9 @@ def export(
     about = PREPROCESSING | _metadata(
         checkpoint, "mean of all clients" if mean else f"client {client}" if client else "global"
     )
-    if is_onnx:
+    if folder is not None:
+        _write_folder(path, source, checkpoint, tensors, about, licence)
+    elif is_onnx:
         network = _network(source, checkpoint, tensors, client)
         model = PixelsToFeatures(network.model, network.layer)
         _write(path, lambda partial: write_onnx(partial, model, network.size, about))
@@ -96,9 +105,50 @@ def export(
         _write(sparse_path, lambda partial: write_sparse(tensors, masks.keys(), partial))
         lines.append(_sizes(path, sparse_path, tensors, masks))
     log.info(describe_checkpoint(source, checkpoint))
-    if not is_onnx and not holds_module(checkpoint):
+    if not is_onnx and folder is None and not holds_module(checkpoint):
         lines += _what_torchvision_lacks(path, tensors)
     return "\n".join(lines)
+
+
+def _place(output: str | None, folder: str | None, sparse: bool, licence: str | None) -> Path:
+    """Return the file or folder to write; raise ConfigError if options do not fit together."""
+    if output is None or folder is not None:
+        if output is not None or folder is None:
+            raise ConfigError("--output: name a file to write, or, in its place, --folder")
+        if sparse:
+            raise ConfigError("--sparse: is for .safetensors files; leave it out, or give --output")
+        if licence is not None and not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", licence):
+            raise ConfigError(
+                f"--licence: {one_line(repr(licence), 40)} is no word of the hub, such as mit or cc-by-4.0"
+            )
+        return Path(folder)
+    if licence is not None:
+        raise ConfigError("--licence: stands in the card of --folder; leave it out, or name a folder")
+    path = Path(output)
+    if path.suffix == ".onnx":
+        if sparse:
+            raise ConfigError("--sparse: is for .safetensors files; leave it out, or change --output")
+        check_onnx()
+    return path
+
+
+def _write_folder(
+    folder: Path, source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, Tensor], text: Mapping[str, str],
+    licence: str | None,
+) -> None:  # fmt: skip
+    """Write a model into a folder of its own, with a card of its run."""
+    if holds_module(checkpoint):
+        raise ConfigError("--folder: other machines lack the class of your own LightningModule; write --output")
+    path, run = find_version(source) / "config.yaml", run_around(source)
+    if not path.is_file():
+        raise ConfigError(f"--folder: {path} is missing, so the network is unknown; write --output")
+    config, about = (
+        read_config(str(path)),
+        {**{name: text[name] for name in ("method", "model")}, "round": int(text["round"])},
+    )
+    has_summary = run is not None and (run / "summary.json").is_file()
+    card = model_card(read_run(run) if run is not None and has_summary else None, about, config, licence)
+    write_model_folder(folder, tensors, config, about, card)
 
 
 def _network(source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, Tensor], client: str | None) -> Network:

@@ -48,8 +48,10 @@ from fedsim.federation.callbacks import (
     RunBeginning,
     RunSummary,
     ScoreLastRound,
+    TensorBoardPages,
     Tracking,
 )
+from fedsim.federation.callbacks.tracking import keep_artifacts
 from fedsim.federation.checks.compatibility import naming_the_field
 from fedsim.federation.components.selection import AllClients
 from fedsim.federation.federation import Federation
@@ -287,6 +289,8 @@ class FedSimCLI(LightningCLI):
             callbacks.insert(0, summary)
         if any(isinstance(logger, WandbLogger) for logger in _as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
+        if any(isinstance(logger, TensorBoardLogger) for logger in _as_list(config["logger"])):
+            callbacks.append(TensorBoardPages(self._resolved()))
         callbacks.append(ScoreLastRound())
         if not any(isinstance(c, Preemption) for c in callbacks):
             callbacks.append(Preemption())
@@ -325,6 +329,9 @@ class FedSimCLI(LightningCLI):
         """Print the run's table; raise RunStoppedError if a signal ended the run."""
         resumed = self.scored.resumed
         begun = resumed.rounds if resumed else -1 if self.scored.path else 0
+        for logger in self.trainer.loggers:
+            if isinstance(logger, MLFlowLogger) and self.trainer.is_global_zero:
+                keep_artifacts(logger, self.run_dir)
         end_fit(self.trainer, self.run_dir, begun, self.model.has_trained, self.model.settings.availability.drop)
 
     def after_describe(self) -> None:

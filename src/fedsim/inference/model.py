@@ -21,6 +21,7 @@ from fedsim.core.paths import FILE, Saved
 from fedsim.core.versions import holding
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
 from fedsim.data.reading import upright_rgb
+from fedsim.inference.model_folder import is_model_folder, read_model_folder
 from fedsim.inference.networks import OfScript, Size, saved_network
 from fedsim.inference.tensors import chosen_tensors
 from fedsim.models.onnx_file import Layer, PixelsToFeatures
@@ -120,7 +121,8 @@ def load_model(
     >>> features = model.embed(["a.jpg", "b.jpg"])  # doctest: +SKIP
 
     Args:
-        run: a run directory of fedsim fit, or a checkpoint.
+        run: a run directory of fedsim fit, a checkpoint, or a folder of ``fedsim export --folder``, which holds one
+            model: the other arguments but ``device`` have no meaning for it.
         client: the client whose personalised model is loaded; None: the global model.
         checkpoint: ``best``, or the last if none is best; ``last``.
         arch: the architecture, if the federation has several.
@@ -133,7 +135,13 @@ def load_model(
         DataError: if there is no checkpoint, or it cannot be read.
         ConfigError: if it has no such model, or its network is unknown.
     """
-    place, path = torch.device(device), _checkpoint(Path(run), checkpoint)
+    place = torch.device(device)
+    if is_model_folder(Path(run)):
+        if (client, checkpoint, arch, module, size) != (None, "best", None, None, None):
+            raise ConfigError(f"run: {run} holds one model, and no run; leave the other arguments but device out")
+        (network, layer, size), about = read_model_folder(Path(run))
+        return SavedModel(network, layer, size, about).to(place)
+    path = _checkpoint(Path(run), checkpoint)
     with holding():
         content = read_checkpoint(path)
         try:

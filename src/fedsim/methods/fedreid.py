@@ -43,7 +43,7 @@ Deviations and silences:
   network, and those of the clients fit their own backbones. So before its first round every client trains one on the
   frozen backbone, in evaluation mode, for ``mapping_epochs`` (the paper gives no number). Model and expert start from
   the two together; then the expert is frozen, in evaluation mode, and the loss is L^C + L^R.
-  At small scale the expert costs (docs/results.md): plain :class:`Local` from the same weights is ahead.
+  At small scale plain :class:`Local` from the same weights is ahead of it (docs/results.md).
 - Loss and accuracy in the log are those of the local client model.
 """
 

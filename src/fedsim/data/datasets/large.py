@@ -102,7 +102,7 @@ class MSMT17(DataSet):
 
     Training 1,041 identities, 30,248 images (with the validation list 32,621, as in paper 003); 11,659 queries;
     gallery 82,161. Lists give path and identity; the camera is the third field of a name, two digits:
-    ``0000_000_01_0303morning_0015_0.jpg``. Version 2 has the same images with faces blurred: prefer it.
+    ``0000_000_01_0303morning_0015_0.jpg``. Version 2 has the same images with faces masked: prefer it.
 
     Args:
         root: see :class:`DataSet`.

@@ -1,4 +1,4 @@
-"""Callbacks that watch a run: progress, signals, the run's summary, W&B."""
+"""Callbacks that watch a run: progress, signals, the run's summary, W&B, TensorBoard."""
 
 from fedsim.federation.callbacks.beginning import RunBeginning
 from fedsim.federation.callbacks.preemption import Preemption
@@ -6,6 +6,7 @@ from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.run_folder import FolderStart
 from fedsim.federation.callbacks.script_config import ScriptConfig, describe_script
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile, RunSummary, ScoreLastRound
+from fedsim.federation.callbacks.tensorboard import TensorBoardPages
 from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run
 from fedsim.federation.events import RoundCallback
 
@@ -20,6 +21,7 @@ __all__ = [
     "RunSummary",
     "ScoreLastRound",
     "ScriptConfig",
+    "TensorBoardPages",
     "Tracking",
     "describe_script",
     "join_mlflow_run",

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +26,7 @@ from fedsim._version import __version__
 from fedsim.core.errors import RunStoppedError
 from fedsim.core.files import replacing
 from fedsim.core.metrics import ACCURACIES, METRICS
-from fedsim.core.names import metric_name, metric_parts
+from fedsim.core.names import metric_name, metric_parts, one_line
 from fedsim.core.replaced_run import MLFLOW_ID_FILE, RUN_ID_FILE
 from fedsim.data.preview import contact_sheet
 from fedsim.evaluation.summary import MAX_NAMES, Curve, Kind, few_names
@@ -44,7 +45,7 @@ _CHARTED = ("mAP", "rank1")
 _OWN_DATA: list[str] = []
 """WANDB_DATA_DIR as :func:`join_run` has set it, for an earlier run of this process"""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
-"""of the first request to a server of MLflow, which would try for minutes"""
+"""of a request to a server of MLflow, which would try for minutes"""
 _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
 
@@ -295,10 +296,29 @@ def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
 
 def reach_mlflow(logger: MLFlowLogger) -> None:
     """Send a request to a logger's server before the first round; MLflow raises if there is no answer in seconds."""
-    added = {name: value for name, value in _PATIENCE.items() if name not in os.environ}
-    os.environ.update(added)  # MLflow reads them with each request
-    try:
+    with _short_patience():
         logger._mlflow_client.get_experiment_by_name(logger._experiment_name)
+
+
+def keep_artifacts(logger: MLFlowLogger, folder: Path) -> None:
+    """Add configuration and summary to a logger's run; a server that is gone costs no result, and one line."""
+    from mlflow.exceptions import MlflowException
+
+    with _short_patience():
+        for name in ("config.yaml", "summary.json"):
+            try:
+                logger.experiment.log_artifact(logger.run_id, str(folder / name))
+            except (MlflowException, OSError) as error:
+                log.warning("MLflow: %s is not among the artifacts: %s", name, one_line(str(error), 200))
+
+
+@contextmanager
+def _short_patience() -> Iterator[None]:
+    """Let MLflow, which reads these variables with each request, give up in seconds."""
+    added = {name: value for name, value in _PATIENCE.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
     finally:
         for name in added:
             del os.environ[name]
