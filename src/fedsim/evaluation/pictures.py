@@ -99,7 +99,7 @@ class Captions(NamedTuple):
     query: Sequence[str]
     """[n] below each query"""
     listed: Sequence[Sequence[str]]
-    """[n][k] below each gallery image; those of places without an image are left out"""
+    """[n, k] below each gallery image; those of places without an image are left out"""
     heading: str = ""
     """above all of them"""
 
