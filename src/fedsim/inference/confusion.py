@@ -30,7 +30,7 @@ def count_first_images(features: RunFeatures) -> list[Row]:
 
     Returns:
         A row per model, data set of the queries, data set and camera of the first image, and whether it is a match,
-        with the number of ``queries``; the keys are :data:`fedsim.report.confusion.KEYS`, cameras count from 1.
+        with the number of ``queries``; the keys are ``fedsim.report.confusion.KEYS``, cameras count from 1.
 
     Raises:
         DataError: if each model has features of one test set only.

@@ -41,7 +41,7 @@ class ChosenQueries:
     """[n] rank of the first match, from 1; 0: there is none"""
 
     def rows(self) -> list[Row]:
-        """Return a row per query and image of its list: see :meth:`fedsim.inference.results.RunResults.queries`."""
+        """Return a row per query and image of its list: see ``fedsim.inference.results.RunResults.queries``."""
         labels, (queries, gallery) = self.model.labels, self._names
         rows: list[Row] = []
         for number, q in enumerate(self.index.tolist()):
@@ -68,7 +68,7 @@ class ChosenQueries:
         return rows
 
     def picture(self) -> Image.Image:
-        """Draw a row per query: see :func:`fedsim.evaluation.pictures.draw_rows`.
+        """Draw a row per query: see ``fedsim.evaluation.pictures.draw_rows``.
 
         Below a query stand its file, identity and camera, average precision in percent, and the rank of its first
         match; below a gallery image file, identity, camera and distance.

@@ -101,7 +101,7 @@ class RunResults:
 
         Args:
             chosen: worst, best, or a list of the names of queries' files; see
-                :func:`fedsim.inference.queries.choose_queries`.
+                ``fedsim.inference.queries.choose_queries``.
             num: largest number of worst or best queries of a test set.
             top: images per list.
 
@@ -122,7 +122,7 @@ class RunResults:
     def confusion(self) -> list[Row]:
         """Return how often the first image is right, or of which camera it is, where galleries are joined.
 
-        See :func:`fedsim.inference.confusion.count_first_images`.
+        See ``fedsim.inference.confusion.count_first_images``.
         """
         from fedsim.inference.confusion import count_first_images  # imports the readers of data sets
 
