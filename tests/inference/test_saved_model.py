@@ -181,7 +181,7 @@ def test_weights_that_are_not_finite_are_refused(value, run, monkeypatch):
 def test_the_page_runs_as_it_stands(run, pictures, tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
     blocks = re.findall(r"<!-- a test runs this block -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(run)
@@ -191,6 +191,7 @@ def test_the_page_runs_as_it_stands(run, pictures, tmp_path, monkeypatch, capsys
         Image.fromarray(pixels).save(tmp_path / f"{name}.jpg")
     exec(compile("".join(blocks), "docs/inference.md", "exec"), {})
     assert (tmp_path / "rank1.png").is_file()
+    assert (tmp_path / "town0.png").is_file()
     lists = ast.literal_eval(capsys.readouterr().out)
     assert [len(of_query) for of_query in lists] == [2, 2]
     assert {name for of_query in lists for name in of_query} <= {f"gallery/{name}.jpg" for name in "cde"}

@@ -1,6 +1,7 @@
 """Rules of reporting, convergence and fairness, against plain loops over the logged rounds."""
 
 import json
+import math
 import random
 import re
 
@@ -12,6 +13,7 @@ from fedsim.__main__ import main
 from fedsim.report import group_runs, report
 from fedsim.report.choice import choice_of
 from fedsim.report.convergence import first_reaching
+from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
 from fedsim.report.runs import read_run
 from run_dirs import METRICS, scores_of, training, with_mean, write_log, write_run
@@ -135,6 +137,63 @@ def test_a_mean_over_some_of_the_seeds_says_so(tmp_path):
     [group] = group_runs([tmp_path / f"s{seed}" for seed in range(3)])
     assert group.cell("test/global/viper", ["rank1"], Rule()) == "50.0+-0.0"
     assert group.cell("test/global/ilids", ["rank1"], Rule()) == "25.0+-0.0 (2 of 3)"
+
+
+def drawn_means(folder, seeds=3):
+    """Runs with means over seen and unseen sets, by drawn numbers; their rank-1 and mAP."""
+    draw, runs, numbers = random.Random(7), [], []
+    for seed in range(seeds):
+        rank1 = {name: draw.random() for name in ("town", "new", "seen", "unseen")}
+        own = {name: draw.random() for name in ("town", "seen")}
+        scores = scores_of(rank1) | scores_of(own, "local")
+        runs.append(write_run(folder / f"s{seed}", {1: scores}, seed=seed, unseen=["new"], fingerprint="same"))
+        numbers.append(scores)
+    return runs, numbers
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_drop_is_the_mean_over_seen_sets_minus_that_over_unseen_ones(seeds, tmp_path, capsys):
+    runs, numbers = drawn_means(tmp_path, seeds)
+    cells = []
+    for metric in ("mAP", "rank1"):
+        drops = [100 * (n[f"test/global/seen/{metric}"] - n[f"test/global/unseen/{metric}"]) for n in numbers]
+        mean = sum(drops) / len(drops)
+        deviation = math.sqrt(sum((drop - mean) ** 2 for drop in drops) / max(1, len(drops) - 1))
+        cells.append(f"{mean:.1f}+-{deviation:.1f}" if seeds > 1 else f"{mean:.1f}")
+    assert main(["report", *map(str, runs)]) == 0
+    said = capsys.readouterr().out
+    row = next(line for line in said.splitlines() if line.startswith("drop "))
+    assert row.split() == ["drop", cells[0], "/", cells[1], "-"], "local models are not scored on unseen sets"
+    assert "drop: mean seen - mean unseen, in points" in said
+    assert main(["report", *map(str, runs), "--format", "csv"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if ",drop,rank1," in line]
+    assert line.split(",")[:5] == ["FedPav", "global", "last", "drop", "rank1"]
+    assert float(line.split(",")[5]) == pytest.approx(mean, rel=1e-5)
+
+
+def test_there_is_no_drop_without_both_means_nor_of_the_oracle(tmp_path, capsys):
+    runs, _ = drawn_means(tmp_path, 1)
+    assert main(["report", str(runs[0]), "--rule", "oracle"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("drop "))
+    assert [cell == "-" for cell in row.replace(" / ", "/").split()[1:]] == [False, True, True, True]
+    for number, name in enumerate(("seen", "unseen")):
+        run = write_run(tmp_path / f"one{number}", {1: scores_of({"town": 0.5, name: 0.5})}, unseen=[])
+        assert main(["report", str(run)]) == 0
+        assert "drop" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("compare", [None, "003"])
+def test_further_tables_stand_below_the_others(compare, tmp_path):
+    run = write_run(tmp_path / "run", {1: scores_of({"market1501": 0.5})})
+    seen = []
+
+    def further(groups):
+        seen.extend(groups)
+        return [Block(["header of it"], [["a cell"]])]
+
+    text = report([str(run)], compare=compare, further=further)
+    assert text.rindex("a cell") > text.index("market1501")
+    assert [group.runs[0].folder for group in seen] == [run]
 
 
 def test_a_score_that_one_of_the_three_rounds_lacks_is_left_out(tmp_path):

@@ -101,17 +101,17 @@ def _run(command: str, words: list[str]) -> None:
     if command == "fit" and not helps and ("left_out" in names or rotation_in(words)):
         from fedsim.sweep.rotation import run as run_rotation
 
-        _set_up_messages()
+        set_up_messages()
         print_text(run_rotation(words))
     elif command == "fit" and not helps and {"seeds", "parallel"} & names:
         from fedsim.sweep.seeds import run as run_seeds
 
-        _set_up_messages()
+        set_up_messages()
         print_text(run_seeds(words))
     elif command == "predict" and "images" in names:
         from fedsim.inference.folder import predict_images
 
-        _set_up_messages()
+        set_up_messages()
         print_text(call(predict_images, words, command))
     elif command in WITH_TRAINER:
         _run_with_trainer(command, words, helps)
@@ -119,7 +119,7 @@ def _run(command: str, words: list[str]) -> None:
         check_configs([] if helps else words)
         with imports_without_collection():
             plain = plain_command(command, words)
-        _set_up_messages()
+        set_up_messages()
         print_text(plain(words))
 
 
@@ -137,7 +137,7 @@ def _run_with_trainer(command: str, words: list[str], helps: bool) -> None:
     with imports_without_collection():
         from fedsim.cli.fit import run
 
-    _set_up_messages(scores=command in SCORING)
+    set_up_messages(scores=command in SCORING)
     for line in kept_arguments(settings):
         logging.getLogger("fedsim").warning(line)
     run(command, words)
@@ -155,7 +155,7 @@ def _report(error: BaseException, failure: CommandFailure) -> None:
             print_error(f"rank {rank}: {failure.message}")
 
 
-def _set_up_messages(scores: bool = False) -> None:
+def set_up_messages(scores: bool = False) -> None:
     """Write messages to stderr, on the first rank only; hide Lightning's messages that do not apply to fedsim."""
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("fedsim").setLevel(logging.INFO if rank_of_this_process() == 0 else logging.ERROR)

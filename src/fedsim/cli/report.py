@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from jsonargparse import ArgumentParser
 
 from fedsim.core.errors import ConfigError
 from fedsim.parsing.error_lines import parsed
+from fedsim.report.groups import RunGroup
+from fedsim.report.layout import Block
 from fedsim.report.table import report
 
 _FLAGS = {
@@ -13,6 +17,11 @@ _FLAGS = {
     "significance": "also test whether methods differ, over seeds and over people, with 95 % confidence intervals",
     "unfinished": "also show runs that are not finished",
 }
+_QUERIES = (
+    "worst, best, or a list of names of files: also draw these queries of each test set, with the first images of "
+    "their lists, into RUN/queries"
+)
+_CONFUSION = "also show from which data set and camera wrong first images come, where galleries are joined"
 
 
 def run(args: list[str]) -> str:
@@ -22,7 +31,9 @@ def run(args: list[str]) -> str:
     )
     runs = "run directories of fedsim fit, or NAME=DIRECTORY; several seeds become mean and spread"
     parser.add_argument("runs", nargs="+", help=runs)
-    parser.add_function_arguments(report, skip={"runs", *_FLAGS})
+    parser.add_function_arguments(report, skip={"runs", "further", *_FLAGS})
+    parser.add_argument("--queries", type=str | list[str] | None, default=None, help=_QUERIES)
+    parser.add_argument("--confusion", action="store_true", help=_CONFUSION)
     parser.add_argument("--best", action="store_true", help="short for --rule best")
     for name, text in _FLAGS.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
@@ -31,4 +42,18 @@ def run(args: list[str]) -> str:
         if config["rule"] not in (None, "best"):
             raise ConfigError(f"--best: contradicts --rule {config['rule']}; give one of them")
         config["rule"] = "best"
-    return report(**config)
+    further = _further(config.pop("queries"), config.pop("confusion"))
+    return report(**config, further=further)
+
+
+def _further(queries: str | list[str] | None, confusion: bool) -> Callable[[Sequence[RunGroup]], list[Block]] | None:
+    """Return the maker of the tables of single queries; None if none is wanted."""
+    if queries is None and not confusion:
+        return None
+
+    def blocks(groups: Sequence[RunGroup]) -> list[Block]:
+        from fedsim.cli.queries import query_blocks  # imports torch
+
+        return query_blocks(groups, queries, confusion)
+
+    return blocks

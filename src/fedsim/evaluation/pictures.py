@@ -46,11 +46,16 @@ class RankedLists:
     is_match: NDArray[np.bool_]
     """[Q, k]"""
 
+    def take(self, queries: Ints) -> RankedLists:
+        """Return the lists of some queries."""
+        return RankedLists(self.index[queries], self.similarity[queries], self.is_match[queries])
 
-def rank_lists(blocks: Iterable[tuple[slice, Tensor]], labels: RetrievalLabels, k: int = 50) -> RankedLists:
+
+def rank_lists(blocks: Iterable[tuple[slice | Ints, Tensor]], labels: RetrievalLabels, k: int = 50) -> RankedLists:
     """Find the first k images of each query's ranked list.
 
-    ``blocks`` are (queries, their similarities [b, G]), such as a :class:`fedsim.functional.similarity.Similarity`.
+    ``blocks`` are (queries, their similarities [b, G]), such as a :class:`fedsim.functional.similarity.Similarity`;
+    junk is overwritten.
 
     >>> from fedsim.functional.similarity import Similarity
     >>> labels = RetrievalLabels(np.array([1]), np.array([0]), np.array([1, 2, 1]), np.array([0, 0, 1]))
@@ -77,21 +82,45 @@ def write_ranked_lists(path: Path, lists: RankedLists, files: Files | None = Non
 def draw_ranked_lists(lists: RankedLists, labels: RetrievalLabels, query: Images, gallery: Images) -> Image.Image:
     """Draw queries, evenly spread over all Q, and the first of their lists of the G gallery images.
 
-    Images keep their shapes. Above each column stands its rank, below each image its identity and camera, as ``labels``
-    number them. A match has a solid frame and a tick, a wrong image a broken frame and a cross: colours are a help
-    only, from a palette for colour-blind readers (Okabe and Ito, 2008).
+    Above each column stands its rank, below each image its identity and camera, as ``labels`` number them. See
+    :func:`draw_rows`.
     """
     chosen = np.unique(np.linspace(0, len(lists.index) - 1, _ROWS).round().astype(np.int64))
+    of_query = [caption_of(labels.query_pids[q], labels.query_camids[q]) for q in chosen]
+    listed = [
+        [caption_of(labels.gallery_pids[i], labels.gallery_camids[i]) for i in row] for row in lists.index[chosen]
+    ]
+    return draw_rows(lists.take(chosen), query.take(chosen), gallery, Captions(of_query, listed))
+
+
+class Captions(NamedTuple):
+    """The texts of a picture of n ranked lists of k images, each of one or more lines."""
+
+    query: Sequence[str]
+    """[n] below each query"""
+    listed: Sequence[Sequence[str]]
+    """[n, k] below each gallery image; those of places without an image are left out"""
+    heading: str = ""
+    """above all of them"""
+
+
+def draw_rows(lists: RankedLists, query: Images, gallery: Images, captions: Captions) -> Image.Image:
+    """Draw a row per ranked list: its query, then its first ten gallery images. ``query`` has an image per list.
+
+    Images keep their shapes. A match has a solid frame and a tick, a wrong image a broken frame and a cross: colours
+    are a help only, from a palette for colour-blind readers (Okabe and Ito, 2008). Raises DataError naming an image
+    that cannot be read.
+    """
     rows = []
-    for q, image in zip(chosen, true_to_shape(query.take(chosen), _SIZE), strict=True):
-        listed = lists.index[q, :_COLUMNS]
+    for number, image in enumerate(true_to_shape(query, _SIZE)):
+        listed = lists.index[number, :_COLUMNS]
         listed = listed[listed >= 0]
-        cells = [_Cell(image, caption_of(labels.query_pids[q], labels.query_camids[q]), None)]
+        cells = [_Cell(image, captions.query[number], None)]
         for column, picture in enumerate(true_to_shape(gallery.take(listed), _SIZE)):
-            caption = caption_of(labels.gallery_pids[listed[column]], labels.gallery_camids[listed[column]])
-            cells.append(_Cell(picture, caption, bool(lists.is_match[q, column])))
+            cells.append(_Cell(picture, captions.listed[number][column], bool(lists.is_match[number, column])))
         rows.append(cells)
-    return _sheet(rows, ["query", *map(str, range(1, _COLUMNS + 1))])
+    num_columns = min(_COLUMNS, lists.index.shape[1])
+    return _sheet(rows, ["query", *map(str, range(1, num_columns + 1))], captions.heading)
 
 
 class _Cell(NamedTuple):
@@ -99,6 +128,7 @@ class _Cell(NamedTuple):
 
     picture: Image.Image
     caption: str
+    """one or more lines"""
     is_match: bool | None
     """None: it is a query"""
 
@@ -112,23 +142,29 @@ def caption_of(pid: int, camera: int) -> str:
     return f"{pid} c{camera + 1}"
 
 
-def _sheet(rows: Sequence[Sequence[_Cell]], titles: Sequence[str]) -> Image.Image:
+def _sheet(rows: Sequence[Sequence[_Cell]], titles: Sequence[str], heading: str) -> Image.Image:
     """Draw cells in rows below their titles; the first column stands apart."""
     font, small = _font(), ImageFont.load_default(_TEXT - 1)
     cells = [cell for row in rows for cell in row]
+    texts = [line for cell in cells for line in cell.caption.splitlines()]
     widest = max(cell.picture.width for cell in cells) + 2 * _FRAME
-    width = max(widest, *(math.ceil(small.getlength(cell.caption)) for cell in cells)) + _GAP
-    height = max(cell.picture.height for cell in cells) + 2 * _FRAME + _TEXT + 6
-    top = _TEXT + 8
-    sheet = Image.new("RGB", (width * len(titles) + _APART, top + height * len(rows)), "white")
+    width = max(widest, *(math.ceil(small.getlength(text)) for text in texts)) + _GAP
+    num_lines = max(len(cell.caption.splitlines()) for cell in cells)
+    height = max(cell.picture.height for cell in cells) + 2 * _FRAME + num_lines * (_TEXT + 2) + 4
+    top = (_TEXT + 8) * (1 + bool(heading))
+    whole = max(width * len(titles) + _APART, math.ceil(font.getlength(heading)) + _GAP)
+    sheet = Image.new("RGB", (whole, top + height * len(rows)), "white")
     draw = ImageDraw.Draw(sheet)
+    draw.text((2, 2), heading, fill="black", font=font)
     for column, title in enumerate(titles):
         left = column * width + _APART * (column > 0)
-        draw.text((left + width // 2, 2), title, fill="black", font=font, anchor="ma")
-        for row, cell in enumerate(line[column] for line in rows if column < len(line)):
+        draw.text((left + width // 2, top - _TEXT - 6), title, fill="black", font=font, anchor="ma")
+        for row, cell in ((row, line[column]) for row, line in enumerate(rows) if column < len(line)):
             _draw_cell(sheet, draw, cell, (left, top + row * height))
             below = top + row * height + cell.picture.height + 2 * _FRAME + 1
-            draw.text((left + width // 2, below), cell.caption, fill="black", font=small, anchor="ma")
+            for line_number, text in enumerate(cell.caption.splitlines()):
+                place = (left + width // 2, below + line_number * (_TEXT + 2))
+                draw.text(place, text, fill="black", font=small, anchor="ma")
     return sheet
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.data.federated import RetrievalSet
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.feature_file import Files
@@ -32,7 +33,7 @@ def write_lists(path: Path, blocks: Iterable[tuple[slice, Tensor]], labels: Retr
 
     ``labels`` are those of ``data``, or of its first random split.
     """
-    query, gallery = _images_of(data)
+    query, gallery = first_images(data.images)
     lists = rank_lists(blocks, labels)
     write_ranked_lists(path.with_name(f"{path.name}.npz"), lists, files_of(data))
     write_picture(path.with_name(f"{path.name}.png"), draw_ranked_lists(lists, labels, query, gallery))
@@ -40,17 +41,17 @@ def write_lists(path: Path, blocks: Iterable[tuple[slice, Tensor]], labels: Retr
 
 def files_of(data: ScoredSet) -> Files:
     """Return the files of a set's queries and gallery, or of its first random split."""
-    paths = ([str(path or "") for path in images.locations()] for images in _images_of(data))
+    paths = ([str(path or "") for path in images.locations()] for images in first_images(data.images))
     query, gallery = (np.array(names, dtype=np.str_) for names in paths)
     return Files(query, gallery)
 
 
-def _images_of(data: ScoredSet) -> tuple[Images, Images]:
+def first_images(data: RetrievalSet) -> tuple[Images, Images]:
     """Return the images of the queries and the gallery of a set, or of its first random split."""
-    query, gallery = data.images.query.images, data.images.gallery.images
-    if not data.images.splits:
+    query, gallery = data.query.images, data.gallery.images
+    if not data.splits:
         return query, gallery
-    first = data.images.splits[0]
+    first = data.splits[0]
     return gallery.take(first.query), gallery.take(first.gallery)
 
 

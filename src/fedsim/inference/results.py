@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from PIL.Image import Image
+
 from fedsim.core.checked import checked
+from fedsim.core.checks import Count
 from fedsim.core.paths import Saved
 from fedsim.evaluation.summary import score_rows
+from fedsim.report.confusion import confusion_matrices, plot_confusion
 from fedsim.report.figure import plot_curves
 from fedsim.report.groups import group_opened
+from fedsim.report.query_files import Chosen, Row
 from fedsim.report.runs import read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Row = dict[str, str | float]
+    from fedsim.inference.queries import ChosenQueries
+    from fedsim.inference.run_features import RunFeatures
 
 
 class RunResults:
@@ -80,12 +87,63 @@ class RunResults:
         Raises:
             DataError: if the run has no such score.
         """
-        if axes is None:
-            from matplotlib.figure import Figure  # slow to import
-
-            axes = Figure(layout="constrained").subplots()
+        axes = _new_axes() if axes is None else axes
         plot_curves(axes, group_opened([self._run]), data_set, metric)
         return axes
+
+    @checked()
+    def queries(self, chosen: Chosen = "worst", num: Count = 8, top: Count = 10) -> list[Row]:
+        """Return a row per query and gallery image of its list, for each test set and model; what a match is, is 1.
+
+        They are ranked by the features that ``fedsim predict`` has written. ``AP`` is a fraction of 1, NaN without a
+        match; ``distance`` is 1 - cosine, or Euclidean; cameras and ranks count from 1. An image without a file is
+        named by its position.
+
+        Args:
+            chosen: worst, best, or a list of the names of queries' files; see
+                ``fedsim.inference.queries.choose_queries``.
+            num: largest number of worst or best queries of a test set.
+            top: images per list.
+
+        Raises:
+            DataError: if the run has no features, or its images are gone.
+            ConfigError: if no test set has a query of a name, or the run classifies.
+        """
+        return [row for lists in self._choose(chosen, num, top) for row in lists.rows()]
+
+    @checked()
+    def draw_queries(self, chosen: Chosen = "worst", num: Count = 8, top: Count = 10) -> dict[str, Image]:
+        """Return a picture of Pillow of the rows of :meth:`queries`, for each test set and model by its file's name.
+
+        At most ten images of a list are drawn. Errors are those of :meth:`queries`.
+        """
+        return {lists.model.name: lists.picture() for lists in self._choose(chosen, num, top)}
+
+    def confusion(self) -> list[Row]:
+        """Return how often the first image is right, or of which camera it is, where galleries are joined.
+
+        See ``fedsim.inference.confusion.count_first_images``.
+        """
+        from fedsim.inference.confusion import count_first_images  # imports the readers of data sets
+
+        return count_first_images(self._features)
+
+    def plot_confusion(self, axes: Axes | None = None) -> Axes:
+        """Draw :meth:`confusion` of the first model into matplotlib's axes, new ones by default; return them."""
+        axes = _new_axes() if axes is None else axes
+        plot_confusion(axes, confusion_matrices(self.confusion())[0])
+        return axes
+
+    def _choose(self, chosen: Chosen, num: int, top: int) -> list[ChosenQueries]:
+        from fedsim.inference.queries import choose_queries  # as above
+
+        return choose_queries(self._features, chosen, num, top)
+
+    @cached_property
+    def _features(self) -> RunFeatures:
+        from fedsim.inference.run_features import read_run_features  # as above
+
+        return read_run_features(self._run)
 
     def __repr__(self) -> str:
         """Return folder, method and rounds."""
@@ -93,6 +151,12 @@ class RunResults:
 
     def _rows_of(self, part: str) -> list[Row]:
         return score_rows((self.summary[part] or {}).get("metrics", {}))
+
+
+def _new_axes() -> Axes:
+    from matplotlib.figure import Figure  # slow to import
+
+    return Figure(layout="constrained").subplots()
 
 
 @checked()

@@ -43,12 +43,31 @@ class RunGroup:
 
         Scores of only some of the runs have their number behind them.
         """
-        percent = [100 * self.values(f"{model}/{metric}", rule) for metric in metrics]
+        return self._cell([self.values(f"{model}/{metric}", rule) for metric in metrics], digits)
+
+    def drops(self, kind: str, metric: str, rule: Rule) -> NDArray[np.float64]:
+        """Return each run's mean over seen test sets minus that over unseen ones; runs without both are left out.
+
+        The oracle has none: its two means may be of two rounds.
+        """
+        if rule.name == "oracle":
+            return np.array([])
+        names = [metric_name("test", kind, name, metric) for name in ("seen", "unseen")]
+        pairs = [[rule.scores(run).get(name) for name in names] for run in self.runs]
+        return np.array([seen - unseen for seen, unseen in pairs if seen is not None and unseen is not None])
+
+    def drop_cell(self, kind: str, metrics: Sequence[str], rule: Rule, digits: int = 1) -> str:
+        """Return :meth:`drops` in points, as :meth:`cell` shows scores."""
+        return self._cell([self.drops(kind, metric, rule) for metric in metrics], digits)
+
+    def _cell(self, values: Sequence[NDArray[np.float64]], digits: int) -> str:
+        """Return the numbers of each metric, of all runs that have one, in percent."""
+        percent = [100 * of_metric for of_metric in values]
         if not len(percent[0]):
             return "-"
         scored = len(percent[0])
         some = "" if scored == len(self.runs) else f" ({scored} of {len(self.runs)})"
-        return " / ".join(mean_and_spread(values, digits) for values in percent) + some
+        return " / ".join(mean_and_spread(of_metric, digits) for of_metric in percent) + some
 
     def costs(self, client: str) -> str:
         """Return a client's pruned share at the end, in percent, and its traffic, in GiB; ``-`` without traffic."""

@@ -23,6 +23,8 @@ MEANING = {
 def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     """Return a row per test set and a column per group and kind of model; cells ``metric / rank-1`` in percent.
 
+    Below the means is their difference, ``drop``, if a model has a mean over seen and one over unseen test sets.
+
     Raises:
         DataError: if no run has a score under the rule.
     """
@@ -40,6 +42,9 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     titles = titles_of(names, {name for group in groups for run in group.runs for name in run.unseen})
     cells = [[group.cell(metric_name("test", kind, name), shown, r) for name in names] for group, kind, r in columns]
     lines = [[titles[name], *(column[row] for column in cells)] for row, name in enumerate(names)]
+    drops = [group.drop_cell(kind, shown, r) for group, kind, r in columns]
+    if has_drop := set(drops) != {"-"}:
+        lines.append(["drop", *drops])
     has_seeds = any(len(group.runs) > 1 for group in groups)
     headers = [
         "\n".join(
@@ -54,7 +59,7 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     ]
     tidy = list(tidy_lines(groups, names, shown, rules))
     headers_of_tidy = ["run", "model", "rule", "data set", "score", "mean", "standard deviation", "seeds"]
-    notes = tuple(_legend(groups, {kind for _, kind, _ in columns}, shown, rule))
+    notes = tuple(_legend(groups, {kind for _, kind, _ in columns}, shown, rule, has_drop=has_drop))
     return Block(["data set", *headers], lines, notes, is_cut=True, tidy=(headers_of_tidy, tidy))
 
 
@@ -64,13 +69,17 @@ def tidy_lines(
     """Yield a line per number: group, model, rule, test set and metric; mean and deviation over seeds, in percent."""
     for group, rule in ((group, rule) for group in groups for rule in rules):
         for kind in group.kinds(rule):
-            for name in names:
-                for metric in metrics:
-                    values = 100 * group.values(metric_name("test", kind, name, metric), rule)
-                    if len(values):
-                        spread = f"{values.std(ddof=1):.6g}" if len(values) > 1 else ""
-                        key = [group.label, kind, rule.name, name, metric]
-                        yield [*key, f"{values.mean():.6g}", spread, str(len(values))]
+            numbers = [
+                (name, metric, group.values(metric_name("test", kind, name, metric), rule))
+                for name in names
+                for metric in metrics
+            ]
+            numbers += [("drop", metric, group.drops(kind, metric, rule)) for metric in metrics]
+            for name, metric, fractions in numbers:
+                if len(values := 100 * fractions):
+                    spread = f"{values.std(ddof=1):.6g}" if len(values) > 1 else ""
+                    key = [group.label, kind, rule.name, name, metric]
+                    yield [*key, f"{values.mean():.6g}", spread, str(len(values))]
 
 
 def all_sets(groups: Sequence[RunGroup]) -> list[str]:
@@ -93,13 +102,16 @@ def shown_metrics(metric: str) -> list[str]:
     return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
 
 
-def _legend(groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequence[str], rule: Rule) -> Iterator[str]:
+def _legend(
+    groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequence[str], rule: Rule, *, has_drop: bool
+) -> Iterator[str]:
     monitor = "val/top1" if metrics[0] == "top1" else "val/mAP"
     when = {"last": "last evaluation", "best": f"round with the best {monitor}", "tested": "fedsim test"}
     shown = when.get(rule.name, f"last evaluation and {rule.name}")
     spread = any(len(group.runs) > 1 for group in groups)
     numbers = " / ".join("rank-1" if name == "rank1" else name for name in metrics)
     yield f"{numbers} in percent, {shown}" + (", mean +- standard deviation over seeds" if spread else "")
+    yield "drop: mean seen - mean unseen, in points" if has_drop else ""
     yield "; ".join(text for kind, text in MEANING.items() if kind in kinds)
     alike = [group.label for group in groups if "personalised" in {*group.kinds(rule)} - {*group.distinct_kinds(rule)}]
     if alike:

@@ -49,6 +49,7 @@ def report(
     tradeoff: Figure | None = None,
     participation: Figure | None = None,
     html: Page | None = None,
+    further: Callable[[Sequence[RunGroup]], list[Block]] | None = None,
 ) -> str:
     """Return a table with a row per test set and a column per method and model; cells ``metric / rank1`` in percent.
 
@@ -82,6 +83,7 @@ def report(
         participation: also draw into this image file the rounds in which each client took part, and its backbone if
             backbones follow rewards.
         html: also write a page with all of this into this file; the page needs no network.
+        further: makes further tables of the runs, before the page is written.
 
     Raises:
         ConfigError: if an option is wrong.
@@ -100,13 +102,15 @@ def report(
     chosen = Rule(name=rule or "last", sets=tuple(sets or ()), horizon=horizon, by=by or "rank1")
     if compare is not None:
         is_given = rule is not None
-        parts = [compare_with(compare, groups, metric, chosen, is_given=is_given, left_out=left_out), *omitted]
+        compared = compare_with(compare, groups, metric, chosen, is_given=is_given, left_out=left_out)
+        parts = [compared, *_texts([] if further is None else further(groups), format, omitted)]
     else:
         if left_out:
             blocks = left_out_blocks(groups, metric, chosen if rule is not None else honest_rule(opened))
         else:
             blocks = [score_block(groups, metric, chosen)]
         blocks += _further_blocks(groups, metric, chosen, target, fairness, significance)
+        blocks += [] if further is None else further(groups)
         parts = _texts(blocks, format, omitted)
     written = _draw(groups, metric, chosen, [figure, curves, cmc, tradeoff, participation])
     if html is not None:

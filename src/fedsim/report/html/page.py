@@ -21,6 +21,7 @@ from fedsim.report.comparison import tables_with_runs
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, with_sign
 from fedsim.report.names import differences
+from fedsim.report.query_files import FOLDER, query_tables
 from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS
 from fedsim.report.scores import MEANING, all_sets, describe, score_block, shown_metrics, titles_of
@@ -74,6 +75,7 @@ def write_page(
         "sheets": sheets,
         "sheet_command": "" if sheets else _sheet_command(groups),
         "pictures": list(_pictures(groups)),
+        "queries": list(_queries(groups)),
         "differences": _differences(groups),
         "settings": [
             (group.label, yaml.safe_dump(without_folders(group.runs[0].config), sort_keys=False)) for group in groups
@@ -115,6 +117,9 @@ def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) ->
                 cells = [group.cell(metric_name("test", kind, name), [metric], rule, digits=2) for metric in metrics]
                 if set(cells) != {"-"}:
                     lines.append([group.label, kind, titles[name], *cells, str(len(group.runs))])
+            drops = [group.drop_cell(kind, [metric], rule, digits=2) for metric in metrics]
+            if set(drops) != {"-"}:
+                lines.append([group.label, kind, "drop", *drops, str(len(group.runs))])
     return Block(["run", "model", "data set", *metrics, "seeds"], lines, num_left=3)
 
 
@@ -153,6 +158,18 @@ def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple
             files = sorted((folder / kind).glob("*.png"))
             if files:
                 yield group.label, title, [(file.stem, _embedded(file)) for file in files]
+
+
+def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, list[Block], str]]]]:
+    """Yield the first seed of each group with its files about single queries: name, tables, and picture."""
+    for group in groups:
+        folder = group.runs[0].folder
+        files = [
+            (name, blocks, _embedded(picture) if (picture := folder / FOLDER / f"{name}.png").is_file() else "")
+            for name, blocks in query_tables(folder)
+        ]
+        if files:
+            yield group.label, files
 
 
 def _sheets(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str]]:

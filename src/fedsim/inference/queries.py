@@ -1,0 +1,186 @@
+"""Single queries of a finished run: the worst and the best ones, or named ones, with what the model takes for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.names import did_you_mean, printable
+from fedsim.evaluation.pictures import Captions, RankedLists, caption_of, draw_rows, rank_lists
+from fedsim.evaluation.ranker import Ranker
+from fedsim.evaluation.ranking import Floats, Ints, QueryScores
+from fedsim.functional.similarity import Distance, Similarity
+from fedsim.inference.run_features import ModelOnSet, RunFeatures, names_of
+from fedsim.report.query_files import Chosen, Row
+
+_LETTERS = 14
+"""of a line below a picture; longer names are broken"""
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenQueries:
+    """The ranked lists of n queries of a test set by one model."""
+
+    model: ModelOnSet
+    index: Ints
+    """[n] positions of the queries"""
+    lists: RankedLists
+    """[n, k]"""
+    distances: Floats
+    """[n, k]: 1 - cosine, or Euclidean; NaN where there is no image"""
+    precision: Floats
+    """[n] average precision, NaN for a query that does not count: it has no match"""
+    first: Ints
+    """[n] rank of the first match, from 1; 0: there is none"""
+
+    def rows(self) -> list[Row]:
+        """Return a row per query and image of its list: see ``fedsim.inference.results.RunResults.queries``."""
+        labels, (queries, gallery) = self.model.labels, self._names
+        rows: list[Row] = []
+        for number, q in enumerate(self.index.tolist()):
+            about: Row = {
+                "data set": self.model.data_set,
+                "model": self.model.kind,
+                "owner": self.model.owner,
+                "query": queries[q],
+                "identity": int(labels.query_pids[q]),
+                "camera": int(labels.query_camids[q]) + 1,
+                "AP": float(self.precision[number]),
+                "first match": int(self.first[number]),
+            }
+            for place, i in self._places(number):
+                image: Row = {
+                    "rank": place + 1,
+                    "image": gallery[i],
+                    "identity of image": int(labels.gallery_pids[i]),
+                    "camera of image": int(labels.gallery_camids[i]) + 1,
+                    "is match": int(self.lists.is_match[number, place]),
+                    "distance": float(self.distances[number, place]),
+                }
+                rows.append(about | image)
+        return rows
+
+    def picture(self) -> Image.Image:
+        """Draw a row per query: see ``fedsim.evaluation.pictures.draw_rows``.
+
+        Below a query stand its file, identity and camera, average precision in percent, and the rank of its first
+        match; below a gallery image file, identity, camera and distance.
+        """
+        labels, (queries, gallery) = self.model.labels, self._names
+        of_query, listed = [], []
+        for number, q in enumerate(self.index.tolist()):
+            score = "has no match"
+            if self.first[number]:
+                score = f"AP {100 * self.precision[number]:.1f} %\nmatch at {self.first[number]}"
+            of_query.append(
+                f"{_broken(queries[q])}\n{caption_of(labels.query_pids[q], labels.query_camids[q])}\n{score}"
+            )
+            captions = []
+            for place, i in self._places(number):
+                shown = caption_of(labels.gallery_pids[i], labels.gallery_camids[i])
+                captions.append(f"{_broken(gallery[i])}\n{shown}\ndistance {self.distances[number, place]:.3f}")
+            listed.append(captions)
+        heading = printable(f"data set {self.model.data_set}, model {self.model.title}")
+        images = self.model.query_images.take(self.index)
+        return draw_rows(self.lists, images, self.model.gallery_images, Captions(of_query, listed, heading))
+
+    @property
+    def _names(self) -> tuple[list[str], list[str]]:
+        return names_of(self.model.query_images, "query"), names_of(self.model.gallery_images, "image")
+
+    def _places(self, number: int) -> list[tuple[int, int]]:
+        """Return place from 0, and gallery position, of the images in a query's list."""
+        return [(place, i) for place, i in enumerate(self.lists.index[number].tolist()) if i >= 0]
+
+
+def choose_queries(features: RunFeatures, chosen: Chosen, num: int, top: int) -> list[ChosenQueries]:
+    """Rank the galleries of chosen queries, of each test set and model.
+
+    Args:
+        features: of a run.
+        chosen: worst: the lowest average precision; best: the highest; of equal ones the first. Queries without a match
+            do not count. Or the names of queries' files; sets without such queries are left out.
+        num: largest number of worst or best queries of a set.
+        top: k, images per list.
+
+    Raises:
+        ConfigError: if no name is given, or no test set has a query of a name.
+    """
+    if isinstance(chosen, str) and chosen not in ("worst", "best"):
+        chosen = [chosen]
+    if not isinstance(chosen, str):
+        _check_names(features, chosen)
+    settings, lists = features.settings, []
+    for model in features.models:
+        scores = Ranker(settings.distance).score_queries(model.query, model.gallery, model.labels)
+        if isinstance(chosen, str):
+            index = extreme_queries(scores, chosen == "worst", num)
+        else:
+            index = np.flatnonzero(np.isin(names_of(model.query_images, "query"), list(chosen)))
+        if len(index):
+            lists.append(_ranked(model, index, scores, settings.distance, top))
+    return lists
+
+
+def extreme_queries(scores: QueryScores, worst: bool, num: int) -> Ints:
+    """Return the positions of the ``num`` queries with the lowest, or highest, average precision, in this order.
+
+    >>> scores = QueryScores(np.array([2, 1, 0, 9]), np.array([0.5, 1.0, 0.0, 0.1]), *2 * [np.zeros(4)])
+    >>> extreme_queries(scores, True, 2), extreme_queries(scores, False, 1)
+    (array([3, 0]), array([1]))
+    """
+    valid = np.flatnonzero(scores.first)
+    keys = scores.precision[valid] if worst else -scores.precision[valid]
+    return valid[np.argsort(keys, kind="stable")[:num]]
+
+
+def _check_names(features: RunFeatures, names: Sequence[str]) -> None:
+    all_names = {name for model in features.models for name in names_of(model.query_images, "query")}
+    if not names:
+        raise ConfigError("queries: no name is given; give worst, best, or the names of queries' files")
+    if missing := next((name for name in names if name not in all_names), None):
+        remedy = did_you_mean(missing, all_names, f"names are those of files, such as {min(all_names)}")
+        raise ConfigError(f"queries: no test set has the query {printable(missing)}; {remedy}")
+
+
+def _ranked(model: ModelOnSet, index: Ints, scores: QueryScores, distance: Distance, top: int) -> ChosenQueries:
+    similarity, labels = Similarity(model.query, model.gallery, distance), model.labels.take(index)
+
+    def blocks_of_chosen() -> Iterator[tuple[Ints, Tensor]]:
+        for rows, block in similarity:
+            places = np.flatnonzero((index >= rows.start) & (index < rows.stop))
+            if len(places):
+                yield places, block[torch.from_numpy(index[places] - rows.start)]
+
+    lists = rank_lists(blocks_of_chosen(), labels, top)
+    first = scores.first[index]
+    precision = np.where(first > 0, scores.precision[index], np.nan)
+    return ChosenQueries(model, index, lists, _distances(model, index, lists, distance), precision, first)
+
+
+def _distances(model: ModelOnSet, index: Ints, lists: RankedLists, distance: Distance) -> Floats:
+    """Return [n, k]; a block of Euclidean similarities has only what orders them."""
+    if distance == "cosine":
+        values = 1.0 - lists.similarity.astype(np.float64)
+    else:
+        query, gallery = model.query[index].double(), model.gallery[np.maximum(lists.index, 0)].double()
+        values = (gallery - query[:, None]).norm(dim=2).numpy()
+    return np.where(lists.index >= 0, values, np.nan)
+
+
+def _broken(name: str) -> str:
+    r"""Return a name in lines of a picture's width, as equal as possible.
+
+    >>> _broken("0038_c5s1_000000_00.jpg")
+    '0038_c5s1_00\n0000_00.jpg'
+    """
+    text = printable(name)
+    length = math.ceil(len(text) / math.ceil(len(text) / _LETTERS))
+    return "\n".join(text[start : start + length] for start in range(0, len(text), length))
