@@ -20,7 +20,7 @@ import torch
 
 import fedsim
 from fedsim.core.arguments import texts_of_fields
-from fedsim.core.written import UnwritableError, written
+from fedsim.core.written import NotInConfigError, written
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.settings import Settings
 from fedsim.settings.facts import Facts, facts_of
@@ -157,7 +157,7 @@ def of_argument(hint, default, text):
     if default is not inspect.Parameter.empty:
         try:
             entry["default"] = written(default, strip(hint))
-        except UnwritableError:
+        except NotInConfigError:
             entry["default"] = None
     if inspect.isfunction(default):
         entry["default_from"] = path_of(default)

@@ -21,9 +21,9 @@ from fedsim.cli.doctor.facts import (
     FitDevices,
     Gpu,
     MachineFacts,
+    RequestedFit,
     TorchFacts,
     Wandb,
-    Wish,
     namesake_of,
     nvidia_on_bus,
     slurm_of,
@@ -53,7 +53,7 @@ WELL = MachineFacts(
     sums="",
 )
 BLIND = replace(WELL, torch=TorchFacts("2.15.0+cu132", "13.2", "2.30.7"), plan=FitDevices(("cpu",)), sums=None)
-FAISS = Wish(backend="faiss")
+FIT, FAISS = RequestedFit(), RequestedFit(backend="faiss")
 
 
 def with_torch(**fields):
@@ -65,7 +65,7 @@ def with_faiss(**fields):
 
 
 def test_a_machine_in_order_has_no_findings():
-    checkup = examine(WELL, Wish(backend="faiss", tracked=True))
+    checkup = examine(WELL, RequestedFit(backend="faiss", tracked=True))
     assert checkup.findings == []
     page = command.as_page(checkup)
     assert "2 x NVIDIA H100, 80 GiB; free: 79, 79 GiB" in page
@@ -74,11 +74,11 @@ def test_a_machine_in_order_has_no_findings():
 
 
 def test_ranks_can_share_a_gpu_and_the_page_says_how():
-    said = command.as_page(examine(WELL, Wish()))
+    said = command.as_page(examine(WELL, FIT))
     assert "ranks can share" in said
     assert "--trainer.strategy.ranks_per_device 2" in said
     four = replace(WELL, plan=FitDevices(("cuda:0", "cuda:1", "cuda:0", "cuda:1"), 4))
-    checkup = examine(four, Wish(ranks_per_device=2))
+    checkup = examine(four, RequestedFit(ranks_per_device=2))
     assert checkup.findings == []
     lines = {line.about: line.text for line in checkup.uses}
     assert lines["device"] == "cuda:0, cuda:1"
@@ -90,66 +90,68 @@ def test_ranks_can_share_a_gpu_and_the_page_says_how():
 @pytest.mark.parametrize(("error", "says"), [("", "works with NCCL_MULTI_RANK_GPU_ENABLE=1, which"), ("no", "no")])
 def test_whether_nccl_takes_several_ranks_of_a_gpu_is_said_and_does_not_matter(error, says):
     shared = replace(WELL, plan=FitDevices(("cuda:0", "cuda:0"), 2), sums_on_one=error)
-    checkup = examine(shared, Wish(ranks_per_device=2))
+    checkup = examine(shared, RequestedFit(ranks_per_device=2))
     assert checkup.findings == []
     assert {line.about: line.text for line in checkup.uses}["NCCL within a GPU"].startswith(says)
-    assert "NCCL within a GPU" not in command.as_page(examine(WELL, Wish()))
+    assert "NCCL within a GPU" not in command.as_page(examine(WELL, FIT))
 
 
 def test_ranks_of_one_gpu_need_no_nccl():
     without = replace(WELL.torch, nccl="")
     one = replace(WELL, torch=without, plan=FitDevices(("cuda:0", "cuda:0"), 2), sums="no")
-    assert [finding.problem for finding in examine(one, Wish(ranks_per_device=2)).findings] == [
+    assert [finding.problem for finding in examine(one, RequestedFit(ranks_per_device=2)).findings] == [
         "gloo cannot sum over the ranks of this machine: no"
     ]
     two = replace(WELL, torch=without)
-    assert "torch has no NCCL" in examine(two, Wish()).findings[0].problem
+    assert "torch has no NCCL" in examine(two, FIT).findings[0].problem
 
 
 def test_gloo_by_choice_needs_no_nccl():
     plan = replace(WELL.plan, by="gloo")
     without = replace(WELL, torch=replace(WELL.torch, nccl=""), plan=plan)
-    checkup = examine(without, Wish(process_group_backend="gloo"))
+    checkup = examine(without, RequestedFit(process_group_backend="gloo"))
     assert checkup.findings == []
     assert {line.about: line.text for line in checkup.uses}["sums over ranks"] == "gloo, a sum was right"
-    [finding] = examine(replace(without, sums="no"), Wish(process_group_backend="gloo")).findings
+    [finding] = examine(replace(without, sums="no"), RequestedFit(process_group_backend="gloo")).findings
     assert finding == ("gloo cannot sum over the ranks of this machine: no", "see docs/cluster.md", True)
     four = replace(plan, devices=("cuda:0", "cuda:1") * 2, world=4)
-    texts = {line.about: line.text for line in examine(replace(without, plan=four), Wish()).uses}
+    texts = {line.about: line.text for line in examine(replace(without, plan=four), FIT).uses}
     assert texts["sums over ranks"] == "gloo within a GPU, gloo among GPUs, a sum was right"
 
 
 IN_THE_WAY = {
-    "no driver": (replace(BLIND, driver=""), Wish(), "an NVIDIA GPU, but no NVIDIA driver", "580 or later"),
-    "driver too old": (replace(BLIND, driver="570.12"), Wish(), "driver 570.12 is too old for CUDA 13.2", "580"),
-    "a driver, and no GPU": (BLIND, Wish(), "580.95.05 is loaded, but torch finds no GPU", "--gpus all"),
-    "torch for CPUs": (with_torch(cuda=None), Wish(), "is built for CPUs", "pytorch.org"),
-    "no GPU at all": (replace(BLIND, nvidia=0, driver=""), Wish("gpu"), "there is no NVIDIA GPU", "use a machine"),
-    "hidden GPUs": (replace(BLIND, visible=""), Wish("gpu"), "CUDA_VISIBLE_DEVICES is ''", "unset it"),
-    "torch": (with_torch(problem="libfoo.so is missing"), Wish(), "torch: libfoo.so is missing", "pip install"),
-    "lightning": (replace(WELL, plan=FitDevices(problem="no lightning")), Wish(), "ranks: no lightning", "pip install"),
+    "no driver": (replace(BLIND, driver=""), FIT, "an NVIDIA GPU, but no NVIDIA driver", "580 or later"),
+    "driver too old": (replace(BLIND, driver="570.12"), FIT, "driver 570.12 is too old for CUDA 13.2", "580"),
+    "a driver, and no GPU": (BLIND, FIT, "580.95.05 is loaded, but torch finds no GPU", "--gpus all"),
+    "torch for CPUs": (with_torch(cuda=None), FIT, "is built for CPUs", "pytorch.org"),
+    "no GPU at all": (
+        replace(BLIND, nvidia=0, driver=""), RequestedFit("gpu"), "there is no NVIDIA GPU", "use a machine",
+    ),
+    "hidden GPUs": (replace(BLIND, visible=""), RequestedFit("gpu"), "CUDA_VISIBLE_DEVICES is ''", "unset it"),
+    "torch": (with_torch(problem="libfoo.so is missing"), FIT, "torch: libfoo.so is missing", "pip install"),
+    "lightning": (replace(WELL, plan=FitDevices(problem="no lightning")), FIT, "ranks: no lightning", "pip install"),
     "a refusal": (
-        replace(WELL, plan=FitDevices(refusal="trainer.devices: 9 is much; take 2; here: cpu")), Wish(),
+        replace(WELL, plan=FitDevices(refusal="trainer.devices: 9 is much; take 2; here: cpu")), FIT,
         "trainer.devices: 9 is much", "take 2; here: cpu",
     ),
     "a broken GPU": (
-        replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, problem="no kernel image")))), Wish(),
+        replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, problem="no kernel image")))), FIT,
         "cuda:1 (NVIDIA H100) does not work: no kernel image", "trainer.devices",
     ),
     "no sum": (
-        replace(WELL, sums="unhandled system error"), Wish(), "NCCL cannot sum",
+        replace(WELL, sums="unhandled system error"), FIT, "NCCL cannot sum",
         "for more, --trainer.strategy.process_group_backend gloo, or --trainer.devices 1",
     ),
     "no sum on CPUs": (
-        replace(WELL, plan=FitDevices(("cpu", "cpu"), 2), sums="no answer"), Wish(), "gloo cannot sum",
+        replace(WELL, plan=FitDevices(("cpu", "cpu"), 2), sums="no answer"), FIT, "gloo cannot sum",
         "docs/cluster.md",
     ),
     "no NCCL": (
-        replace(WELL, torch=replace(WELL.torch, nccl="")), Wish(), "torch has no NCCL",
+        replace(WELL, torch=replace(WELL.torch, nccl="")), FIT, "torch has no NCCL",
         "set --trainer.strategy.process_group_backend gloo, or use one rank",
     ),
     "little shared memory": (
-        replace(WELL, shared=Room("/dev/shm", 64 * 2**20, 64 * 2**20)), Wish(),
+        replace(WELL, shared=Room("/dev/shm", 64 * 2**20, 64 * 2**20)), FIT,
         "/dev/shm has 64 MiB free, which 2 ranks", "--shm-size",
     ),
     "faiss for CPUs": (with_faiss(for_gpu=False), FAISS, "is built for CPUs, ranks are on GPUs", "backend at auto"),
@@ -159,9 +161,11 @@ IN_THE_WAY = {
         "faiss on cuda:1: its neighbours are not", "backend at auto",
     ),
     "no faiss": (with_faiss(problem="No module named 'faiss'"), FAISS, "faiss: No module", "'fedsim-reid[faiss]'"),
-    "a full disk": (replace(WELL, disk=Room("/runs", 1000, GIB)), Wish(), "0.0 GiB are free at /runs", "make room"),
-    "no folder": (replace(WELL, disk=Room("/a", 0, 1, "/a is a file")), Wish(), "cannot be a folder: /a", "another"),
-    "no login": (replace(WELL, wandb=Wandb("online", "")), Wish(tracked=True), "a logger needs a login", "wandb login"),
+    "a full disk": (replace(WELL, disk=Room("/runs", 1000, GIB)), FIT, "0.0 GiB are free at /runs", "make room"),
+    "no folder": (replace(WELL, disk=Room("/a", 0, 1, "/a is a file")), FIT, "cannot be a folder: /a", "another"),
+    "no login": (
+        replace(WELL, wandb=Wandb("online", "")), RequestedFit(tracked=True), "a logger needs a login", "wandb login",
+    ),
 }  # fmt: skip
 
 
@@ -175,26 +179,26 @@ def test_what_stands_in_the_way_is_said_with_a_remedy(name):
 
 LOOK_AT = {
     "another fedsim": (
-        replace(WELL, namesake="fedsim 0.9.0"), Wish(), "the package fedsim 0.9.0 is imported as fedsim, too",
+        replace(WELL, namesake="fedsim 0.9.0"), FIT, "the package fedsim 0.9.0 is imported as fedsim, too",
     ),
-    "hidden on purpose": (replace(BLIND, visible="-1"), Wish(), "it hides all GPUs"),
-    "faiss, not asked for": (with_faiss(for_gpu=False), Wish(), "built for CPUs"),
-    "faiss disagrees, not asked for": (with_faiss(trials={"cuda:0": "differ"}), Wish(), "faiss on cuda:0: differ"),
+    "hidden on purpose": (replace(BLIND, visible="-1"), FIT, "it hides all GPUs"),
+    "faiss, not asked for": (with_faiss(for_gpu=False), FIT, "built for CPUs"),
+    "faiss disagrees, not asked for": (with_faiss(trials={"cuda:0": "differ"}), FIT, "faiss on cuda:0: differ"),
     "faiss disagrees elsewhere": (
         replace(with_faiss(trials={"cuda:1": "differ"}), plan=FitDevices(("cuda:0",)), sums=None), FAISS,
         "faiss on cuda:1",
     ),
     "an occupied GPU": (
-        replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, free=8 * GIB)))), Wish(),
+        replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, free=8 * GIB)))), FIT,
         "cuda:1: 8.0 of 80 GiB are free",
     ),
     "two models": (
-        replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, name="NVIDIA A100")))), Wish(),
+        replace(WELL, torch=replace(WELL.torch, gpus=(H100, replace(H100, name="NVIDIA A100")))), FIT,
         "different models: 1 x NVIDIA H100, 1 x NVIDIA A100",
     ),
-    "few cores": (replace(WELL, cores=1.5), Wish(), "2 ranks have 1.5 cores"),
-    "little memory": (replace(WELL, memory=Room("memory", GIB, GIB)), Wish(), "1.0 GiB of memory are free"),
-    "little disk": (replace(WELL, disk=Room("/runs", 2 * GIB, 9 * GIB)), Wish(), "2.0 GiB are free"),
+    "few cores": (replace(WELL, cores=1.5), FIT, "2 ranks have 1.5 cores"),
+    "little memory": (replace(WELL, memory=Room("memory", GIB, GIB)), FIT, "1.0 GiB of memory are free"),
+    "little disk": (replace(WELL, disk=Room("/runs", 2 * GIB, 9 * GIB)), FIT, "2.0 GiB are free"),
 }  # fmt: skip
 
 
@@ -213,16 +217,16 @@ def test_what_may_be_in_the_way_is_said_and_stops_nothing(name):
 
 
 def test_who_asks_for_cpus_hears_nothing_of_gpus():
-    assert examine(replace(BLIND, driver="470.1"), Wish("cpu")).findings == []
+    assert examine(replace(BLIND, driver="470.1"), RequestedFit("cpu")).findings == []
 
 
 def test_little_shared_memory_is_enough_for_one_rank():
     alone = replace(WELL, plan=FitDevices(("cuda:0",)), sums=None, shared=Room("/dev/shm", 64 * 2**20, 64 * 2**20))
-    assert examine(alone, Wish()).findings == []
+    assert examine(alone, FIT).findings == []
 
 
 def test_what_was_not_tried_is_not_called_tried():
-    [sums] = [line for line in examine(replace(WELL, sums=None), Wish()).uses if line.about == "sums over ranks"]
+    [sums] = [line for line in examine(replace(WELL, sums=None), FIT).uses if line.about == "sums over ranks"]
     assert (sums.text, sums.sure) == ("NCCL, not tried", "guessed")
 
 
@@ -313,7 +317,7 @@ def test_a_trial_that_fails_says_its_last_line():
 
 
 def test_the_backend_of_the_fit_reaches_its_plan_and_a_wrong_one_is_refused():
-    wish = asdict(Wish("cpu", 2, process_group_backend="gloo"))
+    wish = asdict(RequestedFit("cpu", 2, process_group_backend="gloo"))
     assert probe.plan(wish) == {
         "devices": ["cpu", "cpu"],
         "world": 2,
@@ -365,9 +369,9 @@ def test_the_fit_is_read_off_configs_and_options(tmp_path, monkeypatch):
     assert main(["doctor", "--config", str(two), "--trainer.devices=4", "--model.evaluation.backend", "torch"]) == 0
     assert main(["doctor"]) == 0
     assert wishes == [
-        Wish("gpu", [0, 1], 1, "faiss", "/runs", True),
-        Wish("auto", wishes[1].devices, 1, "torch", "/runs"),
-        Wish(),
+        RequestedFit("gpu", [0, 1], 1, "faiss", "/runs", True),
+        RequestedFit("auto", wishes[1].devices, 1, "torch", "/runs"),
+        FIT,
     ]
     assert str(wishes[1].devices) == "4"
     strategy = "{class_path: fedsim.strategy.FederatedStrategy, init_args: {ranks_per_device: 2}}"
@@ -418,7 +422,7 @@ def test_this_machine_is_seen_as_it_is(real):
 
 
 def test_reading_processes_that_cannot_run_are_a_warning():
-    checkup = examine(replace(WELL, readers="No space left on device"), Wish())
+    checkup = examine(replace(WELL, readers="No space left on device"), FIT)
     [finding] = checkup.findings
     assert not finding.blocks
     assert "data.workers: processes that read images cannot run: No space left on device" in finding.problem

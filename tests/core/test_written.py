@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedsim.core.arguments import KeepsArguments, arguments_of
-from fedsim.core.written import UnwritableError, written, written_fields
+from fedsim.core.written import NotInConfigError, written, written_fields
 from fedsim.federation.components.selection import AllClients
 from fedsim.training.server_optimizers import FedAdam
 
@@ -96,7 +96,7 @@ def test_a_class_of_modules_and_a_partial_of_one_are_its_path():
     ],
 )
 def test_what_has_no_form_is_refused_with_its_place(value, reason):
-    with pytest.raises(UnwritableError, match=f"model.part.*: .*{reason}"):
+    with pytest.raises(NotInConfigError, match=f"model.part.*: .*{reason}"):
         written(value, None, "model.part")
 
 

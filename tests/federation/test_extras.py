@@ -181,7 +181,7 @@ def test_a_replica_is_another_model_of_the_same_layout():
     model = make_model(FedPav())
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
     flat_model = model.parts.models["smallcnn"]
-    flat_model.seat(3)
+    flat_model.set_num_classes(3)
     replica = flat_model.replica("old")
     assert flat_model.replica("old") is replica is not flat_model.replica("new")
     assert replica.num_classes == 3
@@ -196,7 +196,7 @@ def test_a_replica_is_another_model_of_the_same_layout():
     before = flat_model.flat.buffer.clone()
     replica.flat.buffer.zero_()
     assert torch.equal(flat_model.flat.buffer, before)
-    flat_model.seat(2)
+    flat_model.set_num_classes(2)
     assert flat_model.replica("old").whole.shape == flat_model.whole.shape
 
 

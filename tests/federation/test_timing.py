@@ -31,7 +31,7 @@ from fedsim.federation.components.selection import (
     RandomFraction,
 )
 from fedsim.federation.components.timing import Buffered, Deadline, Synchronous
-from fedsim.federation.components.window import Moment
+from fedsim.federation.components.window import ClockState
 from fedsim.federation.federation import clock_of
 from fedsim.federation.round import Round
 from fedsim.federation.scheduling.replay import replay
@@ -573,7 +573,7 @@ def test_a_synchronous_run_may_go_on_with_another_timing(tmp_path, timing):
     begun = make_model(FedPav(), hardware=UNEQUAL, availability=Availability(drop=0.3, straggle=0.3))
     fit(begun, data, rounds=2, callbacks=[first := Lengths()])
     assert not [name for name in begun.round_metrics if name == "time/clock" or name.startswith("timing/")]
-    assert begun.round.clock.moment == Moment(sum(round(1e9 * seconds) for seconds in first.seconds))
+    assert begun.round.clock.moment == ClockState(sum(round(1e9 * seconds) for seconds in first.seconds))
     path, after = save(begun, tmp_path / "two.ckpt"), Lengths()
     model = fit(make_model(FedPav(), hardware=UNEQUAL, timing=timing), data, 4, ckpt_path=path, callbacks=[after])
     assert len(after.seconds) == 2
@@ -730,7 +730,7 @@ def test_methods_are_allowed_by_what_they_declare():
     classes = {cls for cls in methods if issubclass(cls, Method) and cls is not Method}
     for cls in classes:
         try:
-            check_buffered(replace(model.round.clock.conditions, method=cls()))
+            check_buffered(replace(model.round.clock.inputs, method=cls()))
         except ConfigError as error:
             refused[cls.__name__] = str(error)
     assert len(classes) == 35
@@ -810,9 +810,9 @@ def test_a_slow_client_costs_less_time():
 def test_noise_that_is_accounted_for_and_ladders_are_refused(changed, line):
     model = make_model(FedPav(), timing=Buffered(buffer=2), hardware=UNEQUAL)
     model.assemble(make_data(SyntheticReID(clients=3, unseen=1, scale=0.1)), 0, 1, torch.device("cpu"))
-    conditions = replace(clock_of(model.listeners).conditions, **changed)
+    inputs = replace(clock_of(model.listeners).inputs, **changed)
     with pytest.raises(ConfigError) if line else nullcontext() as error:
-        check_buffered(conditions)
+        check_buffered(inputs)
     assert line is None or str(error.value).startswith(line)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fedsim.federation.components.window import Moment, Rules, next_window
+from fedsim.federation.components.window import ClockState, Rules, next_window
 
 
 class Events:
@@ -15,8 +15,8 @@ class Events:
     ``deadline``: nanoseconds from step to step, at most; ``forgets``: clients under way at a step never answer.
     """
 
-    def __init__(self, steps, goal, fate, deadline, forgets):
-        self.steps, self.goal, self.fate, self.deadline, self.forgets = steps, goal, fate, deadline, forgets
+    def __init__(self, steps, goal, outcome, deadline, forgets):
+        self.steps, self.goal, self.outcome, self.deadline, self.forgets = steps, goal, outcome, deadline, forgets
         self.heap, self.log, self.version, self.clock = [], [], 0, 0
         self.buffer, self.resting, self.called, self.end = [], set(), 0, deadline
 
@@ -36,7 +36,7 @@ class Events:
         while self.heap and self.heap[0][0] == self.clock and not self.is_over:
             _, _, client, began = heapq.heappop(self.heap)
             self.resting.add(client)
-            what = self.fate(client, began, self.version)
+            what = self.outcome(client, began, self.version)
             if what != "fails":
                 self.log.append((what, self.clock, client, began))
             if what == "answers":
@@ -55,9 +55,9 @@ class Events:
             self.step()
 
 
-def events(steps, names, places, goal, duration, choose, fate, refills=True, deadline=None, forgets=False):
+def events(steps, names, places, goal, duration, choose, outcome, refills=True, deadline=None, forgets=False):
     """The log of the event loop; ``refills``: free places are filled after each answer, or only after a step."""
-    server, number = Events(steps, goal, fate, deadline, forgets), 0
+    server, number = Events(steps, goal, outcome, deadline, forgets), 0
     filled = None  # the last version of which places were filled
     while not server.is_over:
         server.receive()
@@ -92,12 +92,12 @@ def drawn(case):
         order = random.Random(f"{case} {version} {called}").sample(idle, max(number, 0))
         return sorted(order)
 
-    def fate(client, began, version):
+    def outcome(client, began, version):
         if random.Random(f"{case} {client} {began} fails").random() < drop:
             return "fails"
         return "too old" if limit is not None and version - began > limit else "answers"
 
-    return names, places, draw.randint(1, places), duration, choose, fate
+    return names, places, draw.randint(1, places), duration, choose, outcome
 
 
 def drawn_end(case):
@@ -108,7 +108,7 @@ def drawn_end(case):
     return {"refills": refills, "deadline": deadline, "forgets": not refills and draw.random() < 0.7}
 
 
-def windows(steps, names, places, goal, duration, choose, fate, refills=True, deadline=None, forgets=False):
+def windows(steps, names, places, goal, duration, choose, outcome, refills=True, deadline=None, forgets=False):
     """The same by windows."""
 
     def among(busy, number, version, called):
@@ -117,9 +117,9 @@ def windows(steps, names, places, goal, duration, choose, fate, refills=True, de
 
     rules = Rules(
         places=places, goal=goal, duration=duration, choose=among,
-        fate=lambda job, round_: fate(job.client, job.version, round_), refills=refills, deadline=deadline,
+        outcome=lambda job, round_: outcome(job.client, job.version, round_), refills=refills, deadline=deadline,
     )  # fmt: skip
-    moment, log, calls = Moment(), [], []
+    moment, log, calls = ClockState(), [], []
     for round_ in range(steps):
         window = next_window(round_, moment, rules)
         arrived = sorted((*window.answers, *window.too_old))
@@ -127,7 +127,7 @@ def windows(steps, names, places, goal, duration, choose, fate, refills=True, de
         log.append(([(job.due, job.client, job.version) for job in arrived], called, window.after.clock))
         assert len(window.after.under_way) <= places
         calls += [(job.client, job.version) for job in window.called]
-        moment = Moment(window.after.clock, window.after.calls) if forgets else window.after
+        moment = ClockState(window.after.clock, window.after.calls) if forgets else window.after
     assert not [pair for pair, times in Counter(calls).items() if times > 1], "a client began twice with one model"
     return log
 
@@ -175,13 +175,13 @@ def rules_of(durations, goal, **options):
 
     return Rules(
         places=len(durations), goal=goal, duration=lambda client, version: durations[client], choose=choose,
-        fate=options.pop("fate", lambda job, round_: "answers"), **options,
+        outcome=options.pop("outcome", lambda job, round_: "answers"), **options,
     )  # fmt: skip
 
 
 def test_a_slow_client_s_answer_is_old():
     """By hand: a and b take 1, c takes 3; the server steps with two answers."""
-    rules, moment, seen = rules_of({"a": 1, "b": 1, "c": 3}, goal=2), Moment(), []
+    rules, moment, seen = rules_of({"a": 1, "b": 1, "c": 3}, goal=2), ClockState(), []
     for round_ in range(4):
         window = next_window(round_, moment, rules)
         moment = window.after
@@ -193,20 +193,20 @@ def test_a_slow_client_s_answer_is_old():
 
 
 def test_a_deadline_ends_a_window_in_which_nobody_answers():
-    window = next_window(0, Moment(), rules_of({"a": 5, "b": 7}, goal=2, deadline=4, refills=False))
+    window = next_window(0, ClockState(), rules_of({"a": 5, "b": 7}, goal=2, deadline=4, refills=False))
     assert (window.answers, window.after.clock) == ((), 4)
-    window = next_window(0, Moment(), rules_of({"a": 5, "b": 7}, goal=2, deadline=5, refills=False))
+    window = next_window(0, ClockState(), rules_of({"a": 5, "b": 7}, goal=2, deadline=5, refills=False))
     assert [job.client for job in window.answers] == ["a"]  # at the last instant
     assert window.after.clock == 5
 
 
 def test_a_window_without_anybody_takes_no_time():
-    window = next_window(3, Moment(clock=9), rules_of({}, goal=0, refills=False))
-    assert (window.called, window.answers, window.after) == ((), (), Moment(clock=9))
+    window = next_window(3, ClockState(clock=9), rules_of({}, goal=0, refills=False))
+    assert (window.called, window.answers, window.after) == ((), (), ClockState(clock=9))
 
 
 def test_clients_that_fail_keep_their_places_until_they_should_have_answered():
     fails = lambda job, round_: "fails" if job.client == "a" else "answers"  # noqa: E731 - a rule
-    window = next_window(0, Moment(), rules_of({"a": 2, "b": 3}, goal=2, fate=fails))
+    window = next_window(0, ClockState(), rules_of({"a": 2, "b": 3}, goal=2, outcome=fails))
     assert [job.client for job in window.answers] == ["b"]
     assert window.after.clock == 3  # nobody is left

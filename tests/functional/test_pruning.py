@@ -9,12 +9,12 @@ from torch import nn
 from fedsim.functional.pruning import (
     cubic_sparsity,
     differ,
-    first_above,
     global_magnitude_mask,
     hamming_distance,
     layerwise_magnitude_mask,
     next_step,
     pruned_fraction,
+    smallest_count_above,
     stepped_weight,
     zero_pruned_,
 )
@@ -276,8 +276,8 @@ def test_counts_compare_on_a_device_as_shares_do_on_the_host():
     for total in (1, 3, 7, 10, 49, 127):
         for share in {count / total for count in range(total + 1)} | {-0.5, 0.1, 0.2, 0.7, 1.5}:
             above = [count for count in range(total + 1) if count / total > share]
-            assert first_above(share, total) == (above[0] if above else total + 1)
-    assert first_above(0.3, 0) == 1
+            assert smallest_count_above(share, total) == (above[0] if above else total + 1)
+    assert smallest_count_above(0.3, 0) == 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

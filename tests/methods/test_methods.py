@@ -268,7 +268,7 @@ def test_models_that_clients_keep_are_those_that_are_declared(name):
         kept = {n.removeprefix("kept."): t.numel() for n, t in client.private_state().items() if n != "state"}
         large = {n: k for n, k in kept.items() if k > 0.2 * flat.flat.num_model and n not in start}
         large = {n: k for n, k in large.items() if not n.startswith("optimizer")}
-        flat.seat(client.num_classes)
+        flat.set_num_classes(client.num_classes)
         parts = {"model": flat.whole, "shared": flat.shared, "private": flat.private}
         assert large.keys() <= declared.keys() <= kept.keys()
         for kept_name, part in declared.items():

@@ -91,7 +91,7 @@ def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
     check_environment()  # Lightning would read these variables in its import
     words = checked(words_of_first_start(words) if command == "fit" else words, is_kept=command in WITH_TRAINER)
-    set_loader("yaml", lambda text: _load_yaml(with_quotes(text)), exceptions=(yaml.YAMLError,))
+    set_loader("yaml", lambda yaml_text: _load_yaml(with_quotes(yaml_text)), exceptions=(yaml.YAMLError,))
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
@@ -138,8 +138,8 @@ def _run_with_trainer(command: str, words: list[str], helps: bool) -> None:
         from fedsim.cli.fit import run
 
     set_up_messages(scores=command in SCORING)
-    for line in kept_arguments(settings):
-        logging.getLogger("fedsim").warning(line)
+    for warning in kept_arguments(settings):
+        logging.getLogger("fedsim").warning(warning)
     run(command, words)
 
 

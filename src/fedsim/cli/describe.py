@@ -114,18 +114,18 @@ def group_table(model: FlatModel) -> str:
 
 def _data_table(identity: Mapping[str, Any]) -> str:
     """Return people, cameras and images of each data set, and its digest; of very many, only sums of images."""
-    line = f"Digest of all: {identity['digest']}" + ", of DRAWN STAND-INS" * ("dry_run" in identity)
+    digest_line = f"Digest of all: {identity['digest']}" + ", of DRAWN STAND-INS" * ("dry_run" in identity)
     if generated := identity.get("generated"):
-        line += f", with {generated['images']:,} generated images"
+        digest_line += f", with {generated['images']:,} generated images"
     if "sets" not in identity:
         sums = ", ".join(f"{count:,} {role}" for role, count in identity["images"].items())
-        return f"{identity['num_sets']:,} data sets; images: {sums}\n{line}"
+        return f"{identity['num_sets']:,} data sets; images: {sums}\n{digest_line}"
     rows = []
     for name, counts in identity["sets"].items():
         pool = f"first of {counts['splits']} splits of {_people_and_images(counts['pool'])}" if "pool" in counts else ""
         rows.append([name, *(_people_and_images(counts[role]) for role in ROLES), counts["digest"], pool])
     table = tabulate(rows, ["data set", *ROLES, "digest", ""], disable_numparse=True)
-    return f"{table}\n{line}; numbers are people / cameras / images"
+    return f"{table}\n{digest_line}; numbers are people / cameras / images"
 
 
 def _people_and_images(counts: Mapping[str, int | None] | None) -> str:
@@ -142,8 +142,8 @@ def _client_table(model: Federation, placement: Placement) -> str:
         counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
         counts += [len(c.generated or ())] if has_generated else []
         rows.append([c.name, group_of[c.name], model.parts.archs[c.name], *counts])
-    place = "rank" if placement.per_machine == 1 else "machine"
-    headers = ["client", place, "architecture", "images", "identities", "cameras", "val queries"]
+    owner = "rank" if placement.per_machine == 1 else "machine"
+    headers = ["client", owner, "architecture", "images", "identities", "cameras", "val queries"]
     headers += ["generated"] if has_generated else []
     return f"{tabulate(rows, headers, intfmt=',', disable_numparse=_NAMES)}\n\n{_test_table(federated)}"
 
@@ -206,7 +206,7 @@ def _cost_table(
     clients = model.parts.federated.clients
     per_client = {c.name: model.parts.models[model.parts.archs[c.name]].shared_bytes for c in clients}
     owned = [placement.shared_by(ranks) for ranks in placement.groups]
-    place = "rank" if placement.per_machine == 1 else "machine"
+    owner = "rank" if placement.per_machine == 1 else "machine"
     pixels = training_pixels(data)
     # ranks that share clients share the memory of their images, too
     is_held = data.cache == "host" or (data.cache == "device" and placement.per_machine > 1)
@@ -223,8 +223,8 @@ def _cost_table(
         *([f"{name} after {rounds} round{'s' * (rounds != 1)}", f"{value:.2f}"] for name, value in spent.items()),
         *_plan_rows(model.parts, placement),
         *devices,
-        *([[f"host memory: training images of the busiest {place}", _mib(images)]] if is_held else []),
-        [f"host memory: uploads waiting on the busiest {place}", _mib(waiting)],
+        *([[f"host memory: training images of the busiest {owner}", _mib(images)]] if is_held else []),
+        [f"host memory: uploads waiting on the busiest {owner}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
 
@@ -261,9 +261,9 @@ def _state_rows(memory: DeviceMemory, placement: Placement) -> list[list[str]]:
     """Return the private states that are not on the device, if there are any."""
     if memory.states_place == "device" or not memory.states:
         return []
-    place = "host memory" if memory.states_place == "host" else "disk"
+    storage = "host memory" if memory.states_place == "host" else "disk"
     busiest = "rank" if placement.per_machine == 1 else "machine"
-    return [[f"{place}: private states of the busiest {busiest}", _mib(memory.states)]]
+    return [[f"{storage}: private states of the busiest {busiest}", _mib(memory.states)]]
 
 
 def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
@@ -322,7 +322,7 @@ def _timing_table(model: Federation, placement: Placement, tables: Sequence[Time
     parts, rounds = model.parts, len(tables)
     run = replay(tables, parts.costs, parts.micro_batches, placement)
     size = sum(flat.shared_bytes for flat in parts.models.values())
-    synchronous = synchronous_rate(clock_of(model.listeners).conditions, rounds)
+    synchronous = synchronous_rate(clock_of(model.listeners).inputs, rounds)
     slow, fast = run.fewest, run.most
     rows = [
         [f"simulated seconds of {rounds} round{'s' * (rounds != 1)}", f"{run.seconds:,.1f}"],
@@ -362,8 +362,8 @@ class FederatedTrainer(Trainer):
     def describe(self, model: Federation, datamodule: FederatedDataModule) -> None:
         """Show the shared tensors, the clients' data and the cost of a run."""
         per_machine = max(self.world_size // self.num_nodes, 1)
-        text = describe_federation(
+        description = describe_federation(
             model, datamodule, self.world_size, num_rounds(self), per_machine,
             ranks_per_device=strategy_of(self).ranks_per_device, precision=str(self.precision),
         )  # fmt: skip
-        print_text(text)
+        print_text(description)

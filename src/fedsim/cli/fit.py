@@ -206,8 +206,8 @@ class FedSimCLI(LightningCLI):
         if config["save_maps"]:
             self.model.maps = self.run_dir / "maps"
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
-        if self.subcommand in ("fit", "describe") and (line := line_of_idle(self._resolved())):
-            log.info(line)
+        if self.subcommand in ("fit", "describe") and (remark := line_of_idle(self._resolved())):
+            log.info(remark)
         if self.subcommand == "fit":
             if self.scored.content is not None and rank_of_this_process() == 0:
                 self._start(config).check_free()  # before the checkpoint of another run is compared
@@ -318,8 +318,8 @@ class FedSimCLI(LightningCLI):
 
     def _resolved(self) -> dict[str, Any]:
         parser = self._parser(self.subcommand)
-        text = parser.dump(self.config[self.subcommand], skip_none=False, skip_validation=True)  # it was parsed: valid
-        return dict(yaml.load(text, SafeLoader))
+        dump = parser.dump(self.config[self.subcommand], skip_none=False, skip_validation=True)  # it was parsed: valid
+        return dict(yaml.load(dump, SafeLoader))
 
     # -- output after a command ----------------------------------------------------------------------------------------
 

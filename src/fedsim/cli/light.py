@@ -24,15 +24,15 @@ def run_light(args: list[str], commands: Mapping[str, str]) -> int:
     command, *words = args
     try:
         if command == "list":
-            text = run_list(words)
+            output = run_list(words)
         elif command == "completion":
-            text = completion(words, commands)
+            output = completion(words, commands)
         else:
-            text = short_help(command, commands[command])
+            output = short_help(command, commands[command])
     except FedSimError as error:
         print_error(str(error))
         return 2
-    print_text(text)
+    print_text(output)
     return 0
 
 
@@ -51,8 +51,8 @@ def completion(words: list[str], commands: Mapping[str, str]) -> str:
 
     parser = ArgumentParser(prog="fedsim", allow_abbrev=False)
     subparsers = parser.add_subparsers()
-    for command, text in commands.items():
-        subparser = subparsers.add_parser(command, help=text, add_help=command not in WITH_TRAINER)
+    for command, description in commands.items():
+        subparser = subparsers.add_parser(command, help=description, add_help=command not in WITH_TRAINER)
         if command == "list":
             subparser.add_argument("kind", choices=[*kinds(), "configs"])
         elif command == "completion":

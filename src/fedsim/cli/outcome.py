@@ -40,14 +40,14 @@ def end_fit(trainer: Trainer, run_dir: Path, begun: int, has_trained: bool = Tru
     if not is_new:
         raise NoResultError(f"{run_dir}: no round was trained; see trainer.max_epochs, max_steps and max_time")
     if trainer.current_epoch and not has_trained:
-        line = (
+        message = (
             f"{run_dir}: no client returned an update that counts in {trainer.current_epoch} rounds, so all scores are "
             "those of the initial model"
         )
         if drop == 1 and trainer.max_epochs == 1:  # configs/methods/random_guess.yaml, a baseline of paper 001
-            log.warning("%s", line)
+            log.warning("%s", message)
         else:
-            raise NoResultError(f"{line}; see model.availability, model.selection and model.on_bad_update")
+            raise NoResultError(f"{message}; see model.availability, model.selection and model.on_bad_update")
 
 
 def _say_run(trainer: Trainer, run_dir: Path) -> None:

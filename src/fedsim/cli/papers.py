@@ -38,13 +38,13 @@ def run_papers_command(args: list[str]) -> int:
         return 2
     keys = list_papers() if name is None else [name]
     try:
-        text = _part(name) if "/" in (name or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)
+        output = _part(name) if "/" in (name or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)
         if name in keys and "/" not in name:
-            text = "\n".join([text, *_printed(read_paper(name))])
+            output = "\n".join([output, *_printed(read_paper(name))])
     except FedSimError as error:
         print_error(str(error))
         return 2
-    print_text(text)
+    print_text(output)
     return 0
 
 
@@ -52,13 +52,15 @@ def _overview(key: str) -> Iterator[str]:
     """Yield a few lines on a paper, then a line for each row, sweep and printed table."""
     paper = read_paper(key, "fedsim papers")
     yield f"{key}: {paper.content['title']}"
-    yield from (f"  {text}" for text in (paper.content["source"], *(f"- {note}" for note in paper.content["notes"])))
+    yield from (
+        f"  {remark}" for remark in (paper.content["source"], *(f"- {note}" for note in paper.content["notes"]))
+    )
     lines = [("row", name, row["notes"]) for name, row in paper.rows.items()]
     lines += [("sweep", name, sweep["notes"]) for name, sweep in paper.sweeps.items()]
     lines += [("printed", name, table["title"]) for name, table in paper.content["tables"].items()]
-    for kind, name, text in lines:
-        start = f"  {kind:<7} {key}/{name}"
-        yield f"{start:<38}  {textwrap.shorten(text, _WIDTH - 40, placeholder=' ...')}"
+    for section, name, remark in lines:
+        start = f"  {section:<7} {key}/{name}"
+        yield f"{start:<38}  {textwrap.shorten(remark, _WIDTH - 40, placeholder=' ...')}"
 
 
 def _printed(paper: Paper) -> Iterator[str]:
@@ -85,7 +87,7 @@ def _printed(paper: Paper) -> Iterator[str]:
         yield from ("\ndata sets, as the paper has them:", *remarks)
     if contradictions := list(lines_of(paper)):
         yield "\nprinted tables that contradict each other:"
-        yield from (f"  {line}" for line in contradictions)
+        yield from (f"  {contradiction}" for contradiction in contradictions)
 
 
 def _part(name: str) -> str:
@@ -93,16 +95,16 @@ def _part(name: str) -> str:
     key, _, prefix = name.partition("/")
     paper = read_paper(key, "fedsim papers")
     parts = {
-        kind: {entry: content for entry, content in paper.content[kind].items() if entry.startswith(prefix)}
-        for kind in ("rows", "sweeps", "tables")
+        section: {entry: content for entry, content in paper.content[section].items() if entry.startswith(prefix)}
+        for section in ("rows", "sweeps", "tables")
     }
     if not any(parts.values()):
-        raise no_such_name("fedsim papers", name, [entry for kind in parts for entry in paper.content[kind]])
+        raise no_such_name("fedsim papers", name, [entry for section in parts for entry in paper.content[section]])
     of_rows = {row.partition("_")[0] for row in parts["rows"]}  # table5_batch_64 is of table5
     parts["tables"] = {
         entry: table | {name: table.get(name, paper.content[name]) for name in ("columns", "clients")}
         for entry, table in paper.content["tables"].items()
         if entry in {*parts["tables"], *of_rows}
     }
-    shown = {kind: entries for kind, entries in parts.items() if entries}
+    shown = {section: entries for section, entries in parts.items() if entries}
     return yaml.dump(shown, Dumper=_Dumper, sort_keys=False, width=_WIDTH, default_flow_style=None).rstrip()

@@ -90,8 +90,9 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     labels = file.labels
     if labels.num_valid == 0:
         raise DataError(f"{features}: no query has a match: {labels.why_no_match()}")
-    place = _working(device)
-    query, gallery, search = file.query.to(place), file.gallery.to(place), make_search(backend, place)
+    torch_device = _working(device)
+    query, gallery = file.query.to(torch_device), file.gallery.to(torch_device)
+    search = make_search(backend, torch_device)
 
     def blocks() -> Iterable[tuple[slice, Tensor]]:
         if not rerank:
@@ -163,14 +164,14 @@ def _as_table(ranking: Ranking, pairs: PairCounts | None) -> str:
     """Return percentages, and the number of queries that count; then of pairs."""
     row = [f"{100 * value:.2f}" for value in ranking.metrics.values()]
     table = tabulate([row], headers=METRICS, disable_numparse=True)
-    text = f"{table}\n\nin percent; {ranking.num_valid:,} of {ranking.num_queries:,} queries have a match that counts"
+    output = f"{table}\n\nin percent; {ranking.num_valid:,} of {ranking.num_queries:,} queries have a match that counts"
     if pairs is None:
-        return text
+        return output
     rates = _verification_scores(pairs)
     row = ["-" if math.isnan(rate) else f"{100 * rate:.2f}" for rate in rates.values()]
     table = tabulate([row], headers=[*rates], disable_numparse=True)
     counts = f"{pairs.num_positives:,} pairs of one identity, {pairs.num_negatives:,} of two"
-    return f"{text}\n\n{table}\n\nin percent, over all queries together; {counts}"
+    return f"{output}\n\n{table}\n\nin percent, over all queries together; {counts}"
 
 
 def _as_json(ranking: Ranking, pairs: PairCounts | None) -> str:
@@ -200,6 +201,6 @@ def run(args: list[str]) -> str:
         "json": "print JSON instead of a table",
     }
     parser.add_function_arguments(rank_file, skip={"features", *flags})
-    for flag, text in flags.items():
-        parser.add_argument(f"--{flag}", action="store_true", help=text)
+    for flag, description in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=description)
     return rank_file(**parsed(parser, args).as_dict())

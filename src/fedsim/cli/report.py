@@ -35,8 +35,8 @@ def run(args: list[str]) -> str:
     parser.add_argument("--queries", type=str | list[str] | None, default=None, help=_QUERIES)
     parser.add_argument("--confusion", action="store_true", help=_CONFUSION)
     parser.add_argument("--best", action="store_true", help="short for --rule best")
-    for name, text in _FLAGS.items():
-        parser.add_argument(f"--{name}", action="store_true", help=text)
+    for name, description in _FLAGS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=description)
     config = parsed(parser, args).as_dict()
     if config.pop("best"):
         if config["rule"] not in (None, "best"):

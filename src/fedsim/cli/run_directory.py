@@ -100,8 +100,8 @@ def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
     names = (path.name, path.parent.name)  # the path may be that of one of its versions
     # the name of the best one without folders: the run directory may have been moved
     by = [s["monitor"] for s in states if s.get("monitor") and Path(s.get("best_model_path") or "none").name in names]
-    kind = f", best by {by[0]}" if by else ", last" if "last.ckpt" in names else ""
-    return f"checkpoint {path}: round {progress_of(checkpoint)['started']}{kind}"
+    suffix = f", best by {by[0]}" if by else ", last" if "last.ckpt" in names else ""
+    return f"checkpoint {path}: round {progress_of(checkpoint)['started']}{suffix}"
 
 
 def with_own_config(command: str, args: Sequence[str]) -> list[str]:
@@ -172,5 +172,5 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation, condit
 
 def _path_option(args: Sequence[str], name: str) -> str | None:
     """Return the last value of an option on a command line, a path; None if it is not given, or null."""
-    text = dict(options_in(args)).get(name, "null")
-    return None if text in ("null", "none") else expanded(text, name)
+    value_text = dict(options_in(args)).get(name, "null")
+    return None if value_text in ("null", "none") else expanded(value_text, name)

@@ -78,10 +78,10 @@ def arguments_of(made: KeepsArguments) -> dict[str, Any]:
     bound.apply_defaults()
     arguments: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
+        parameter_kind = signature.parameters[name].kind
+        if parameter_kind is inspect.Parameter.VAR_KEYWORD:
             arguments |= value
-        elif kind is not inspect.Parameter.VAR_POSITIONAL:
+        elif parameter_kind is not inspect.Parameter.VAR_POSITIONAL:
             arguments[name] = value
     return arguments
 
@@ -108,5 +108,5 @@ def _text(settings: Callable[..., Any]) -> str:
     except OSError:  # typed into a shell
         return ""
     assert isinstance(node, ast.ClassDef)
-    lines = [f"    {name}: {text}" for name, text in texts_of_fields(node).items()]
+    lines = [f"    {name}: {description}" for name, description in texts_of_fields(node).items()]
     return "\n".join([f"Take the fields of {node.name}.", "", "Args:", *lines])

@@ -63,7 +63,7 @@ def _refuse(section: str, fields: Mapping[str, Number], passes: Callable[[float]
             raise ConfigError(f"{section}.{name}: {value} {problem}")
 
 
-def known(field: str, names: Iterable[str], among: Collection[str], kind: str = "client") -> None:
+def known(field: str, names: Iterable[str], among: Collection[str], noun: str = "client") -> None:
     """Refuse unknown ``names`` in a field: raise ConfigError, which lists the names to choose from.
 
     >>> known("model.clients", ["town9"], ["town0", "town1"])
@@ -72,7 +72,7 @@ def known(field: str, names: Iterable[str], among: Collection[str], kind: str = 
     """
     for name in names:
         if name not in among:
-            raise ConfigError(f"{field}: there is no {kind} {name}; choose from {', '.join(among)}")
+            raise ConfigError(f"{field}: there is no {noun} {name}; choose from {', '.join(among)}")
 
 
 @dataclass(frozen=True)

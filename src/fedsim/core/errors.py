@@ -79,5 +79,5 @@ class StopSignal(BaseException):
 
 def first_line(error: BaseException) -> str:
     """Return the first line of a message, which may be a page."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0][:300]

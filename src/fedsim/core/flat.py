@@ -79,14 +79,14 @@ class FlatParameters:
         self.module = module
         tensors: dict[str, tuple[str, Tensor]] = {n: ("parameter", t) for n, t in module.named_parameters()}
         tensors |= {n: ("buffer", t) for n, t in module.named_buffers() if t.is_floating_point()}
-        tensors = {name: (kind, tensor) for name, (kind, tensor) in tensors.items() if not left_out(name)}
+        tensors = {name: (tensor_kind, tensor) for name, (tensor_kind, tensor) in tensors.items() if not left_out(name)}
         for name, (_, tensor) in tensors.items():
             if tensor.dtype is not torch.float32:
                 raise TypeError(f"{name} is {tensor.dtype}: models keep float32 weights (use bf16-mixed for speed)")
         entries: list[Entry] = []
         for name in sorted(tensors, key=lambda name: (not is_shared(name), tensors[name][0] == "buffer")):
-            kind, tensor = tensors[name]
-            entries.append(Entry(name, kind, is_shared(name), tensor.shape, entries[-1].end if entries else 0))
+            tensor_kind, tensor = tensors[name]
+            entries.append(Entry(name, tensor_kind, is_shared(name), tensor.shape, entries[-1].end if entries else 0))
         self.entries = tuple(entries)
         self.num_model = max((entry.end for entry in entries), default=0)
         self.num_shared = max((entry.end for entry in self.shared_entries), default=0)

@@ -46,8 +46,8 @@ def problem_of_name(name: object) -> str | None:
     '2021 is a number, not a name'
     """
     if not isinstance(name, str):
-        kind = "true or false" if isinstance(name, bool) else "a number" if isinstance(name, int | float) else "no text"
-        return f"{'null' if name is None else name} is {kind}, not a name"
+        noun = "true or false" if isinstance(name, bool) else "a number" if isinstance(name, int | float) else "no text"
+        return f"{'null' if name is None else name} is {noun}, not a name"
     if not name.strip():
         return "the name is empty" if not name else f"the name {name!r} is blank"
     if name in (".", ".."):

@@ -63,7 +63,7 @@ def failure_in(message: str) -> Unseen | None:
     'start it (systemctl start nvidia-fabricmanager)'
     """
     numbers = {"driver on your system is too old": _TOO_OLD, "Found no NVIDIA driver": 100, "no CUDA-capable": 100}
-    code = next((number for text, number in numbers.items() if text in message), 0)
+    code = next((number for phrase, number in numbers.items() if phrase in message), 0)
     if match := re.search(r"[Ee]rror (\d+)", message):
         code = int(match[1])
     return _failure(code) if code in _FAILURES else None

@@ -71,7 +71,7 @@ def remove_owned_folders() -> None:
 def remove_abandoned_folders(places: Iterable[Path]) -> int:
     """Remove the folders in ``places`` whose owners have ended, and return their number. Other users' ones stay."""
     removed = 0
-    for path in {path for place in places for path in place.glob(_PATTERN)}:
+    for path in {path for parent in places for path in parent.glob(_PATTERN)}:
         with suppress(OSError):  # another user's, or one that its owner removes now
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

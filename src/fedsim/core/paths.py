@@ -27,14 +27,14 @@ def expanded(value: object, setting: str) -> str:
     >>> expanded("runs/a", "run_dir")
     'runs/a'
     """
-    if not isinstance(value, str | os.PathLike) or "\0" in (text := os.fsdecode(value)):
+    if not isinstance(value, str | os.PathLike) or "\0" in (raw_path := os.fsdecode(value)):
         raise ConfigError(f"{setting}: {one_line(repr(value), 80)} is no path; name a file or folder")
-    for names in re.findall(r"\$(?:(\w+)|\{([^}]*)\})", text):
+    for names in re.findall(r"\$(?:(\w+)|\{([^}]*)\})", raw_path):
         if (name := "".join(names)) not in os.environ:
             raise ConfigError(
-                f"{setting}: {text} names the variable {name}, which is not set; set it, or write the path"
+                f"{setting}: {raw_path} names the variable {name}, which is not set; set it, or write the path"
             )
-    path = os.path.expanduser(os.path.expandvars(text))
+    path = os.path.expanduser(os.path.expandvars(raw_path))
     if not path.strip():
         raise ConfigError(f"{setting}: is empty; {_REMEDY}")
     if path.startswith("~") and not os.path.lexists(path):
@@ -79,12 +79,12 @@ class PathKind:
             return [self.check(part, name, remedy) for part in value]
         if self.is_read_later:
             return value
-        text = expanded(value, name)
+        path = expanded(value, name)
         if self.holds == RUN.holds:
-            bring_back_at(Path(text))
-        if problem := self._problem_written(Path(text)) if self.is_written else self._problem_read(Path(text)):
-            raise DataError(f"{name}: {os.path.abspath(text)} {problem}; {remedy}")
-        return text
+            bring_back_at(Path(path))
+        if problem := self._problem_written(Path(path)) if self.is_written else self._problem_read(Path(path)):
+            raise DataError(f"{name}: {os.path.abspath(path)} {problem}; {remedy}")
+        return path
 
     def _problem_read(self, path: Path) -> str:
         """Return why a path cannot be read; empty if it can."""

@@ -87,8 +87,8 @@ def put_back(folder: Path) -> None:
         for path in files_of_run(folder) if stands_alone(folder / _ASIDE) else ():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (folder / _ASIDE).rename(folder / _MOVING)
-    for place in sorted((folder / _MOVING).glob("*")):
-        within = sorted(place.iterdir()) if place.name == CHECKPOINTS else [place]
+    for entry in sorted((folder / _MOVING).glob("*")):
+        within = sorted(entry.iterdir()) if entry.name == CHECKPOINTS else [entry]
         for path in within:
             _move(path, folder / path.relative_to(folder / _MOVING))
     shutil.rmtree(folder / _MOVING, ignore_errors=True)
@@ -137,8 +137,8 @@ def _settle(folder: Path) -> None:
         log.warning("%s: a fit that was to replace this run ended before its first checkpoint; the run is back", folder)
 
 
-def _move(path: Path, place: Path) -> None:
-    make_folder(place.parent, "run_dir")
-    if place.is_dir() and not place.is_symlink():  # of the new run
-        shutil.rmtree(place)
-    path.rename(place)
+def _move(path: Path, target: Path) -> None:
+    make_folder(target.parent, "run_dir")
+    if target.is_dir() and not target.is_symlink():  # of the new run
+        shutil.rmtree(target)
+    path.rename(target)

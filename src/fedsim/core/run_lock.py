@@ -65,7 +65,7 @@ class RunLock:
             make_folder(self.folder, "run_dir")
             with _guarded(self.path) as file:
                 owner = _read(file)
-                if owner is not None and (refusal := _refusal(self.path, owner)):
+                if owner is not None and (refusal := _reason_in_use(self.path, owner)):
                     raise ConfigError(f"run_dir: {self.folder} is in use: {refusal}")
                 self._write(file, _this_process())
         except OSError as error:
@@ -80,7 +80,7 @@ class RunLock:
         """Raise ConfigError, as :meth:`acquire`, if another process may be writing into the folder; write nothing."""
         with suppress(OSError):  # there is none, or acquire() will say why it cannot be read
             owner = _parsed(self.path.read_bytes())
-            if owner is not None and (refusal := _refusal(self.path, owner)):
+            if owner is not None and (refusal := _reason_in_use(self.path, owner)):
                 raise ConfigError(f"run_dir: {self.folder} is in use: {refusal}")
 
     def check(self) -> None:
@@ -94,9 +94,9 @@ class RunLock:
         try:
             owner = _parsed(self.path.read_bytes())
         except OSError as error:
-            place = self.path if self.folder.is_dir() else self.folder
+            removed = self.path if self.folder.is_dir() else self.folder
             raise DataError(
-                f"{place}: was removed while the run wrote into its folder ({error.strerror}); leave a run directory "
+                f"{removed}: was removed while the run wrote into its folder ({error.strerror}); leave a run directory "
                 "as it is until the run ends"
             ) from error
         if owner != self._owner:
@@ -176,12 +176,12 @@ def _read(file: int) -> dict[str, Any] | None:
     return _parsed(os.pread(file, 10_000, 0))
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
+def _parsed(content: bytes) -> dict[str, Any] | None:
     try:
-        owner = json.loads(text)
+        owner = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    is_owner = isinstance(owner, dict) and all(isinstance(owner.get(key), kind) for key, kind in _FIELDS.items())
+    is_owner = isinstance(owner, dict) and all(isinstance(owner.get(key), cls) for key, cls in _FIELDS.items())
     return owner if is_owner else None
 
 
@@ -229,7 +229,7 @@ def _start_of(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]  # a zombie writes nothing
 
 
-def _refusal(path: Path, owner: Mapping[str, Any]) -> str:
+def _reason_in_use(path: Path, owner: Mapping[str, Any]) -> str:
     """Return the reason why the folder cannot be taken from an owner; empty if the owner has ended."""
     if owner["machine"] == name_of_machine():
         if owner["process"] != _start_of(owner["pid"]):

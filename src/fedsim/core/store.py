@@ -149,13 +149,13 @@ class FileStore(ClientStore):
 
     def _write_table(self, client: str, head: tuple[int, int, int], table: Mapping[str, _Saved]) -> None:
         entries = [(name, *saved[:2], str(saved.dtype)[6:], list(saved.shape)) for name, saved in table.items()]
-        text = json.dumps(entries).encode() if entries else b""
+        encoded = json.dumps(entries).encode() if entries else b""
         offset, _, room = head
-        if len(text) > room:
-            room = 2 * len(text)
+        if len(encoded) > room:
+            room = 2 * len(encoded)
             offset = self._allocate(room)
-        os.pwrite(self._file, text, offset)
-        os.pwrite(self._file, self._HEAD.pack(offset, len(text), room), self._heads[client])
+        os.pwrite(self._file, encoded, offset)
+        os.pwrite(self._file, self._HEAD.pack(offset, len(encoded), room), self._heads[client])
 
     def _read(self, saved: _Saved) -> Tensor:
         tensor = torch.empty(saved.shape, dtype=saved.dtype)
@@ -217,14 +217,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.flatten().view(torch.uint8).numpy().data
 
 
-def make_store(place: StorePlace, device: torch.device, clients: Sequence[str]) -> ClientStore:
+def make_store(store_place: StorePlace, device: torch.device, clients: Sequence[str]) -> ClientStore:
     """Return an empty store of this process, for ``clients``.
 
     ``device`` memory, where the models are, is the fastest; ``host`` is main memory; ``disk`` is a file in TMPDIR that
     vanishes with the process, for more clients than memory holds.
     """
-    if place == "disk":
+    if store_place == "disk":
         with tempfile.TemporaryDirectory(prefix="fedsim-") as folder:
             return FileStore(Path(folder) / "states", clients)
-    on_device = place == "device"
+    on_device = store_place == "device"
     return MemoryStore(device if on_device else torch.device("cpu"), not on_device and device.type == "cuda")

@@ -79,7 +79,7 @@ def let_go() -> None:
     _held = None
 
 
-def _locked(version: Path, kind: int) -> int | None:
+def _locked(version: Path, operation: int) -> int | None:
     """Return an open file of a version with a lock; None if others hold it, or it has been removed.
 
     A file system without locks gives it unlocked.
@@ -89,7 +89,7 @@ def _locked(version: Path, kind: int) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
         return None
@@ -105,11 +105,11 @@ def current_version(folder: Path) -> Path | None:
     """Return the newest complete version in ``folder``, or None if there is none; see :func:`holding`."""
     if _held is None:
         return _newest(folder)
-    place = Path(os.path.realpath(folder))  # a link that leads to itself is no error
-    while place not in _held and (version := _newest(folder)) is not None:
+    real_folder = Path(os.path.realpath(folder))  # a link that leads to itself is no error
+    while real_folder not in _held and (version := _newest(folder)) is not None:
         if (file := _locked(version, fcntl.LOCK_SH)) is not None:
-            _held[place] = version, file
-    return _held[place][0] if place in _held else None
+            _held[real_folder] = version, file
+    return _held[real_folder][0] if real_folder in _held else None
 
 
 def _newest(folder: Path) -> Path | None:

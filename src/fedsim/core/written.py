@@ -16,21 +16,21 @@ from torch import nn
 from fedsim.core.arguments import KeepsArguments, arguments_of, members_of
 
 
-class UnwritableError(Exception):
+class NotInConfigError(Exception):
     """A value has no form in a config; the message names its place."""
 
 
-def written(value: Any, declared: Any = None, place: str = "") -> Any:
+def written(value: Any, declared: Any = None, option: str = "") -> Any:
     """Return a value as a config has it: plain values, and objects by ``class_path`` and ``init_args``.
 
     Args:
         value: a setting: plain values, a dataclass, an object that keeps its arguments, a class of modules or a
             partial of one, a function that makes an optimizer.
         declared: the annotation of the setting: a section of one dataclass has its fields alone.
-        place: the setting's name, for messages.
+        option: the setting's name, for messages.
 
     Raises:
-        UnwritableError: naming the place of the first value that has no such form.
+        NotInConfigError: naming the place of the first value that has no such form.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -38,38 +38,38 @@ def written(value: Any, declared: Any = None, place: str = "") -> Any:
         return str(value)
     if isinstance(value, list | tuple):
         inner = [type_ for part in members_of(declared) for type_ in get_args(part)]
-        return [written(item, inner[0] if inner else None, f"{place}.{i}") for i, item in enumerate(value, start=1)]
+        return [written(item, inner[0] if inner else None, f"{option}.{i}") for i, item in enumerate(value, start=1)]
     if isinstance(value, Mapping):
         inner = [type_ for part in members_of(declared) for type_ in get_args(part)][1:]
         return {
-            str(name): written(item, inner[0] if inner else None, f"{place}.{name}") for name, item in value.items()
+            str(name): written(item, inner[0] if inner else None, f"{option}.{name}") for name, item in value.items()
         }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = written_fields(value, place)
-        return fields if type(value) in members_of(declared) else _of_class(type(value), fields, place)
+        fields = written_fields(value, option)
+        return fields if type(value) in members_of(declared) else _of_class(type(value), fields, option)
     if isinstance(value, KeepsArguments):
-        return _of_class(type(value), written_arguments(value, place), place)
-    kind, arguments = (value.func, value.keywords) if isinstance(value, partial) and not value.args else (value, {})
-    if isinstance(kind, type) and issubclass(kind, nn.Module):  # a module that is built for each client
-        return _of_class(kind, written(arguments, None, place), place)
+        return _of_class(type(value), written_arguments(value, option), option)
+    factory, arguments = (value.func, value.keywords) if isinstance(value, partial) and not value.args else (value, {})
+    if isinstance(factory, type) and issubclass(factory, nn.Module):  # a module that is built for each client
+        return _of_class(factory, written(arguments, None, option), option)
     if callable(value) and not isinstance(value, nn.Module):
-        return _optimizer(value, place)
+        return _optimizer(value, option)
     if type(value).__init__ is object.__init__:
-        return _of_class(type(value), {}, place)
-    raise UnwritableError(f"{place}: the arguments of {type(value).__name__} are not known")
+        return _of_class(type(value), {}, option)
+    raise NotInConfigError(f"{option}: the arguments of {type(value).__name__} are not known")
 
 
-def written_fields(value: Any, place: str) -> dict[str, Any]:
-    """Return the fields of a dataclass as those of a section; raise UnwritableError as :func:`written`."""
+def written_fields(value: Any, option: str) -> dict[str, Any]:
+    """Return the fields of a dataclass as those of a section; raise NotInConfigError as :func:`written`."""
     hints = _hints(type(value))
     names = [field.name for field in dataclasses.fields(value) if field.init]
-    return {name: written(getattr(value, name), hints.get(name), f"{place}.{name}") for name in names}
+    return {name: written(getattr(value, name), hints.get(name), f"{option}.{name}") for name in names}
 
 
-def written_arguments(value: KeepsArguments, place: str) -> dict[str, Any]:
-    """Return the arguments of an object as the fields of a section; raise UnwritableError as :func:`written`."""
+def written_arguments(value: KeepsArguments, option: str) -> dict[str, Any]:
+    """Return the arguments of an object as the fields of a section; raise NotInConfigError as :func:`written`."""
     hints = _hints(type(value).__init__)
-    return {name: written(arg, hints.get(name), f"{place}.{name}") for name, arg in arguments_of(value).items()}
+    return {name: written(arg, hints.get(name), f"{option}.{name}") for name, arg in arguments_of(value).items()}
 
 
 def _hints(described: Any) -> dict[str, Any]:
@@ -80,16 +80,16 @@ def _hints(described: Any) -> dict[str, Any]:
         return {}
 
 
-def _of_class(kind: type, arguments: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _of_class(cls: type, arguments: Mapping[str, Any], option: str) -> dict[str, Any]:
     """Return a class with arguments; that of a script, or of a function, cannot be found by its path."""
-    is_found = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
-    if kind.__module__ == "__main__" or not is_found:
-        raise UnwritableError(f"{place}: {kind.__qualname__} is a class of the script")
-    path = f"{kind.__module__}.{kind.__qualname__}"
+    is_found = getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls
+    if cls.__module__ == "__main__" or not is_found:
+        raise NotInConfigError(f"{option}: {cls.__qualname__} is a class of the script")
+    path = f"{cls.__module__}.{cls.__qualname__}"
     return {"class_path": path, "init_args": dict(arguments)} if arguments else {"class_path": path}
 
 
-def _optimizer(make: Callable[..., Any], place: str) -> dict[str, Any]:
+def _optimizer(make: Callable[..., Any], option: str) -> dict[str, Any]:
     """Return an optimizer's class and the settings that it has, as the function makes it of any parameters."""
     try:
         made = make([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2))])
@@ -98,7 +98,7 @@ def _optimizer(make: Callable[..., Any], place: str) -> dict[str, Any]:
         arguments = {name: made.defaults[name] for name in names}
         is_whole = type(made)([nn.Parameter(torch.zeros(1))], **arguments).defaults == made.defaults
     except Exception as error:  # a function of the user's
-        raise UnwritableError(f"{place}: is no function that makes an optimizer of a list") from error
+        raise NotInConfigError(f"{option}: is no function that makes an optimizer of a list") from error
     if not is_whole or any(group[name] != value for name, value in made.defaults.items()):
-        raise UnwritableError(f"{place}: makes an optimizer that is not decided by its arguments")
-    return _of_class(type(made), written(arguments, None, place), place)
+        raise NotInConfigError(f"{option}: makes an optimizer that is not decided by its arguments")
+    return _of_class(type(made), written(arguments, None, option), option)

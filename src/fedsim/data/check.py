@@ -156,7 +156,7 @@ def table_of(findings: Sequence[Finding]) -> str:
 def find_data(root: Path) -> list[Finding]:
     """Return a finding for each of the papers' data sets below ``root``."""
     labeled = _look(datasets.CUHK03NP(str(root), variant="labeled"))
-    return [*(_look(kind(str(root))) for kind in _CLASSES), labeled._replace(name="cuhk03np, labeled")]
+    return [*(_look(cls(str(root))) for cls in _CLASSES), labeled._replace(name="cuhk03np, labeled")]
 
 
 def find_market_folders(root: Path, recognised: Collection[str]) -> list[Finding]:
@@ -202,7 +202,7 @@ def _unreadable(paths: Sequence[Path]) -> str:
 
 
 def _not_read(items: Sequence[LeftOut]) -> str:
-    return f"not read: {text}" if (text := summary(items)) else ""
+    return f"not read: {unread}" if (unread := summary(items)) else ""
 
 
 def _look(data_set: DataSet) -> Finding:

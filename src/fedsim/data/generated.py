@@ -130,25 +130,25 @@ def add_generated(federated: FederatedData, settings: Generated) -> FederatedDat
 def _read(folder: Path, client: ClientData, settings: Generated) -> GeneratedImages:
     label_of = dict(zip(client.train.pids.tolist(), client.labels.tolist(), strict=True))
     soft_labels: dict[str, dict[int, float]] = {}
-    for place, row in _rows(folder / _LABELS):
+    for location, row in _rows(folder / _LABELS):
         name, weight = row["file"], _number(row["weight"])
         digits = row["pid"]
         pid = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS else None
         if not (name and Path(name).name == name and (folder / name).is_file()):
-            raise DataError(f"{place}: there is no image {name!r} in {folder}; remove the line")
+            raise DataError(f"{location}: there is no image {name!r} in {folder}; remove the line")
         if not 0 < weight <= 1:
-            raise DataError(f"{place}: the weight {row['weight']!r} of {name} is not a number in (0, 1]")
+            raise DataError(f"{location}: the weight {row['weight']!r} of {name} is not a number in (0, 1]")
         if pid not in label_of:
             raise DataError(
-                f"{place}: client {client.name} does not train on identity {row['pid']!r} of {name}; "
+                f"{location}: client {client.name} does not train on identity {row['pid']!r} of {name}; "
                 "remove the line, or check whether data.val or data.max_identities leaves that identity out"
             )
         label, soft = label_of[pid], soft_labels.setdefault(name, {})
         if label in soft:
-            raise DataError(f"{place}: {name} is listed twice with identity {pid}; remove a line")
+            raise DataError(f"{location}: {name} is listed twice with identity {pid}; remove a line")
         soft[label] = weight
         if (mass := sum(soft.values())) > _MOST:
-            raise DataError(f"{place}: the weights of {name} sum to {mass:.6g}; the sum must be at most 1")
+            raise DataError(f"{location}: the weights of {name} sum to {mass:.6g}; the sum must be at most 1")
     if not soft_labels:
         raise DataError(f"{folder / _LABELS}: lists no images; remove the folder")
     names = sorted(soft_labels, key=lambda name: (next(iter(soft_labels[name])), name))
@@ -179,9 +179,9 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         raise DataError(f"{path}: {problem}") from error
 
 
-def _number(text: str) -> float:
+def _number(cell: str) -> float:
     try:
-        return float(text)
+        return float(cell)
     except ValueError:
         return math.nan
 
@@ -233,9 +233,9 @@ class Mixture:
         """
         chosen = [self.choose(batch_labels, generator) for batch_labels in labels]
         places = [torch.nonzero(rows >= 0).flatten() for rows in chosen]
-        numbers = [rows[place] for rows, place in zip(chosen, places, strict=True)]
+        numbers = [rows[positions] for rows, positions in zip(chosen, places, strict=True)]
         batches = zip(real, self.pixels.batches(numbers), labels, chosen, places, strict=True)
-        for images, new, batch_labels, rows, place in batches:
+        for images, new, batch_labels, rows, positions in batches:
             # a copy: images may be part of a mapped file
-            mixed = images.index_copy(0, place.to(images.device, non_blocking=True), new)
+            mixed = images.index_copy(0, positions.to(images.device, non_blocking=True), new)
             yield mixed, self.targets(batch_labels, rows, images.device)

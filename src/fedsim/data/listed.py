@@ -27,8 +27,8 @@ def listed(source: ReIDSource) -> list[Domain]:
         if unread:
             log.log(level, "%s: files that are not read: %s", name, summary(unread))
     for domain in domains:
-        if line := line_of_copies(copies_in(domain)):
-            log.warning("%s: %s", domain.name, line)
+        if warning := line_of_copies(copies_in(domain)):
+            log.warning("%s: %s", domain.name, warning)
     return domains
 
 

@@ -106,10 +106,10 @@ def hash_rows(rows: Sequence[ManifestRow]) -> str:
 
 def _as_csv(rows: Sequence[ManifestRow], shown: Sequence[Path]) -> bytes:
     """Return the content of the file, with the paths ``shown``."""
-    text = io.StringIO()
+    csv_file = io.StringIO()
     lines = ([path.as_posix(), *row[1:]] for path, row in zip(shown, rows, strict=True))
-    csv.writer(text, lineterminator="\n").writerows([ManifestRow._fields, *lines])
-    return text.getvalue().encode(errors="surrogateescape")  # names of files are bytes
+    csv.writer(csv_file, lineterminator="\n").writerows([ManifestRow._fields, *lines])
+    return csv_file.getvalue().encode(errors="surrogateescape")  # names of files are bytes
 
 
 def _rows(split: Split, data_sets: Sequence[str], client: str, part: str) -> Iterator[ManifestRow]:
@@ -171,8 +171,8 @@ def _check_once(clients: Mapping[str, _Parts], tests: Mapping[str, _Parts]) -> N
                 if (number := first.setdefault(path, line.number)) != line.number:
                     raise line.wrong(f"{path.name} is in this {part} twice, first in line {number}; remove one of them")
                 if not client and path in trained:
-                    place = f"in train of {trained[path].row.client}, line {trained[path].number}"
-                    raise line.wrong(f"{path.name} is tested on ({part}), and {place}; remove one of them")
+                    first_use = f"in train of {trained[path].row.client}, line {trained[path].number}"
+                    raise line.wrong(f"{path.name} is tested on ({part}), and {first_use}; remove one of them")
 
 
 def domains_of(federated: FederatedData) -> list[Domain]:
@@ -195,7 +195,7 @@ def _all_images(client: ClientData) -> Split:
     """Return a client's images, each once, before the division into training and validation."""
     held_out = [] if client.val is None else [client.val.query, client.val.gallery]
     everything = Split.concatenate([client.train, *held_out])
-    places = {path: place for place, path in enumerate(map(str, everything.images.locations()))}
+    places = {path: position for position, path in enumerate(map(str, everything.images.locations()))}
     return everything.take(np.array(sorted(places.values()), dtype=np.int64)) if held_out else client.train
 
 
@@ -203,10 +203,10 @@ def _read_lines(path: Path) -> list[_Line]:
     try:
         if path.exists() and not path.is_file():  # all ranks read it, and a pipe would be waited for
             raise OSError("it is a folder, a pipe or a device, not a file")
-        text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+        csv_text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read this manifest ({error}); write one with fedsim data manifest") from error
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(csv_text, newline=""), strict=True)
     folder = Path(os.path.abspath(path.parent))
     lines: list[_Line] = []
     try:
@@ -309,11 +309,11 @@ def _in_pool(name: str, parts: _Parts, part: str) -> Index:
 def _positions(lines: Sequence[_Line], gallery: Sequence[_Line]) -> Index:
     """Return the positions of images in a gallery, by their paths; -1: absent."""
     place_of: dict[Path, int] = {}
-    for place, line in enumerate(gallery):
-        if place_of.setdefault(line.row.path, place) != place:
+    for position, line in enumerate(gallery):
+        if place_of.setdefault(line.row.path, position) != position:
             raise line.wrong(f"{line.row.path.name} is in this {line.row.part} twice")
     positions = np.array([place_of.get(line.row.path, -1) for line in lines], dtype=np.int64)
-    for line, place in zip(lines, positions, strict=True):
-        if place >= 0 and gallery[place].row[1:3] != line.row[1:3]:
-            raise line.wrong(f"pid or cam differ from line {gallery[place].number}, which is the same image")
+    for line, position in zip(lines, positions, strict=True):
+        if position >= 0 and gallery[position].row[1:3] != line.row[1:3]:
+            raise line.wrong(f"pid or cam differ from line {gallery[position].number}, which is the same image")
     return positions

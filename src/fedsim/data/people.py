@@ -180,14 +180,16 @@ def _top_colours(u: Floats, v: Floats, identity: Uniforms) -> Floats:
     """Return the upper garment's colour per pixel, [B, 3, h, W]: plain, striped, checked, two-tone or with a print."""
     first = _top(identity)[:, :, None, None]
     second = _colour(identity["top2_hue"], 0.8 * identity["top2_sat"], 0.1 + 0.85 * identity["top2_val"])
-    kind, pitch = _b(identity["pattern"]), _b(0.045 + 0.04 * identity["pattern_size"])
+    pattern, pitch = _b(identity["pattern"]), _b(0.045 + 0.04 * identity["pattern_size"])
     across = (v / pitch - np.floor(v / pitch)) < np.float32(0.5)
     along = (u / pitch - np.floor(u / pitch)) < np.float32(0.5)
     lower_half = v > np.float32(0.36)
     emblem = (np.abs(u) < pitch * np.float32(0.7)) & (np.abs(v - np.float32(0.3)) < pitch * np.float32(0.8))
-    is_second = ((kind > 0.4) & (kind <= 0.55) & across) | ((kind > 0.55) & (kind <= 0.66) & along)
-    is_second |= ((kind > 0.66) & (kind <= 0.77) & (across != along)) | ((kind > 0.77) & (kind <= 0.9) & lower_half)
-    is_second |= (kind > 0.9) & emblem
+    is_second = ((pattern > 0.4) & (pattern <= 0.55) & across) | ((pattern > 0.55) & (pattern <= 0.66) & along)
+    is_second |= ((pattern > 0.66) & (pattern <= 0.77) & (across != along)) | (
+        (pattern > 0.77) & (pattern <= 0.9) & lower_half
+    )
+    is_second |= (pattern > 0.9) & emblem
     return np.where(is_second[:, None], second[:, :, None, None], first)
 
 

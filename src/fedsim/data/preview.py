@@ -71,8 +71,8 @@ def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
 def _row(domain: Domain, size: Size, identities: int, images: int) -> Image.Image:
     """Draw a data set's caption, above strips of people side by side."""
     split = domain.train or domain.gallery
-    kind = "train" if domain.train else "unseen"
-    caption = f"{domain.name} ({kind}: {len(split.identities)} identities, {len(split)} images)"
+    role = "train" if domain.train else "unseen"
+    caption = f"{domain.name} ({role}: {len(split.identities)} identities, {len(split)} images)"
     people = split.identities[split.identities > 0][:identities]
     strips = [_beside(_pictures(split, int(pid), images, size), _GAP) for pid in people]
     pictures = _beside(strips, _BETWEEN)

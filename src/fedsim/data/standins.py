@@ -95,8 +95,8 @@ def _market(cameras: int, name: str, distractors: bool = False, variants: tuple[
             for pid, camera, shot in product(pids, range(cameras), shots):
                 file = name.format(pid=pid, cam=camera + 1, shot=shot)
                 yield _Picture(f"{variant}{part}/{file}", pid, camera, shot)
-        for pid, text in ((-1, "-1"), (0, "0000")) if distractors else ():
-            yield _Picture(f"bounding_box_test/{text}_c1s1_000001_00.jpg", 10_000 + pid, 0)
+        for pid, pid_text in ((-1, "-1"), (0, "0000")) if distractors else ():
+            yield _Picture(f"bounding_box_test/{pid_text}_c1s1_000001_00.jpg", 10_000 + pid, 0)
 
     return layout
 
@@ -232,8 +232,8 @@ def _grid(people: int) -> Iterator[_Picture]:
     """The gallery has four more people, the distractors."""
     for view, camera, distractors in (("probe", 5, 0), ("gallery", 6, 4)):
         for pid in range(1, people + 1 + distractors):
-            text = f"{pid:04d}" if pid <= people else "0000"
-            yield _Picture(f"{view}/{text}_{camera}_{25023 + pid}_116_134_128_330.jpeg", pid, camera)
+            pid_text = f"{pid:04d}" if pid <= people else "0000"
+            yield _Picture(f"{view}/{pid_text}_{camera}_{25023 + pid}_116_134_128_330.jpeg", pid, camera)
 
 
 def _write_partitions(folder: Path, pictures: list[_Picture]) -> None:

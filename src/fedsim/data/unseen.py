@@ -26,9 +26,9 @@ def check_unseen(domains: Sequence[Domain], unseen: Collection[str], training: C
         ConfigError: if a source is another version of a target, or one of its training images is an image of a target.
     """
     sources = [domain for domain in domains if domain.name in training]
-    place = _places()
+    location_of = _places()
     for target in (domain for domain in domains if domain.name in unseen):
-        files = {place(path) for split in target.parts for path in split.files}
+        files = {location_of(path) for split in target.parts for path in split.files}
         for source in sources:
             if any({target.name, source.name} <= versions for versions in _VERSIONS):
                 raise ConfigError(
@@ -36,7 +36,7 @@ def check_unseen(domains: Sequence[Domain], unseen: Collection[str], training: C
                     f"{source.name} out of data.source"
                 )
             trained = source.train.files if source.train is not None else ()
-            shared = (path for path in trained if place(path) in files)
+            shared = (path for path in trained if location_of(path) in files)
             if (image := next(shared, None)) is not None:
                 raise ConfigError(
                     f"data.unseen: {target.name} is among the sources: {source.name} trains on its image {image}; take "

@@ -75,17 +75,17 @@ def read_features(path: Path, camera_aware: bool = True, junk_pids: tuple[int, .
     return FeatureFile(torch.from_numpy(query), torch.from_numpy(gallery), labels)
 
 
-def _read_kind(path: Path, archive: ZipFile, kind: str, camera_aware: bool) -> tuple[NDArray[Any], Ints, Ints]:
+def _read_kind(path: Path, archive: ZipFile, role: str, camera_aware: bool) -> tuple[NDArray[Any], Ints, Ints]:
     """Return features, identities and cameras of queries or gallery."""
-    features = _array(path, archive, kind)
+    features = _array(path, archive, role)
     if features.ndim != 2 or 0 in features.shape or features.dtype.kind != "f":
         description = f"{features.dtype} {list(features.shape)}"
-        raise DataError(f"{path}: {kind} is {description}; it must be an array of floats [images, features]")
+        raise DataError(f"{path}: {role} is {description}; it must be an array of floats [images, features]")
     if not features.dtype.isnative or features.dtype.itemsize > 8:  # torch cannot take them as they are
         features = features.astype(np.float32)
-    pids, camids = _labels(path, archive, f"{kind}_pids", len(features)), np.zeros(len(features), dtype=np.int64)
-    if camera_aware or f"{kind}_camids.npy" in archive.namelist():
-        camids = _labels(path, archive, f"{kind}_camids", len(features))
+    pids, camids = _labels(path, archive, f"{role}_pids", len(features)), np.zeros(len(features), dtype=np.int64)
+    if camera_aware or f"{role}_camids.npy" in archive.namelist():
+        camids = _labels(path, archive, f"{role}_camids", len(features))
     return features, pids, camids
 
 

@@ -76,8 +76,8 @@ class _Retrieval(Metric):
         size = len(features)
         query = torch.as_tensor(is_query, device=features.device).bool()
         query = query.expand(size) if query.dim() == 0 else query
-        place = torch.full((size,), -1, device=features.device) if index is None else index
-        columns = {"pids": pids, "camids": camids, "is_query": query, "index": place}
+        position = torch.full((size,), -1, device=features.device) if index is None else index
+        columns = {"pids": pids, "camids": camids, "is_query": query, "index": position}
         for name, column in columns.items():
             if column.shape != (size,):
                 raise ValueError(f"{name}: {list(column.shape)} values for {size} images")
@@ -98,7 +98,7 @@ class _Retrieval(Metric):
         if len(self.features) == 0 or len(_join(self.labels)) == 0:
             raise ValueError("update() was never called: there is nothing to rank")
         features, labels = _join(self.features), _join(self.labels)
-        query, gallery = (_in_order(labels, kind) for kind in (1, 0))
+        query, gallery = (_in_order(labels, is_query) for is_query in (1, 0))
         for name, part in (("queries", query), ("gallery images", gallery)):
             if len(part) == 0:
                 raise ValueError(f"there are no {name}; is_query marks the queries")

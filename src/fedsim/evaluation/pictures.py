@@ -146,7 +146,7 @@ def _sheet(rows: Sequence[Sequence[_Cell]], titles: Sequence[str], heading: str)
     """Draw cells in rows below their titles; the first column stands apart."""
     font, small = _font(), ImageFont.load_default(_TEXT - 1)
     cells = [cell for row in rows for cell in row]
-    texts = [line for cell in cells for line in cell.caption.splitlines()]
+    texts = [cells_of_row for cell in cells for cells_of_row in cell.caption.splitlines()]
     widest = max(cell.picture.width for cell in cells) + 2 * _FRAME
     width = max(widest, *(math.ceil(small.getlength(text)) for text in texts)) + _GAP
     num_lines = max(len(cell.caption.splitlines()) for cell in cells)
@@ -159,7 +159,9 @@ def _sheet(rows: Sequence[Sequence[_Cell]], titles: Sequence[str], heading: str)
     for column, title in enumerate(titles):
         left = column * width + _APART * (column > 0)
         draw.text((left + width // 2, top - _TEXT - 6), title, fill="black", font=font, anchor="ma")
-        for row, cell in ((row, line[column]) for row, line in enumerate(rows) if column < len(line)):
+        for row, cell in (
+            (row, cells_of_row[column]) for row, cells_of_row in enumerate(rows) if column < len(cells_of_row)
+        ):
             _draw_cell(sheet, draw, cell, (left, top + row * height))
             below = top + row * height + cell.picture.height + 2 * _FRAME + 1
             for line_number, text in enumerate(cell.caption.splitlines()):
@@ -219,9 +221,9 @@ def draw_maps(backbone: nn.Module, images: Tensor, captions: Sequence[str] = ())
         raise ConfigError(f"save_maps: {type(backbone).__name__} returns features without a map; leave it out")
     factor = max(1, math.ceil(_SIZE[0] / images.shape[2]))
     size = (factor * images.shape[3], factor * images.shape[2])
-    width, text = size[0] + _GAP, (_TEXT + 6) * bool(captions)
+    width, caption_height = size[0] + _GAP, (_TEXT + 6) * bool(captions)
     scale = _scale(len(images) * width - _GAP)
-    sheet = Image.new("RGB", (len(images) * width - _GAP, 2 * size[1] + _GAP + text + scale.height), "white")
+    sheet = Image.new("RGB", (len(images) * width - _GAP, 2 * size[1] + _GAP + caption_height + scale.height), "white")
     strengths, pictures = map_strength(maps).cpu().numpy(), images.permute(0, 2, 3, 1).cpu().numpy()
     for column, (pixels, strength) in enumerate(zip(pictures, strengths, strict=True)):
         # each of the map's pixels stays a rectangle: nothing is invented between them
@@ -232,8 +234,8 @@ def draw_maps(backbone: nn.Module, images: Tensor, captions: Sequence[str] = ())
             Image.blend(picture.convert("L").convert("RGB"), colours, _OPACITY), (column * width, size[1] + _GAP)
         )
         if captions:
-            place = (column * width + size[0] // 2, 2 * size[1] + _GAP + 2)
-            ImageDraw.Draw(sheet).text(place, captions[column], fill="black", font=_font(), anchor="ma")
+            position = (column * width + size[0] // 2, 2 * size[1] + _GAP + 2)
+            ImageDraw.Draw(sheet).text(position, captions[column], fill="black", font=_font(), anchor="ma")
     sheet.paste(scale, (0, sheet.height - scale.height))
     return sheet
 

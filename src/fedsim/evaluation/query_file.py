@@ -46,16 +46,16 @@ def write_queries(path: Path, results: Mapping[Curve, QueryResults], round_: int
     ``K/S/rank1`` or ``K/S/top1`` (float32 [Q]), ``K/S/cmc`` (float64 [ranks]); ``S/pids`` (int64 [Q]) and ``S/splits``
     (int64 [number of splits]). A slash in a name is ``%2F``.
     """
-    of_tests = {(kind, name): of_set for (split, kind, name), of_set in results.items() if split == "test"}
+    of_tests = {(model_kind, name): of_set for (split, model_kind, name), of_set in results.items() if split == "test"}
     if not of_tests or len({name for _, name in of_tests}) > MAX_NAMES:
         path.unlink(missing_ok=True)  # of an earlier evaluation
         return
     arrays: dict[str, np.ndarray] = {"round": np.array(round_)}
-    for (kind, name), of_set in of_tests.items():
+    for (model_kind, name), of_set in of_tests.items():
         arrays |= {
-            metric_name(kind, name, metric): values.astype(np.float32) for metric, values in of_set.scores.items()
+            metric_name(model_kind, name, metric): values.astype(np.float32) for metric, values in of_set.scores.items()
         }
-        arrays[metric_name(kind, name, "cmc")] = np.array(of_set.cmc)
+        arrays[metric_name(model_kind, name, "cmc")] = np.array(of_set.cmc)
         splits = np.array(of_set.splits, dtype=np.int64)
         arrays |= {metric_name(name, "pids"): of_set.pids, metric_name(name, "splits"): splits}
     with replacing(path) as partial, partial.open("wb") as file:

@@ -57,13 +57,13 @@ class RetrievalLabels:
 
     def __post_init__(self) -> None:
         """Check the lengths."""
-        for name, values, owners, kind in (
+        for name, values, owners, noun in (
             ("query_camids", self.query_camids, self.query_pids, "images"),
             ("gallery_camids", self.gallery_camids, self.gallery_pids, "images"),
             ("own", self.own, self.query_pids, "queries"),
         ):
             if values is not None and len(values) != len(owners):
-                raise ValueError(f"{name}: {len(values)} values for {len(owners)} {kind}")
+                raise ValueError(f"{name}: {len(values)} values for {len(owners)} {noun}")
 
     @cached_property
     def _positions(self) -> dict[int, Ints]:
@@ -91,9 +91,9 @@ class RetrievalLabels:
             junk |= self.gallery_camids[shown] == self.query_camids[query]
         if self.own is None:
             return shown[~junk], shown[junk]
-        place = self.own[query : query + 1]
-        junk |= shown == place
-        return shown[~junk], np.union1d(shown[junk], place[place >= 0])
+        own_position = self.own[query : query + 1]
+        junk |= shown == own_position
+        return shown[~junk], np.union1d(shown[junk], own_position[own_position >= 0])
 
     @cached_property
     def num_valid(self) -> int:

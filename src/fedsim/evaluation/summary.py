@@ -58,20 +58,22 @@ def summarise(
     for i in single if len(single) <= MAX_NAMES else ():
         row = rows[i]
         metrics |= _named(metric_name(split, row.kind, row.domain, row.client or ""), values[i].mean(axis=0), names)
-    for kind in get_args(Kind):
-        clients = {row.client for row in rows if row.kind == kind}
+    for model_kind in get_args(Kind):
+        clients = {row.client for row in rows if row.kind == model_kind}
         means: dict[str, NDArray[np.float64]] = {}
-        for domain in dict.fromkeys(row.domain for row in rows if row.kind == kind):
-            members = [v for row, v in zip(rows, values, strict=True) if row.kind == kind and row.domain == domain]
+        for domain in dict.fromkeys(row.domain for row in rows if row.kind == model_kind):
+            members = [
+                v for row, v in zip(rows, values, strict=True) if row.kind == model_kind and row.domain == domain
+            ]
             trials = np.mean(members, axis=0)  # over clients
             means[domain] = trials.mean(axis=0)
             if len(trials) > 1:
-                metrics |= _named(metric_name(split, kind, domain), trials.std(axis=0, ddof=1), names, "_std")
+                metrics |= _named(metric_name(split, model_kind, domain), trials.std(axis=0, ddof=1), names, "_std")
         # no mean over the local models of a sample of clients: means of other kinds are over all clients
-        if not (kind == "local" and len(clients) < num_clients):
+        if not (model_kind == "local" and len(clients) < num_clients):
             means |= _means_over_domains(means, unseen)
         for domain, mean in means.items():
-            metrics |= _named(metric_name(split, kind, domain), mean, names)
+            metrics |= _named(metric_name(split, model_kind, domain), mean, names)
     seen = f"{split}/{primary}/seen"
     return metrics | {f"{split}/{m}": metrics[f"{seen}/{m}"] for m in names if f"{seen}/{m}" in metrics}
 

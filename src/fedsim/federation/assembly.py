@@ -96,13 +96,13 @@ def assemble(
     )
     data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
 
-    kind: Callable[..., Client] = Client
+    make_client: Callable[..., Client] = Client
     if tried is not None:
         counts_from = settings.module_counts_from
-        kind = partial(ModuleClient, log_names=tried.log_names, form=tried.form, counts_from=counts_from)
+        make_client = partial(ModuleClient, log_names=tried.log_names, form=tried.form, counts_from=counts_from)
 
     def make(name: str, images: ClientImages) -> Client:
-        return kind(
+        return make_client(
             images=images, training=client_settings[name], objective=settings.objective, model=models[archs[name]],
             store=rank_share.states, seed=settings.seed, trains_alone=is_alone,
         ).to(device)  # fmt: skip

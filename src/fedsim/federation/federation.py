@@ -28,7 +28,7 @@ from fedsim.federation.checkpoint import restore, save
 from fedsim.federation.checks.compatibility import check_trainer, data_of
 from fedsim.federation.checks.requirements import check_equal_start
 from fedsim.federation.components.answers import AnswerCount
-from fedsim.federation.components.clock import Clock, Conditions, SynchronousClock
+from fedsim.federation.components.clock import Clock, ClockInputs, SynchronousClock
 from fedsim.federation.components.collusion import Collusion
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.events import (
@@ -229,7 +229,7 @@ def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
         settings.aggregation.check(settings.method, parts.server, settings.bn_stats, settings.noise)
     optional = [part for part in (ladder, settings.attack) if part]
     clock = settings.pace.start(
-        Conditions(
+        ClockInputs(
             names=parts.names, costs=parts.costs, method=settings.method, selection=settings.selection,
             availability=settings.availability, hardware=settings.hardware, ledger=parts.ledger, server=parts.server,
             old_models=parts.rank_share.old_models, statistics=parts.statistics, aggregation=settings.aggregation,

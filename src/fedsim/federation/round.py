@@ -80,9 +80,9 @@ class Round:
         table.warn_of_skipped(round_, timetable.answering)
         reports = {name: self._report(table, name) for name in table.returned(timetable.answering)}
         # 5. Every rank computes the same weights, normalised before they multiply any upload.
-        weights = self.clock.aged(aggregation_weights(method, reports, parts.archs), timetable)
+        weights = self.clock.discounted_weights(aggregation_weights(method, reports, parts.archs), timetable)
         # 6. Weighted sums over all clients, one collective per architecture if large; noise, if configured.
-        means = self.clock.brought_forward(self.aggregator.means(weights, reports), weights, timetable)
+        means = self.clock.rebased_means(self.aggregator.means(weights, reports), weights, timetable)
         means = settings.noise.aggregated(parts.server, means, weights)
         # 7. The server steps towards the means, and does the server step of the method.
         if means:  # without any answer there is no step, not even of the momentum
@@ -108,11 +108,13 @@ class Round:
         if method.measures or self.settings.on_bad_update == "skip_client" or parts.federated.has_unlabelled:
             return None
         reports = {name: Report(parts.data_of[name].num_images, {}) for name in timetable.answering}
-        return self.clock.aged(aggregation_weights(method, reports, parts.archs), timetable)
+        return self.clock.discounted_weights(aggregation_weights(method, reports, parts.archs), timetable)
 
     def _empty_table(self, called: list[str]) -> RoundTable:
         method, parts = self.settings.method, self.parts
-        numbers, tensors = (tuple(n for n, kind in method.measures.items() if kind == k) for k in ("client", "tensor"))
+        numbers, tensors = (
+            tuple(n for n, signal in method.measures.items() if signal == k) for k in ("client", "tensor")
+        )
         columns = Columns(parts.facts, numbers, self.aggregator.columns, tensors)
         num_tensors = {name: len(parts.statistics[parts.archs[name]].parameters) for name in called if tensors}
         named = len(parts.names) <= MAX_NAMES  # few selected clients per round add up to many names

@@ -186,8 +186,8 @@ class Trainer(lightning.Trainer):
         if settings.config is None:
             log.info("no config.yaml: %s", settings.unwritable)
         identity = {} if settings.config is None else identity_of(settings.config)
-        if settings.config is not None and (line := line_of_idle(settings.config)):
-            log.info(line)
+        if settings.config is not None and (remark := line_of_idle(settings.config)):
+            log.info(remark)
         summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed, identity)
         return [summary, ScriptConfig(settings.config)], changes
 

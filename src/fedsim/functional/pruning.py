@@ -150,15 +150,15 @@ def differ(a: Tensor, b: Tensor, layers: Sequence[slice], share: float) -> Tenso
     tensor(False)
     """
     total = sum(layer.stop - layer.start for layer in layers)
-    return count_remaining(a != b, layers).sum() >= first_above(share, total)
+    return count_remaining(a != b, layers).sum() >= smallest_count_above(share, total)
 
 
-def first_above(share: float, total: int) -> int:
+def smallest_count_above(share: float, total: int) -> int:
     """Return the smallest count whose share of ``total`` is larger than ``share``; ``total`` + 1 if none is.
 
     So a device can compare counts, with the same result as the host's comparison of shares.
 
-    >>> first_above(0.2, 10), first_above(0.0, 10), first_above(1.0, 10)
+    >>> smallest_count_above(0.2, 10), smallest_count_above(0.0, 10), smallest_count_above(1.0, 10)
     (3, 1, 11)
     """
     return bisect_right(range(total + 1), share, key=lambda count: count / max(total, 1))

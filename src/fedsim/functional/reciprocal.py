@@ -180,8 +180,8 @@ def _own_first(index: Ints) -> Ints:
     num, k = index.shape
     numbers = np.arange(num)[:, None]
     is_own = index == numbers
-    place = np.where(is_own.any(axis=1), is_own.argmax(axis=1), k - 1)
-    neighbours = index[np.arange(k) != place[:, None]].reshape(num, k - 1)
+    column = np.where(is_own.any(axis=1), is_own.argmax(axis=1), k - 1)
+    neighbours = index[np.arange(k) != column[:, None]].reshape(num, k - 1)
     return np.concatenate([numbers, neighbours], axis=1)
 
 
@@ -189,8 +189,8 @@ def _csr(data: Floats, indices: NDArray[Any], indptr: NDArray[Any], num: int) ->
     """Build [num, num]; scikit-learn takes 32-bit indices only, and they are half the memory."""
     from scipy import sparse  # slow to import
 
-    kind = np.int32 if len(indices) < 2**31 else np.int64
-    return sparse.csr_array((data, indices.astype(kind), indptr.astype(kind)), shape=(num, num))
+    index_type = np.int32 if len(indices) < 2**31 else np.int64
+    return sparse.csr_array((data, indices.astype(index_type), indptr.astype(index_type)), shape=(num, num))
 
 
 def _graph(index: Ints) -> Csr:

@@ -35,15 +35,15 @@ def query_blocks(num_queries: int, num_gallery: int) -> list[slice]:
 def exact_products() -> Iterator[None]:
     """Compute matrix products in full float32: no autocast, no TF32."""
     places = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined] # not in torch's stubs
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
+    before = [backend.fp32_precision for backend in places]
+    for backend in places:
+        backend.fp32_precision = "ieee"
     try:
         with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
+        for backend, precision in zip(places, before, strict=True):
+            backend.fp32_precision = precision
 
 
 class Similarity:

@@ -96,7 +96,7 @@ def measure_swaps(
         recognised = batch.beliefs.argmax(1) == wearing
         meter.add_swaps(batch.images / 255, batch.structure / 255, batch.appearance / 255, recognised)
         judged += [batch] if _BATCH * len(judged) < _JUDGED else []
-    real, made = (torch.cat([getattr(batch, kind) for batch in judged]).to(device) for kind in ("structure", "images"))
+    real, made = (torch.cat([getattr(batch, part) for batch in judged]).to(device) for part in ("structure", "images"))
     accuracy = discriminator_accuracy(real, made, seed=0) if len(real) >= 4 else math.nan
     return replace(meter.result(), similarity=total_similarity / len(pixels), told_apart=accuracy)
 

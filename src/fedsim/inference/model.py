@@ -97,8 +97,8 @@ def _images(images: Picture | Sequence[Picture] | Tensor) -> Images:
 
 def _check_pixels(images: Tensor) -> None:
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
-        kind = f"{str(images.dtype)[6:]} {list(images.shape)}"
-        raise ConfigError(f"images: a tensor must be RGB pixels, uint8 [n, 3, h, w], and this is {kind}")
+        description = f"{str(images.dtype)[6:]} {list(images.shape)}"
+        raise ConfigError(f"images: a tensor must be RGB pixels, uint8 [n, 3, h, w], and this is {description}")
 
 
 def _one(image: Picture) -> Images:
@@ -135,12 +135,12 @@ def load_model(
         DataError: if there is no checkpoint, or it cannot be read.
         ConfigError: if it has no such model, or its network is unknown.
     """
-    place = torch.device(device)
+    torch_device = torch.device(device)
     if is_model_folder(Path(run)):
         if (client, checkpoint, arch, module, size) != (None, "best", None, None, None):
             raise ConfigError(f"run: {run} holds one model, and no run; leave the other arguments but device out")
         (network, layer, size), about = read_model_folder(Path(run))
-        return SavedModel(network, layer, size, about).to(place)
+        return SavedModel(network, layer, size, about).to(torch_device)
     path = _checkpoint(Path(run), checkpoint)
     with holding():
         content = read_checkpoint(path)
@@ -153,7 +153,7 @@ def load_model(
         network, layer, size = saved_network(path, content, tensors, client, OfScript(module, size))
     progress = content["loops"]["fit_loop"]["epoch_progress"]["current"]
     about = {"method": content[CONTENT_KEY]["method"], "model": f"client {client}" if client else "global"}
-    return SavedModel(network, layer, size, {**about, "round": progress["started"]}).to(place)
+    return SavedModel(network, layer, size, {**about, "round": progress["started"]}).to(torch_device)
 
 
 def _checkpoint(path: Path, name: str) -> Path:

@@ -125,13 +125,13 @@ def _with_weights(module: LightningModule, tensors: Mapping[str, Tensor], size: 
 
     What the checkpoint lacks, such as the classifiers of the clients, has no values: NaN. Features must not need it.
     """
-    kind, expected = type(module).__name__, tensors_of(module)
+    class_name, expected = type(module).__name__, tensors_of(module)
     for name, tensor in tensors.items():
         if name not in expected or expected[name].shape != tensor.shape:
             has = f"has the shape {list(expected[name].shape)}" if name in expected else "is missing"
             raise ConfigError(
-                f"model.module: {name} {has} in {kind}, and is {list(tensor.shape)} in the checkpoint; give the class "
-                "and the arguments of the run"
+                f"model.module: {name} {has} in {class_name}, and is {list(tensor.shape)} in the checkpoint; give the "
+                "class and the arguments of the run"
             )
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for name, tensor in expected.items():
@@ -140,7 +140,7 @@ def _with_weights(module: LightningModule, tensors: Mapping[str, Tensor], size: 
     if not features.isfinite().all():
         lacking = next((name for name in expected if name not in tensors), "nothing")
         raise ConfigError(
-            f"model.module: the features of {kind} need tensors that this model of the checkpoint lacks, such as "
+            f"model.module: the features of {class_name} need tensors that this model of the checkpoint lacks, such as "
             f"{lacking}; give a client's model, or define embed(images) without them"
         )
     return ModuleNetwork(module, features.shape[1])

@@ -149,12 +149,12 @@ class FedALA(BodySharing, WeightingChoice, KeepsModels, Method):
 def _gradient(client: Client, loss: Tensor, top: slice) -> Tensor:
     """Return the gradient of a loss with respect to a part of the shared vector, 0 between tensors and where unused."""
     places = {client.model.flat.place_of(p): p for p in client.optimizer.parameters}
-    places = {place: p for place, p in places.items() if top.start <= place < top.stop}
+    places = {offset: p for offset, p in places.items() if top.start <= offset < top.stop}
     vector = torch.zeros(top.stop - top.start, device=client.device)
     gradients = torch.autograd.grad(loss, list(places.values()), allow_unused=True)
-    for place, gradient in zip(places, gradients, strict=True):
+    for offset, gradient in zip(places, gradients, strict=True):
         if gradient is not None:
-            vector[place - top.start :][: gradient.numel()] = gradient.flatten()
+            vector[offset - top.start :][: gradient.numel()] = gradient.flatten()
     return vector
 
 

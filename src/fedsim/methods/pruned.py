@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
-from fedsim.functional.pruning import first_above, zero_pruned_
+from fedsim.functional.pruning import smallest_count_above, zero_pruned_
 from fedsim.functional.retrieval import leave_one_out
 from fedsim.methods.base import Delivered, InitialState, Need, Weights, weigh
 from fedsim.training.labels.labeller import Clusters, PseudoLabels
@@ -151,7 +151,7 @@ def exceeds(client: Client, num_images: int | None, accuracy: float) -> Tensor:
     if client.training_settings.clusters or not client.has_guesses:
         return torch.tensor(own_accuracy(client, num_images) > accuracy, device=client.device)
     hits, images = _head_hits(client, num_images)
-    return hits >= first_above(accuracy, images)
+    return hits >= smallest_count_above(accuracy, images)
 
 
 def _head_hits(client: Client, num_images: int | None) -> tuple[Tensor, int]:

@@ -96,14 +96,14 @@ def _inside(root: nn.Module, types: tuple[type[nn.Module], ...]) -> set[nn.Modul
     return {part for module in root.modules() if isinstance(module, types) for part in module.modules()}
 
 
-def _group(part: str, kind: Group, tensor: Tensor) -> Group:
-    """Return a tensor's group. ``kind``: the group of its module's parameters, if that were in the backbone."""
+def _group(part: str, module_group: Group, tensor: Tensor) -> Group:
+    """Return a tensor's group. ``module_group``: the group of its module's parameters, if that were in the backbone."""
     if not tensor.is_floating_point():
         return Group.COUNTER
     is_parameter = isinstance(tensor, nn.Parameter)
     if part in ("head", "stage_heads"):
         return Group.HEAD
     if part == "neck":
-        norm = Group.NECKNORM if kind is Group.NORM else Group.NECK
+        norm = Group.NECKNORM if module_group is Group.NORM else Group.NECK
         return norm if is_parameter else Group.NECKSTAT
-    return kind if is_parameter else Group.STAT
+    return module_group if is_parameter else Group.STAT

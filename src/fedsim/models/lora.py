@@ -40,16 +40,18 @@ class LoRA(PartlyFixed):
         peft = load_extra("peft", "model.backbone: LoRA", "models")
         positive("model.backbone", rank=rank, alpha=alpha)
         within("model.backbone", "[0, 1)", dropout=dropout)
-        kind = type(backbone).__name__
+        class_name = type(backbone).__name__
         if any(isinstance(module, _BatchNorm) for module in backbone.modules()):
             raise ConfigError(
-                f"model.backbone: LoRA keeps {kind} fixed, but batch normalisation would update its statistics; choose "
-                "a network with layer normalisation, such as a vision transformer"
+                f"model.backbone: LoRA keeps {class_name} fixed, but batch normalisation would update its statistics; "
+                "choose a network with layer normalisation, such as a vision transformer"
             )
         names = [name for name, _ in backbone.named_modules()]
         for target in targets:
             if not any(name == target or name.endswith(f".{target}") for name in names):
-                raise ConfigError(f"model.backbone.targets: {kind} has no layer {target}; print its named_modules()")
+                raise ConfigError(
+                    f"model.backbone.targets: {class_name} has no layer {target}; print its named_modules()"
+                )
         config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets))
         super().__init__("adapted", peft.inject_adapter_in_model(config, backbone))
         width = getattr(backbone, "out_channels", None)

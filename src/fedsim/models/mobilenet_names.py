@@ -60,8 +60,8 @@ def _name(block: int, layer: int, is_norm: bool, tensor: str) -> str:
         return f"features.{block}.{part}.{tensor}"
     last = 1 if block == 1 else 2
     # the last convolution has no activation, so torchvision does not wrap it together with its norm
-    place = f"{layer + part}" if layer == last else f"{layer}.{part}"
-    return f"features.{block}.conv.{place}.{tensor}"
+    submodule = f"{layer + part}" if layer == last else f"{layer}.{part}"
+    return f"features.{block}.conv.{submodule}.{tensor}"
 
 
 def _of_a_row(key: str) -> str | None:

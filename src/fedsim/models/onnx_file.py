@@ -68,8 +68,8 @@ def write_onnx(path: Path, model: PixelsToFeatures, size: tuple[int, int], about
             )  # fmt: skip
         except OnnxExporterError as error:
             cause = error.__cause__ or error
-            line = next(iter(str(cause).strip().splitlines()), "")[:200]
-            raise _unwritable(f"{type(cause).__name__}: {line}") from error
+            reason = next(iter(str(cause).strip().splitlines()), "")[:200]
+            raise _unwritable(f"{type(cause).__name__}: {reason}") from error
     assert program is not None
     proto = program.model_proto
     if not proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param:

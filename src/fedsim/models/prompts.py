@@ -171,9 +171,9 @@ def prompt_mask(
 def _transformer(backbone: nn.Module) -> Any:
     """Return timm's vision transformer in a backbone; raise ConfigError if there is none."""
     timm = load_extra("timm", "model.backbone: VisualPrompts", "models")
-    kind = timm.models.vision_transformer.VisionTransformer
+    transformer_class = timm.models.vision_transformer.VisionTransformer
     for module in backbone.modules():
-        if isinstance(module, kind):
+        if isinstance(module, transformer_class):
             return module
     raise ConfigError(
         f"model.backbone: {type(backbone).__name__} has no blocks for prompts; VisualPrompts needs a vision "

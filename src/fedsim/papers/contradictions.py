@@ -66,8 +66,8 @@ def lines_of(paper: Paper) -> Iterator[str]:
             yield f"{name}: {'; '.join(texts)} ({note})"
     for table in paper.tables:
         for row in table.rows:
-            if (text := wrong_mean(row)) is not None:
-                yield f"mean: {paper.key}/{table.name}, {row.name}: {text}"
+            if (contradiction := wrong_mean(row)) is not None:
+                yield f"mean: {paper.key}/{table.name}, {row.name}: {contradiction}"
 
 
 def wrong_mean(row: TableRow) -> str | None:

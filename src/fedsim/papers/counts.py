@@ -64,8 +64,8 @@ def _compare_set(name: str, row: Counts, run: Mapping[str, Any], differences: Da
     differing = [label for label in expected if label not in unknown and expected[label] != present[label]]
     if differing:
         texts = [f"{present[label]:,} {label} instead of {expected[label]:,}" for label in differing]
-        kind = _kind(expected, present, differing)
-        differences.differing.append(f"{name}: {kind}: {', '.join(texts)}{_source(row)}")
+        difference_kind = _kind(expected, present, differing)
+        differences.differing.append(f"{name}: {difference_kind}: {', '.join(texts)}{_source(row)}")
 
 
 def _kind(expected: Mapping[str, Any], present: Mapping[str, Any], differing: list[str]) -> str:

@@ -82,8 +82,8 @@ def read_paper(key: str, option: str = "--paper") -> Paper:
     """Read the file of a paper that ``option`` names; raise ConfigError if there is none."""
     if key not in list_papers():
         raise ConfigError(f"{option}: there is no paper {key}; choose from {', '.join(list_papers())}")
-    text = (resources.files("fedsim") / "papers" / f"{key}.yaml").read_text()
-    return Paper(key, *expanded(yaml.load(text, SafeLoader)))
+    yaml_text = (resources.files("fedsim") / "papers" / f"{key}.yaml").read_text()
+    return Paper(key, *expanded(yaml.load(yaml_text, SafeLoader)))
 
 
 def expanded(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, dict[str, str]]]:
@@ -106,12 +106,12 @@ def expanded(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, d
     return {**content, "rows": rows}, rotations
 
 
-def find_in_paper(paper_name: str, kind: str = "rows") -> tuple[Paper, str | None]:
+def find_in_paper(paper_name: str, section: str = "rows") -> tuple[Paper, str | None]:
     """Return the paper and the full name of the row or sweep that PAPER/NAME means.
 
     Args:
         paper_name: PAPER, or PAPER/NAME; NAME may be abbreviated to an unambiguous prefix.
-        kind: ``rows`` or ``sweeps``.
+        section: ``rows`` or ``sweeps``.
 
     Raises:
         ConfigError: if there is no such paper or name, or NAME is ambiguous.
@@ -120,7 +120,7 @@ def find_in_paper(paper_name: str, kind: str = "rows") -> tuple[Paper, str | Non
     paper = read_paper(key)
     if not name:
         return paper, None
-    names = paper.content[kind]
+    names = paper.content[section]
     matches = [name] if name in names else [full_name for full_name in names if full_name.startswith(name)]
     if not matches:
         raise no_such_name("--paper", paper_name, names)
@@ -151,10 +151,10 @@ class OfAPaper(Action):
     """The option ``--paper``, only for ``--help``: :func:`with_paper` replaces it before the command line is parsed."""
 
     def __init__(self, **options: Any) -> None:
-        text = (
+        description = (
             "a row of a paper, such as 003/table5, as the base; other options override it; fedsim papers lists all rows"
         )
-        super().__init__(**options | {"dest": SUPPRESS, "default": SUPPRESS, "help": text})
+        super().__init__(**options | {"dest": SUPPRESS, "default": SUPPRESS, "help": description})
 
 
 def with_paper(args: Sequence[str]) -> list[str]:

@@ -66,8 +66,8 @@ class TableRow:
     def remark(self) -> str:
         """The text of its footnote; empty without one."""
         origin = "copied from {from}; known of its settings: {known}".format_map(self.copied) if self.copied else ""
-        text = "; ".join(part for part in (origin, self.note) if part)
-        return text if self.status == "ok" else f"{self.status}: {text}"
+        footnote = "; ".join(part for part in (origin, self.note) if part)
+        return footnote if self.status == "ok" else f"{self.status}: {footnote}"
 
 
 class Footnotes(dict[str, int]):

@@ -44,8 +44,8 @@ def digest_of(paper: Paper, name: str) -> str:
 
 @cache
 def _read(key: str) -> Mapping[str, Any]:
-    text = (resources.files("fedsim") / "papers" / "resolved" / f"{key}.json").read_text()
-    return dict(json.loads(text))
+    json_text = (resources.files("fedsim") / "papers" / "resolved" / f"{key}.json").read_text()
+    return dict(json.loads(json_text))
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

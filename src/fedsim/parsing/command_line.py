@@ -98,13 +98,13 @@ def given(words: Sequence[str], read: Callable[[str], Mapping[str, Any]] = read_
     Raises:
         DataError: if a file cannot be read.
     """
-    for name, text in options_in(words):
+    for name, value_text in options_in(words):
         if name == "config":
-            file = "" if text.startswith("{") else text
-            yield from (inner._replace(file=file) for inner in _inner(read(text), ""))
+            file = "" if value_text.startswith("{") else value_text
+            yield from (inner._replace(file=file) for inner in _inner(read(value_text), ""))
         else:
             setting = ".".join(part for part in name.split(".") if part not in (*WITHIN, "class_path"))
-            value, *inner = _inner(_read(text, setting), setting)
+            value, *inner = _inner(_read(value_text, setting), setting)
             yield value._replace(is_option=True)
             yield from inner
 
@@ -136,13 +136,14 @@ def with_default_classes(words: Sequence[str], settings: Sequence[Given]) -> lis
     return [*(f"--{owner}={as_yaml(value)}" for owner, value in has_class.items()), *words]
 
 
-def _read(text: str, setting: str) -> Any:
+def _read(value_text: str, setting: str) -> Any:
     """Return a setting's value as the parser reads it; invalid YAML stays a text."""
     with suppress(DataError):
-        value = parse_yaml(text, "a value")[0]
+        value = parse_yaml(value_text, "a value")[0]
         is_text = value is not None and setting_at(setting).form == "text"
-        return text if is_text or (isinstance(value, int | float) and ":" in text) else value  # YAML: 1:30 is 90
-    return text
+        # YAML: 1:30 is 90
+        return value_text if is_text or (isinstance(value, int | float) and ":" in value_text) else value
+    return value_text
 
 
 def with_clients(words: Sequence[str]) -> list[str]:

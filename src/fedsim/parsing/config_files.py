@@ -41,14 +41,14 @@ def with_shipped(args: Sequence[str]) -> list[str]:
     ['--config', 'none.yaml', '-c', 'fedavg.yaml']
     """
     words = list(args)
-    for place, word in enumerate(words):
+    for position, word in enumerate(words):
         option, is_joined, path = word.partition("=")
         if option not in ("--config", "-c"):
             continue
         if is_joined:
-            words[place] = f"{option}={_file_of(path)}"
-        elif place + 1 < len(words):
-            words[place + 1] = _file_of(words[place + 1])
+            words[position] = f"{option}={_file_of(path)}"
+        elif position + 1 < len(words):
+            words[position + 1] = _file_of(words[position + 1])
     return words
 
 
@@ -115,11 +115,11 @@ def _check_keys(path: str, node: yaml.Node | None, section: str = "") -> None:
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if not isinstance(key, yaml.ScalarNode):
             continue
-        field, line = f"{section}.{key.value}".lstrip("."), key.start_mark.line + 1
+        field, line_number = f"{section}.{key.value}".lstrip("."), key.start_mark.line + 1
         if key.value in lines:
-            twice = f"is given twice, in lines {lines[key.value]} and {line}"
+            twice = f"is given twice, in lines {lines[key.value]} and {line_number}"
             raise DataError(f"{path}: {field}: {twice}; remove one of them")
-        lines[key.value] = line
+        lines[key.value] = line_number
         _check_keys(path, value, field)
     for value in node.value if isinstance(node, yaml.SequenceNode) else ():
         _check_keys(path, value, section)
@@ -167,11 +167,11 @@ def normalise(args: list[str]) -> list[str]:
     return [re.sub(r"=(None|[\[{].*\bNone\b.*[\]}])$", lambda match: "=" + _as_json(match[1]), arg) for arg in args]
 
 
-def _as_json(text: str) -> str:
+def _as_json(literal: str) -> str:
     try:
-        return as_yaml(ast.literal_eval(text))
+        return as_yaml(ast.literal_eval(literal))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # not a Python literal: unchanged
-        return text
+        return literal
 
 
 def join_configs(args: Sequence[str]) -> list[str]:

@@ -27,11 +27,11 @@ _LONG = re.compile(r"[-+]?[0-9][0-9a-fA-FxXo_]{256,}")
 """a whole number that may be beyond all floats, decimal or with a base"""
 
 
-def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
+def parse_yaml(yaml_text: str, name: str) -> tuple[Any, yaml.Node | None]:
     """Return the content of a YAML text as plain values, and as a node with the lines of its keys.
 
     Args:
-        text: the YAML.
+        yaml_text: the YAML.
         name: the file or option, with which messages begin.
 
     Raises:
@@ -39,13 +39,15 @@ def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
             or too large.
     """
     try:
-        check_yaml(text, name)
-        loader = SafeLoader(text)
+        check_yaml(yaml_text, name)
+        loader = SafeLoader(yaml_text)
         node = loader.get_single_node()
         return (None if node is None else loader.construct_document(node)), node
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or getattr(error, "reason", "it holds no text")
-        raise DataError(f"{name}: line {_wrong_line(text, error)} is not valid YAML ({problem}); correct it") from error
+        raise DataError(
+            f"{name}: line {_wrong_line(yaml_text, error)} is not valid YAML ({problem}); correct it"
+        ) from error
     except DataError:
         raise
     # PyYAML's own errors end here; Python's are of a day, number or tag (!!bool x) that it cannot read
@@ -55,12 +57,12 @@ def parse_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
         ) from error
 
 
-def _wrong_line(text: str, error: yaml.YAMLError) -> int:
+def _wrong_line(yaml_text: str, error: yaml.YAMLError) -> int:
     """Return the number of the first line with which no beginning of the text is YAML: libyaml names a later one."""
     end = getattr(error, "problem_mark", None)
     if end is None:  # of a character, with its place
-        return text.count("\n", 0, getattr(error, "position", 0)) + 1
-    lines, begin = text.splitlines(), getattr(error, "context_mark", None) or end
+        return yaml_text.count("\n", 0, getattr(error, "position", 0)) + 1
+    lines, begin = yaml_text.splitlines(), getattr(error, "context_mark", None) or end
     last = min(end.line + 1, len(lines))
     for number in range(last, max(begin.line + 1, last - _LINES_BACK), -1):
         with suppress(yaml.YAMLError):
@@ -70,7 +72,7 @@ def _wrong_line(text: str, error: yaml.YAMLError) -> int:
     return int(begin.line) + 1
 
 
-def check_yaml(text: str, name: str) -> None:
+def check_yaml(yaml_text: str, name: str) -> None:
     """Refuse a YAML text that expands without end, or holds a number beyond all floats; read once, without recursion.
 
     Raises:
@@ -80,7 +82,7 @@ def check_yaml(text: str, name: str) -> None:
     sizes: dict[str, int] = {}
     """anchor -> number of values below it, all aliases replaced"""
     total, opened = 0, list[tuple[str | None, int]]()
-    for event in _events(text):
+    for event in _events(yaml_text):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
             if anchor is not None:
@@ -102,8 +104,8 @@ def check_yaml(text: str, name: str) -> None:
 
 def _check_number(event: yaml.Event, name: str) -> None:
     if isinstance(event, yaml.ScalarEvent) and _LONG.fullmatch(event.value) and _is_beyond_floats(event.value):
-        line = f"line {event.start_mark.line + 1} has" if event.start_mark else "has"
-        raise DataError(f"{name}: {line} a number of hundreds of digits; write a smaller one")
+        subject = f"line {event.start_mark.line + 1} has" if event.start_mark else "has"
+        raise DataError(f"{name}: {subject} a number of hundreds of digits; write a smaller one")
 
 
 def _is_beyond_floats(number: str) -> bool:
@@ -115,18 +117,18 @@ def _is_beyond_floats(number: str) -> bool:
         return False
 
 
-def _events(text: str) -> Iterator[yaml.Event]:
-    yield from yaml.parse(text, SafeLoader)
+def _events(yaml_text: str) -> Iterator[yaml.Event]:
+    yield from yaml.parse(yaml_text, SafeLoader)
 
 
-def parse_json(text: str | bytes, name: str) -> Any:
+def parse_json(json_text: str | bytes, name: str) -> Any:
     """Return the content of a JSON text.
 
     Raises:
         DataError: if it is not JSON, or too deep.
     """
     try:
-        content = json.loads(text)
+        content = json.loads(json_text)
     except RecursionError as error:
         raise _too_deep(name) from error
     except ValueError as error:  # also of bytes that are not UTF-8, and of whole numbers of thousands of digits

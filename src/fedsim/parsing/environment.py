@@ -57,21 +57,21 @@ def is_alone(environ: Mapping[str, str] = os.environ) -> bool:
     return not any(name in environ for name in _OF_OTHERS) and not {"MASTER_ADDR", "MASTER_PORT"} <= environ.keys()
 
 
-def _check_number(name: str, text: str) -> None:
-    digits = text.strip()
+def _check_number(name: str, value_text: str) -> None:
+    digits = value_text.strip()
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(_MOST))
     number = int(digits) if is_number else -1
     if name == "MASTER_PORT" and not 1 <= number <= _LAST_PORT:
         raise ConfigError(
-            f"{name}: {_shown(text)} is no port; export a free one from 1024 to {_LAST_PORT}, or unset it"
+            f"{name}: {_shown(value_text)} is no port; export a free one from 1024 to {_LAST_PORT}, or unset it"
         )
     if not (name in _SIZES) <= number <= _MOST:
         least = "from 1" if name in _SIZES else "from 0"
         raise ConfigError(
-            f"{name}: {_shown(text)} is not a whole number {least}; unset this variable of the environment, or let a "
-            "launcher such as torchrun set it"
+            f"{name}: {_shown(value_text)} is not a whole number {least}; unset this variable of the environment, or "
+            "let a launcher such as torchrun set it"
         )
 
 
-def _shown(text: str) -> str:
-    return (text if len(text) <= 40 else text[:37] + "...") if text.strip() else "an empty text"
+def _shown(value_text: str) -> str:
+    return (value_text if len(value_text) <= 40 else value_text[:37] + "...") if value_text.strip() else "an empty text"

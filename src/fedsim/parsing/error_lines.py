@@ -75,9 +75,9 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
     # Lightning raises SystemExit on Ctrl-C
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         return CommandFailure("interrupted", 128 + signal.SIGINT)
-    if isinstance(error, SystemExit) and (place := _foreign_exit(error)) is not None:
+    if isinstance(error, SystemExit) and (location := _foreign_exit(error)) is not None:
         return CommandFailure(
-            f"{place}: asked the process to exit (code {error.code}); let it raise an error instead", 2
+            f"{location}: asked the process to exit (code {error.code}); let it raise an error instead", 2
         )
     if not isinstance(error, Exception):
         return None
@@ -86,10 +86,10 @@ def failure_of(error: BaseException, command: str) -> CommandFailure | None:
         return CommandFailure(str(error), 1 if isinstance(error, _WITHOUT_FAULT) else 2)
     if (cause := _user_error_behind(error)) is not None:  # the parser and torch wrap it
         return CommandFailure(str(cause), 2)
-    if (line := _library_error(error)) is not None:
-        return CommandFailure(line, 2)
-    if (line := _not_built(str(error))) is not None:
-        return CommandFailure(line, 2)
+    if (message := _library_error(error)) is not None:
+        return CommandFailure(message, 2)
+    if (message := _not_built(str(error))) is not None:
+        return CommandFailure(message, 2)
     if isinstance(error, argparse.ArgumentError):
         return CommandFailure(f"{explain(str(error))}; {where_all(command)}", 2)
     return None
@@ -130,11 +130,11 @@ def parser_errors_explained(command: str, option_names: Iterable[str]) -> Iterat
     except FedSimError:
         raise
     except Exception as error:
-        file, line = _place_of(error)
+        file, line_number = _place_of(error)
         if not _is_users(file):
             raise
         raise ConfigError(
-            f"{file}, line {line}: {type(error).__name__}: {error}; the config names a class of this file"
+            f"{file}, line {line_number}: {type(error).__name__}: {error}; the config names a class of this file"
         ) from error
 
 
@@ -148,9 +148,9 @@ def parsed(parser: ArgumentParser, args: list[str], start: Namespace | None = No
         parser.exit()
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
         values = parser.parse_args(args, start)
-    for option, text in options_in(args):
+    for option, value_text in options_in(args):
         if isinstance(values.get(option), int | float):
-            refuse_base_60(text, f"--{option}")
+            refuse_base_60(value_text, f"--{option}")
     return values
 
 
@@ -267,16 +267,16 @@ def _innermost(message: str) -> tuple[str, str]:
     >>> _innermost('Parser key "a": Type A expects: Parser key "b":\n  - Expected a path')
     ('a.b', '\n  - Expected a path')
     """
-    key, start, line, column = "", 0, 0, -1
+    key, start, line_start, column = "", 0, 0, -1
     for match in re.finditer(r"Parser key [\"']([^\"']*)[\"']:", message):
         begin = message.rfind("\n", 0, match.start()) + 1
         if match.start() - begin <= column:  # about another type that the parser tried for the value
             break
-        start, line, column = match.end(), begin, match.start() - begin
+        start, line_start, column = match.end(), begin, match.start() - begin
         key = match[1] if not key or match[1].startswith(key) else f"{key}.{match[1]}"
     first, *lines = message[start:].split("\n")
-    if line > 0:  # lines about the enclosing fields follow, less indented
-        indent = _indent(message[line:])
+    if line_start > 0:  # lines about the enclosing fields follow, less indented
+        indent = _indent(message[line_start:])
         lines = list(itertools.takewhile(lambda text: not text or _indent(text) > indent, lines))
     return _BELOW_COMMAND.sub("", key), "\n".join([first, *lines])
 

@@ -38,7 +38,7 @@ def run(args: list[str]) -> str:
 def _configs() -> str:
     """List the configs that come with fedsim, each with the comment in its first line."""
     firsts = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped_configs().items()}
-    texts = ((name, text.lstrip("# ")) for name, text in firsts.items())
+    texts = ((name, comment.lstrip("# ")) for name, comment in firsts.items())
     return _table("configs (--config NAME; later ones win)", texts)
 
 
@@ -55,7 +55,7 @@ def _table(title: str, entries: Iterable[tuple[str, str]]) -> str:
     return "\n".join(
         [title]
         + [
-            f"  {name:<{width}}  {textwrap.shorten(text, max(room - width - 4, 40), placeholder=' ...')}"
-            for name, text in texts.items()
+            f"  {name:<{width}}  {textwrap.shorten(description, max(room - width - 4, 40), placeholder=' ...')}"
+            for name, description in texts.items()
         ]
     )

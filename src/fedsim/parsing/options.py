@@ -72,7 +72,7 @@ def check_options(words: Sequence[str], command: str) -> None:
 
 def check_configs(words: Sequence[str]) -> None:
     """Check the settings in the configs of a command without a trainer, as a fit checks them; raise ConfigError."""
-    configs = [f"--config={text}" for name, text in options_in(words) if name == "config"]
+    configs = [f"--config={value_text}" for name, value_text in options_in(words) if name == "config"]
     with suppress(DataError):  # the command names a file that it cannot read
         check_arguments(given(configs), "fit")
 
@@ -100,10 +100,10 @@ def check_arguments(settings: Iterable[Given], command: str) -> None:
             classes[option] = value if isinstance(value, str) else ""
 
 
-def refuse_base_60(text: str, option: str) -> None:
+def refuse_base_60(value_text: str, option: str) -> None:
     """Refuse a text such as 1:30 where a number is expected: YAML takes it for 90."""
-    if _IN_BASE_60.fullmatch(text):
-        raise ConfigError(f"{option}: {text} is not a number; write it without colons")
+    if _IN_BASE_60.fullmatch(value_text):
+        raise ConfigError(f"{option}: {value_text} is not a number; write it without colons")
 
 
 def _holds_number(setting: Setting, first: str) -> bool:
@@ -125,9 +125,9 @@ def kept_arguments(settings: Iterable[Given]) -> list[str]:
             owners[option] = owner, value
     lines = []
     for option, (owner, value) in owners.items():
-        place, _, name = option.rpartition(".")
-        cls, before = class_at(classes[place]), class_at(owner)
-        is_one = by_user[place] and setting_at(place).form != "classes"
+        prefix, _, name = option.rpartition(".")
+        cls, before = class_at(classes[prefix]), class_at(owner)
+        is_one = by_user[prefix] and setting_at(prefix).form != "classes"
         if is_one and cls is not None and before is not None and cls.path != before.path and name in cls.arguments:
             lines.append(f"{option}: {cls.name} keeps {value}, which was given for {before.name}")
     return lines
@@ -136,20 +136,20 @@ def kept_arguments(settings: Iterable[Given]) -> list[str]:
 def _check(parts: Sequence[str], classes: dict[str, str], command: str, mark: str) -> None:
     """Check a setting of a section; ``mark``: what precedes its name in messages, ``--`` or the config."""
     cls: KnownClass | None = section(parts[0])
-    place = parts[0]
+    prefix = parts[0]
     for part in parts[1:]:
         if cls is None or part in ("class_path", "help") or (cls.takes_others and part not in cls.arguments):
             return
         if part not in cls.arguments:
-            if not classes.get(place):
-                raise _no_option(f"{mark}{place}.", part, cls.arguments, command)
+            if not classes.get(prefix):
+                raise _no_option(f"{mark}{prefix}.", part, cls.arguments, command)
             choices = f"choose from {', '.join(cls.arguments) or 'none'}"
             remedy = did_you_mean(part, [*cls.arguments, "class_path"]) or choices
-            raise ConfigError(f"{mark.strip('-')}{place}: {cls.name} has no option {part}; {remedy}")
-        setting, place = cls.arguments[part], f"{place}.{part}"
+            raise ConfigError(f"{mark.strip('-')}{prefix}: {cls.name} has no option {part}; {remedy}")
+        setting, prefix = cls.arguments[part], f"{prefix}.{part}"
         if setting.form == "names":  # below it are names of clients
             return
-        cls = class_at(classes.get(place) or (setting.base if paths_below(setting.base) == (setting.base,) else ""))
+        cls = class_at(classes.get(prefix) or (setting.base if paths_below(setting.base) == (setting.base,) else ""))
 
 
 def where_all(command: str) -> str:
@@ -160,20 +160,20 @@ def where_all(command: str) -> str:
 def _no_option(before: str, name: str, names: Iterable[str], command: str) -> ConfigError:
     """Error for a name that is not one of those allowed after ``before``: a mark (``--``, or a file) and a section."""
     sign = "--" if before.startswith("--") else ""
-    place = before.removeprefix(sign).rpartition(": ")[2]
-    meant = _meant(name, place, command) or _meant(name, "", command)
+    prefix = before.removeprefix(sign).rpartition(": ")[2]
+    meant = _meant(name, prefix, command) or _meant(name, "", command)
     guess = f"did you mean {' or '.join(f'{sign}{option}' for option in meant)}?" if meant else ""
-    guess = guess or did_you_mean(name, names, prefix=f"{sign}{place}")
+    guess = guess or did_you_mean(name, names, prefix=f"{sign}{prefix}")
     return ConfigError(f"{before}{name}: there is no such option; {guess} {where_all(command)}".replace("  ", " "))
 
 
-def _meant(name: str, place: str, command: str) -> list[str]:
+def _meant(name: str, prefix: str, command: str) -> list[str]:
     """Return the options below a place for which users take a name: all with this synonym, or the first so called.
 
     The argument of a class with this synonym comes before others.
     """
     allowed = own_options(command)
-    options = [(o, s) for o, s in walk() if o.startswith(place) and not o.startswith("model.clients.")]
+    options = [(o, s) for o, s in walk() if o.startswith(prefix) and not o.startswith("model.clients.")]
     options = [(o, s) for o, s in options if "." in o or o in allowed]
     if synonyms := [option for option, setting in options if name in setting.facts.synonyms]:
         return synonyms

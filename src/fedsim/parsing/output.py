@@ -19,7 +19,7 @@ def rank_of_this_process() -> int:
     if lightning is not None:  # initialised from the same variables, and kept up to date
         return int(lightning.rank_zero_only.rank)
     texts = (os.environ.get(name, "").strip() for name in _RANKS)
-    return next((int(text) for text in texts if text.isascii() and text.isdecimal()), 0)
+    return next((int(value_text) for value_text in texts if value_text.isascii() and value_text.isdecimal()), 0)
 
 
 def print_error(message: str) -> None:

@@ -90,10 +90,10 @@ def screen_of(parser: ArgumentParser) -> str:
     return "\n".join([*lines, "", f"{parser.prog} --help all   all options with types and defaults"])
 
 
-def _entry(name: str, text: str) -> list[str]:
+def _entry(name: str, description: str) -> list[str]:
     """Lines of an option and its description, which is cut after two lines."""
     room, indent = _WIDTH - _COLUMN - 2, " " * (_COLUMN + 2)
-    lines = textwrap.wrap(text, room, max_lines=2, placeholder=" ...") or [""]
+    lines = textwrap.wrap(description, room, max_lines=2, placeholder=" ...") or [""]
     return [f"  {name:<{_COLUMN}}{lines[0]}", *(f"{indent}{line}" for line in lines[1:])]
 
 

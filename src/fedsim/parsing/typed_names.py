@@ -20,11 +20,11 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _NUMBER = re.compile(r"[-+.]?[0-9]")  # also those that other readers of YAML take for numbers, such as 1e3
 
 
-def with_quotes(text: str, option: str = "") -> str:
+def with_quotes(yaml_text: str, option: str = "") -> str:
     """Return YAML in which each name is a text.
 
     Args:
-        text: YAML, also JSON; other texts are returned unchanged.
+        yaml_text: YAML, also JSON; other texts are returned unchanged.
         option: the option whose value it is; empty: it is a config, or a sweep.
 
     >>> with_quotes("model: {clients: {007: {batch_size: 8}}}")
@@ -32,20 +32,20 @@ def with_quotes(text: str, option: str = "") -> str:
     >>> with_quotes("[no, town, null]", "data.unseen")
     '["no", town, "null"]'
     """
-    if not any(sign in text for sign in ":[{"):
-        return text
+    if not any(sign in yaml_text for sign in ":[{"):
+        return yaml_text
     try:
-        root = yaml.compose(text, SafeLoader)
+        root = yaml.compose(yaml_text, SafeLoader)
     except (yaml.YAMLError, ValueError):  # its reader has the message
-        return text
+        return yaml_text
     above: set[int] = set()
     nodes = [(setting_at(option), root)] if option and root else _settings_of(root)
     names = [name for setting, node in nodes for name in _names(node, setting, above)]
     for node in sorted(names, key=lambda node: -node.start_mark.index):
         begin, end = node.start_mark.index, node.end_mark.index
-        if text[begin:end] == node.value:  # not one with an anchor or a tag
-            text = f"{text[:begin]}{json.dumps(node.value)}{text[end:]}"
-    return text
+        if yaml_text[begin:end] == node.value:  # not one with an anchor or a tag
+            yaml_text = f"{yaml_text[:begin]}{json.dumps(node.value)}{yaml_text[end:]}"
+    return yaml_text
 
 
 def _settings_of(root: yaml.Node | None) -> Iterator[tuple[Setting, yaml.Node]]:

@@ -32,8 +32,8 @@ def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> Non
     for name, setting in section("").arguments.items():
         if config.get(name, False) is None and isinstance(setting.default, bool):
             raise ConfigError(f"{name}: null is not allowed; give true or false")
-    for place, cls in sections.items():
-        _check_arguments(config.get(place) or {}, cls, place)
+    for section_name, cls in sections.items():
+        _check_arguments(config.get(section_name) or {}, cls, section_name)
 
 
 def _check_arguments(arguments: Mapping[str, Any], cls: type, field: str) -> None:

@@ -23,17 +23,17 @@ def scores_line(groups: Sequence[RunGroup], names: Sequence[str], metric: str) -
     if not any(is_timed(run) for group in groups for run in group.runs):
         return
     name = next((mean for mean in ("seen", "unseen") if mean in names), names[0])
-    lines = [line for line in curves(groups, name, metric, seconds_of) if line.x[-1] > 0]
+    lines = [curve for curve in curves(groups, name, metric, seconds_of) if curve.x[-1] > 0]
     if not lines:
         return
-    times = min(float(line.x[-1]) for line in lines) * np.arange(1, _PARTS + 1) / _PARTS
-    texts = (f"{line.label} {', '.join(_score_at(line, time) for time in times)}" for line in lines)
+    times = min(float(curve.x[-1]) for curve in lines) * np.arange(1, _PARTS + 1) / _PARTS
+    texts = (f"{curve.label} {', '.join(_score_at(curve, time) for time in times)}" for curve in lines)
     subject = f"mean {name}" if name in ("seen", "unseen") else name
     seconds = ", ".join(f"{time:,.1f}" for time in times)
     yield f"{metric} in percent, {subject}, until {seconds} simulated seconds: {'; '.join(texts)}"
 
 
-def _score_at(line: Series, time: float) -> str:
+def _score_at(curve: Series, time: float) -> str:
     """Return the score of the newest evaluation until a time; ``-`` if there is none."""
-    place = int(np.searchsorted(line.x, time * (1 + 1e-12), side="right")) - 1  # sums of seconds are rounded
-    return f"{line.mean[place]:.1f}" if place >= 0 else "-"
+    position = int(np.searchsorted(curve.x, time * (1 + 1e-12), side="right")) - 1  # sums of seconds are rounded
+    return f"{curve.mean[position]:.1f}" if position >= 0 else "-"

@@ -37,7 +37,7 @@ class Choice:
     def cell(self, column: str) -> str:
         """Return numbers as a table shows them; ``-`` without any."""
         texts = [mean_and_spread(values) for values in self.scores[column] if len(values)]
-        return " / ".join(_signed(text) if column == "gap" else text for text in texts) or "-"
+        return " / ".join(_signed(cell) if column == "gap" else cell for cell in texts) or "-"
 
     def mean(self, column: str) -> NDArray[np.float64]:
         """Return the mean over seeds, a number per metric; empty without scores."""
@@ -88,7 +88,7 @@ def mean_of(choices: Sequence[Choice], column: str) -> str:
     if not means or not all(map(len, means)):
         return "-"
     texts = [f"{value:.1f}" for value in np.mean(means, axis=0)]
-    return " / ".join(_signed(text) if column == "gap" else text for text in texts)
+    return " / ".join(_signed(cell) if column == "gap" else cell for cell in texts)
 
 
 def honest_rule(runs: Sequence[Run]) -> Rule:
@@ -133,5 +133,5 @@ def _round_of(run: Run, rule: Rule) -> int | None:
     return None if evaluation is None else int(evaluation["round"])
 
 
-def _signed(text: str) -> str:
-    return text if text.startswith("-") else f"+{text}"
+def _signed(cell: str) -> str:
+    return cell if cell.startswith("-") else f"+{cell}"

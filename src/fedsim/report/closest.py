@@ -82,7 +82,7 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
         _match(row, of_paper, name, runs)
         for row in table.rows
         if row.scores and first.config
-        for of_paper, name in (find_run(paper, text) for text in row.runs)
+        for of_paper, name in (find_run(paper, run) for run in row.runs)
         if method_of(settings := settings_of_row(of_paper.key, name)) == method_of(first.settings)
         if not table.left_out or settings["data.unseen"].value == first.setting("data.unseen")
     ]
@@ -94,7 +94,7 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
 
 def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match:
     settings = settings_of_row(paper.key, name)
-    clients = tuple(dict.fromkeys(line for run in runs for line in _clients(row, run, settings)))
+    clients = tuple(dict.fromkeys(difference for run in runs for difference in _clients(row, run, settings)))
     data = DataDifferences([], []) if clients else _data_differences(paper, name, runs)
     files = [option for option, entry in settings.items() if names_file(entry)]
     data.unknown.extend(f"{option}: the content of the row's file is not known" for option in files)
@@ -105,7 +105,9 @@ def _data_differences(paper: Paper, name: str, runs: Sequence[Run]) -> DataDiffe
     """Return the differences between the data sets of a row and those of any of some runs, each once."""
     counts = counts_of(paper, resolved_row(paper, name))
     differences = [data_differences(counts, run.summary.get("data")) for run in runs]
-    differing, unknown = ([*dict.fromkeys(line for of_run in differences for line in of_run[part])] for part in (0, 1))
+    differing, unknown = (
+        [*dict.fromkeys(difference for of_run in differences for difference in of_run[part])] for part in (0, 1)
+    )
     return DataDifferences(differing, unknown)
 
 
@@ -218,7 +220,7 @@ def _text(difference: Difference) -> str:
         and any(name in old for name in new)
     ):
         texts = [", ".join(_with_and_without(*pair)) for pair in ((new, old), (old, new))]
-    short = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..." for text in texts]
+    short = [value_text if len(value_text) <= _LONGEST else f"{value_text[: _LONGEST - 4]} ..." for value_text in texts]
     of_run, of_row = short if len(set(short)) == 2 else texts
     return f"{difference.option} {of_run} (row: {of_row})"
 

@@ -315,11 +315,11 @@ class _Comparison:
         is_loud = any(reason for run in group.runs for reason in not_comparable(run))
         paper, names = self.paper.content, self.table.test_sets
         metrics = {n: [paper["mAP"] if metric == "mAP" else metric for metric in self._metrics(n)] for n in names}
-        for kind, client in self._models(group):
+        for model_kind, client in self._models(group):
             for rule in self.rules[group]:
                 below = f"/{client}" if client else ""
-                cells = [group.cell(f"test/{kind}/{n}{below}", metrics[n], rule, self._digits(n)) for n in names]
-                yield _Line(group.label, client or kind, rule.name, cells, is_loud)
+                cells = [group.cell(f"test/{model_kind}/{n}{below}", metrics[n], rule, self._digits(n)) for n in names]
+                yield _Line(group.label, client or model_kind, rule.name, cells, is_loud)
 
     def _digits(self, name: str) -> int:
         digits = self.paper.test_sets[name].digits
@@ -333,14 +333,14 @@ class _Comparison:
         kinds, rows = group.kinds(Rule()), [(row.model, row.client) for row in self.table.rows]
         models = [model for model in dict.fromkeys([(group.runs[0].primary, ""), *rows]) if model[0] in kinds]
         columns: dict[str, tuple[str, str]] = {}
-        for kind, client in sorted(models, key=lambda model: kinds.index(model[0])):
+        for model_kind, client in sorted(models, key=lambda model: kinds.index(model[0])):
             metrics = [(name, self.paper.test_sets[name].metric) for name in self.table.test_sets]
-            paths = [f"test/{kind}/{name}/{client}/{metric}".replace("//", "/") for name, metric in metrics]
+            paths = [f"test/{model_kind}/{name}/{client}/{metric}".replace("//", "/") for name, metric in metrics]
             scores = [group.values(path, Rule()).tolist() for path in paths]
             if any(scores) or not client:
-                columns.setdefault(repr(scores), (kind, client))
-        means = {kind for kind, client in rows if not client}
-        without_mean = {kind for kind, client in columns.values() if client} - means
+                columns.setdefault(repr(scores), (model_kind, client))
+        means = {model_kind for model_kind, client in rows if not client}
+        without_mean = {model_kind for model_kind, client in columns.values() if client} - means
         return [model for model in columns.values() if model[1] or model[0] not in without_mean]
 
     def _figures_only(self) -> Iterator[str]:
@@ -349,7 +349,7 @@ class _Comparison:
                 yield f"  {row.name}: {row.status}, no numbers are printed; {row.note}"
 
     def _legend(self) -> Iterator[str]:
-        yield from (f"[{number}] {text}" for text, number in self.footnotes.items())
+        yield from (f"[{number}] {remark}" for remark, number in self.footnotes.items())
         for row in self.table.rows:
             yield from (f"{mark} {name}, {row.name}: {reason}" for name, mark, reason in doubts_about(self.paper, row))
         yield from (f"- {note}" for note in (*self.paper.content.get("notes", ()), *self.table.notes))

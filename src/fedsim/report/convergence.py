@@ -151,13 +151,13 @@ def fairness_table(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block
     """Return a table of the spread of a score over the test sets of clients, per model; seeds are averaged."""
     rows, timed = [], any(is_timed(run) for group in groups for run in group.runs)
     for group in groups:
-        for kind in group.distinct_kinds(rule):
-            spreads = [s for run in group.runs if (s := _spread_in(run, kind, metric, rule)) is not None]
+        for model_kind in group.distinct_kinds(rule):
+            spreads = [s for run in group.runs if (s := _spread_in(run, model_kind, metric, rule)) is not None]
             if spreads:
                 numbers = 100 * np.array([spread[:3] for spread in spreads]).T
                 worst = " or ".join(dict.fromkeys(spread.worst_set for spread in spreads))
                 answers = [" or ".join(dict.fromkeys(map(fewest_answers, group.runs)))] if timed else []
-                rows.append([group.label, kind, *map(mean_and_spread, numbers), worst, *answers])
+                rows.append([group.label, model_kind, *map(mean_and_spread, numbers), worst, *answers])
     headers = ["run", "model", "mean", "deviation", "worst", "worst set", *(["fewest answers"] if timed else [])]
     note = (
         f"{metric} in percent over the test sets of clients: mean, standard deviation between test sets, "
@@ -168,10 +168,12 @@ def fairness_table(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block
     return Block(headers, rows, (note,), num_left=2)
 
 
-def _spread_in(run: Run, kind: str, metric: str, rule: Rule) -> Spread | None:
+def _spread_in(run: Run, model_kind: str, metric: str, rule: Rule) -> Spread | None:
     """Return mean, spread and the worst of a run's scores; among equals, the first one is the worst."""
     by_key = rule.scores(run)
-    scores = {name: by_key[key] for name in run.seen if (key := metric_name("test", kind, name, metric)) in by_key}
+    scores = {
+        name: by_key[key] for name in run.seen if (key := metric_name("test", model_kind, name, metric)) in by_key
+    }
     if len(scores) < 2:
         return None
     values, worst = np.array(list(scores.values())), min(scores, key=lambda name: comparable(scores[name]))

@@ -67,7 +67,7 @@ def draw_scores(groups: Sequence[RunGroup], names: Mapping[str, str], metric: st
         _draw_bars(pictures["bars"], columns, list(names.values()))
         title = "per data set" + ("" if rule.name == "last" else f", rule {rule.name}")
         _name_axes(pictures["bars"], title, "", metric)
-        _add_legend(figure, [line for lines in means.values() for line in lines], columns)
+        _add_legend(figure, [curve for lines in means.values() for curve in lines], columns)
         save_figure(figure, path, "--figure")
 
 
@@ -124,7 +124,7 @@ def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: 
             _name_axes(picture, title, unit, metric)
         for picture in pictures[len(lines_by_axes) :]:
             picture.set_axis_off()
-        _add_legend(figure, [line for lines in lines_by_axes.values() for line in lines])
+        _add_legend(figure, [curve for lines in lines_by_axes.values() for curve in lines])
         _add_caption(figure, "\n".join(answers_line(groups)))
         save_figure(figure, path, "--tradeoff")
 
@@ -151,17 +151,17 @@ def _draw_pictures(lines_by_title: Mapping[str, list[Series]], unit: str, metric
     rows = -(-len(shown) // columns)
     with new_figure(_WIDTH if columns > 1 else _WIDTH / 2, 2.1 * rows + 0.3) as figure:
         pictures = figure.subplots(rows, columns, squeeze=False).flatten()
-        for place, (axes, (title, lines)) in enumerate(zip(pictures, shown.items(), strict=False)):
+        for position, (axes, (title, lines)) in enumerate(zip(pictures, shown.items(), strict=False)):
             _draw_lines(axes, lines)
             _name_axes(axes, title, unit, metric)
             if unit == "rank":
                 axes.set(xlim=(0.5, _RANKS + 0.5), xticks=[1, 5, 10, 15, 20])
                 axes.set(ylim=(-_BEYOND, 100 + _BEYOND), yticks=range(0, 101, 20))
-            if place % columns:  # the leftmost picture has the name
+            if position % columns:  # the leftmost picture has the name
                 axes.set_ylabel("")
         for axes in pictures[len(shown) :]:
             axes.set_axis_off()
-        _add_legend(figure, [line for lines in shown.values() for line in lines])
+        _add_legend(figure, [curve for lines in shown.values() for curve in lines])
         save_figure(figure, path, option)
 
 
@@ -169,19 +169,19 @@ def _draw_lines(axes: Axes, lines: Sequence[Series], whole: bool = True) -> None
     """Draw lines with markers, with a band of one standard deviation over seeds; ``whole``: ticks of x are integers."""
     from matplotlib.ticker import MaxNLocator
 
-    for line in lines:
-        style = style_of(line.number)
+    for curve in lines:
+        style = style_of(curve.number)
         axes.plot(
-            line.x, line.mean, linestyle=style.line, marker=style.marker, color=style.colour, markersize=3.5,
-            markevery=max(1, len(line.x) // _MANY), linewidth=1.1, label=line.label,
+            curve.x, curve.mean, linestyle=style.line, marker=style.marker, color=style.colour, markersize=3.5,
+            markevery=max(1, len(curve.x) // _MANY), linewidth=1.1, label=curve.label,
         )  # fmt: skip
-        if line.has_spread and len(line.x) > 1:
-            axes.fill_between(line.x, line.low, line.high, color=style.colour, alpha=0.18, linewidth=0)
-        elif line.has_spread:
-            axes.errorbar(line.x, line.mean, yerr=line.spread, color=style.colour, capsize=2, linewidth=0.9)
+        if curve.has_spread and len(curve.x) > 1:
+            axes.fill_between(curve.x, curve.low, curve.high, color=style.colour, alpha=0.18, linewidth=0)
+        elif curve.has_spread:
+            axes.errorbar(curve.x, curve.mean, yerr=curve.spread, color=style.colour, capsize=2, linewidth=0.9)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole))
-    if all(len(line.x) == 1 for line in lines):  # else the ticks of a single point are thousandths
-        middle = sorted({float(line.x[0]) for line in lines})
+    if all(len(curve.x) == 1 for curve in lines):  # else the ticks of a single point are thousandths
+        middle = sorted({float(curve.x[0]) for curve in lines})
         margin = 1.0 if whole else 0.1 * middle[-1]
         axes.set_xlim(middle[0] - margin, middle[-1] + margin)
 
@@ -189,9 +189,9 @@ def _draw_lines(axes: Axes, lines: Sequence[Series], whole: bool = True) -> None
 def _draw_bars(axes: Axes, columns: Sequence[Series], names: Sequence[str]) -> None:
     """Draw bars with error bars over seeds; a missing bar is marked n/a, so that it does not look like 0."""
     step = 0.84 / max(1, len(columns))
-    for place, column in enumerate(columns):
+    for position, column in enumerate(columns):
         style = style_of(column.number)
-        left = column.x + (place + 0.5) * step - 0.42
+        left = column.x + (position + 0.5) * step - 0.42
         has_score = np.isfinite(column.mean)
         axes.bar(
             left[has_score], column.mean[has_score], 0.94 * step, color=style.colour, hatch=style.hatch,
@@ -207,8 +207,8 @@ def _draw_bars(axes: Axes, columns: Sequence[Series], names: Sequence[str]) -> N
                           fontsize=6 if step > 0.1 else 4, color="#555555")  # fmt: skip
     axes.set_xticks(range(len(names)), names)
     if len(names) > 5:
-        for text in axes.get_xticklabels():
-            text.set(rotation=30, ha="right")
+        for label in axes.get_xticklabels():
+            label.set(rotation=30, ha="right")
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_ylim(bottom=0)
 
@@ -226,7 +226,7 @@ def _add_legend(figure: Figure, lines: Sequence[Series], bars: Sequence[Series] 
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    drawn = {line.number for line in lines}
+    drawn = {curve.number for curve in lines}
     handles: dict[int, tuple[str, Any]] = {}
     for entry in (*bars, *lines):
         style = style_of(entry.number)
@@ -266,9 +266,9 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
 
 def save_figure(figure: Figure, path: Path, option: str) -> None:
     """Write an image file in the format of its suffix; errors name ``option``, the option that gave the path."""
-    kind = path.suffix.removeprefix(".").lower()
+    image_format = path.suffix.removeprefix(".").lower()
     formats = figure.canvas.get_supported_filetypes()
-    if kind not in formats:
+    if image_format not in formats:
         reason = f"{path.suffix or 'no suffix'} is none of {', '.join(sorted(formats))}"
         raise DataError(f"{path}: cannot write the figure ({reason}); choose another {option}")
     try:
@@ -276,6 +276,6 @@ def save_figure(figure: Figure, path: Path, option: str) -> None:
             # a name in letters that the font lacks is drawn in boxes; a line per letter would hide other messages
             warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
             warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)  # of very long names
-            figure.savefig(partial, format=kind, dpi=200)
+            figure.savefig(partial, format=image_format, dpi=200)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot write the figure ({error}); choose another {option}") from error

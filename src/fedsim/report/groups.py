@@ -96,21 +96,24 @@ class RunGroup:
         """Return the kinds of models; local is left out if another kind has the same scores (Local, Centralised)."""
         metrics = rule.scores(self.runs[0])
         scores = {
-            kind: {k.split("/", 2)[2]: v for k, v in metrics.items() if k.startswith(f"test/{kind}/")} for kind in KINDS
+            model_kind: {k.split("/", 2)[2]: v for k, v in metrics.items() if k.startswith(f"test/{model_kind}/")}
+            for model_kind in KINDS
         }
-        repeats = any(scores["local"].items() <= scores[kind].items() for kind in ("global", "personalised"))
-        return [kind for kind in KINDS if scores[kind] and not (kind == "local" and repeats)]
+        repeats = any(
+            scores["local"].items() <= scores[model_kind].items() for model_kind in ("global", "personalised")
+        )
+        return [model_kind for model_kind in KINDS if scores[model_kind] and not (model_kind == "local" and repeats)]
 
     def distinct_kinds(self, rule: Rule) -> list[str]:
         """Return the kinds of models without personalised, if that has the scores of the global model on every set."""
         scores = rule.scores(self.runs[0])
 
-        def scores_of(kind: str) -> set[tuple[str, float]]:
-            return {(k.split("/", 2)[2], v) for k, v in scores.items() if k.startswith(f"test/{kind}/")}
+        def scores_of(model_kind: str) -> set[tuple[str, float]]:
+            return {(k.split("/", 2)[2], v) for k, v in scores.items() if k.startswith(f"test/{model_kind}/")}
 
         kinds = self.kinds(rule)
         repeats = "global" in kinds and scores_of("personalised") <= scores_of("global")
-        return [kind for kind in kinds if not (kind == "personalised" and repeats)]
+        return [model_kind for model_kind in kinds if not (model_kind == "personalised" and repeats)]
 
 
 def group_runs(folders: list[Path]) -> list[RunGroup]:

@@ -56,9 +56,9 @@ class Block:
         headers = [header.replace("\n", ", ") for header in self.headers]
         style, sign = ("pipe", " ± ") if format_ == "markdown" else ("latex_booktabs", r" $\pm$ ")
         words, numbers = slice(self.num_left), slice(self.num_left, None)
-        lines = [[*line[words], *(with_sign(cell, _SPREAD) for cell in line[numbers])] for line in self.lines]
+        lines = [[*row[words], *(with_sign(cell, _SPREAD) for cell in row[numbers])] for row in self.lines]
         if format_ == "markdown":
-            headers, lines = list(map(_plain, headers)), [list(map(_plain, line)) for line in lines]
+            headers, lines = list(map(_plain, headers)), [list(map(_plain, row)) for row in lines]
         table = tabulate(lines, headers, style, disable_numparse=True, colalign=self._sides())
         return table.replace(_SPREAD, sign)
 
@@ -145,7 +145,7 @@ def _folded(column: tuple[str, Sequence[str]]) -> tuple[str, Sequence[str]]:
 
 def _width(column: tuple[str, Sequence[str]]) -> int:
     header, cells = column
-    return max(len(text) for text in (*header.splitlines(), *cells, ""))
+    return max(len(cell) for cell in (*header.splitlines(), *cells, ""))
 
 
 def _table(names: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]], corner: str) -> str:
@@ -164,8 +164,8 @@ def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for key, value in scores.items():
         if key.count("/") == 3:
-            _, kind, domain, metric = metric_parts(key)
-            rows.setdefault((domain, kind), {})[metric] = f"{100 * float(value):.1f}"
+            _, model_kind, domain, metric = metric_parts(key)
+            rows.setdefault((domain, model_kind), {})[metric] = f"{100 * float(value):.1f}"
     table = [
         [*key, *(cells[m] + (f"+-{cells[f'{m}_std']}" if f"{m}_std" in cells else "") for m in metrics)]
         for key, cells in rows.items()

@@ -38,20 +38,20 @@ def left_out_blocks(groups: Sequence[RunGroup], metric: str, rule: Rule) -> list
     second: list[list[str]] = []
     kinds: list[str] = []
     for label, rotations in zip(name_variants(firsts), methods, strict=True):
-        for kind in KINDS:
-            choices = {n: choice_of(rotations[n], metric_name("test", kind, n), shown, rule) for n in rotations}
+        for model_kind in KINDS:
+            choices = {n: choice_of(rotations[n], metric_name("test", model_kind, n), shown, rule) for n in rotations}
             cells = [choices[name].cell("chosen") if name in choices else "-" for name in names]
             if any(cell != "-" for cell in cells):
                 ordered = [choices[name] for name in names if name in choices]
                 whole = ordered if len(ordered) == len(names) else []
-                lines.append([label, kind, *cells, mean_of(whole, "chosen")])
-                second += _lines_of_choice([label, kind], {n: choices[n] for n in names if n in choices}, whole)
-                kinds.append(kind)
+                lines.append([label, model_kind, *cells, mean_of(whole, "chosen")])
+                second += _lines_of_choice([label, model_kind], {n: choices[n] for n in names if n in choices}, whole)
+                kinds.append(model_kind)
     numbers = " / ".join("rank-1" if name == "rank1" else name for name in shown)
     notes = [
         f"{numbers} in percent on the data set that no client trained on; mean over the data sets",
         f"the round is chosen by {CHOSEN_BY[rule.name]}",
-        *(MEANING[kind] for kind in dict.fromkeys(kinds)),
+        *(MEANING[model_kind] for model_kind in dict.fromkeys(kinds)),
         f"each cell: {describe(groups[0])}" if len({describe(group) for group in groups}) == 1 else "",
     ]
     headers = ["method", "model", "left out", rule.name, "round", "oracle", "round", "gap", "evaluations"]

@@ -154,18 +154,18 @@ class LeftOutComparison:
         if not rotations:
             return
         run = next(iter(rotations.values())).runs[0]
-        kind = run.primary if row is None or row.model not in _kinds(run) else row.model
+        model_kind = run.primary if row is None or row.model not in _kinds(run) else row.model
         choices = {}
         for name, group in rotations.items():
             single = [row.single[name]] if row is not None and row.single else []
-            choices[name] = choice_of(group, metric_name("test", kind, name, *single), self.shown, self.rule)
+            choices[name] = choice_of(group, metric_name("test", model_kind, name, *single), self.shown, self.rule)
         loud = (
             ", NOT COMPARABLE" if any(self._reasons(run) for group in rotations.values() for run in group.runs) else ""
         )
         sources = {"chosen": self.rule.name, "oracle": "oracle", "gap": "gap"}
         for column in COLUMNS:
             cells = [choices[name].cell(column) if name in choices else "-" for name in self.names]
-            model = "client" if row is not None and row.single else kind
+            model = "client" if row is not None and row.single else model_kind
             yield [label, model, sources[column] + loud, *cells, *self._mean(choices, column)]
 
     def _mean(self, choices: dict[str, Choice], column: str) -> list[str]:
@@ -190,8 +190,8 @@ class LeftOutComparison:
         return next((row for row in rows if row["data.unseen"].value == left_out), None)
 
     def _legend(self) -> Iterator[str]:
-        yield from (f"[{number}] {text}" for text, number in self.footnotes.items())
-        yield from (f"! {text}" for text in lines_of(self.paper))
+        yield from (f"[{number}] {remark}" for remark, number in self.footnotes.items())
+        yield from (f"! {remark}" for remark in lines_of(self.paper))
         yield from (f"- {note}" for note in (*self.paper.content["notes"], *self.table.notes))
         yield "- each column is a run of its own, scored on the data set that it leaves out"
         yield f"- {CHOSEN_BY[self.rule.name]}"

@@ -85,7 +85,7 @@ def _parts_around(name: str) -> Iterator[str]:
 
 def _names(method: str, runs: Sequence[Run]) -> list[str]:
     """Return names of a method's variants: by the fewest settings that distinguish all, or by their folders."""
-    shared = [] if method == _CENTRALISED else _unusual(runs)
+    shared = [] if method == _CENTRALISED else _non_default_settings(runs)
     if len(runs) == 1:
         return [_name(method, shared)]
     if chosen := choose_settings(differences(runs)):
@@ -103,7 +103,7 @@ def choose_settings(differing: Columns) -> Columns:
     Args:
         differing: option -> value of each run, in the order of preference.
     """
-    order = {name: place for place, name in enumerate(differing)}
+    order = {name: position for position, name in enumerate(differing)}
     columns = {name: {part: differing[part] for part in _with_its_class(name, differing)} for name in differing}
     first = {_partition(list(settings.values())): name for name, settings in reversed(columns.items())}
     candidates = [name for name in differing if name in first.values()][:_CANDIDATES]
@@ -135,7 +135,7 @@ def _partition(columns: Sequence[Sequence[str]]) -> tuple[int, ...]:
     return tuple(rows.index(row) for row in rows)
 
 
-def _unusual(runs: Sequence[Run]) -> list[str]:
+def _non_default_settings(runs: Sequence[Run]) -> list[str]:
     """Return settings of the method that all runs share and that are neither its defaults nor its shipped config's.
 
     Numbers are left out, since they are tuned. If many settings remain, the result has the first ones. For a setting
@@ -143,7 +143,7 @@ def _unusual(runs: Sequence[Run]) -> list[str]:
     such as FedAdam.
     """
     of_first, *of_others = [_of_method(run.settings) for run in runs]
-    usual = _usual(runs[0].settings)
+    usual = _common_values(runs[0].settings)
     texts = [
         name if entry.setting.base else f"{name} {text_of(entry.value)}"
         for name, entry in of_first.items()
@@ -163,7 +163,7 @@ def _of_method(settings: Flat) -> Flat:
     return {name.removeprefix(begin): entry for name, entry in settings.items() if name.startswith(begin)}
 
 
-def _usual(settings: Flat) -> dict[str, list[Any]]:
+def _common_values(settings: Flat) -> dict[str, list[Any]]:
     """Return the usual values of a method's settings: setting -> its default, and the value in configs/methods."""
     if _METHOD not in settings:
         return {}
@@ -201,6 +201,6 @@ def _short(names: Sequence[str]) -> list[str]:
         """Return the shortest end of a name that no other name has."""
         words = name.split(".")
         ends = (".".join(words[-count:]) for count in range(1, len(words)))
-        return next((e for e in ends if sum(text.endswith(f".{e}") for text in dotted) == 1), name)
+        return next((e for e in ends if sum(option.endswith(f".{e}") for option in dotted) == 1), name)
 
     return [end(name) for name in names]

@@ -105,20 +105,20 @@ class Rule:
         )
 
 
-def best_rounds(evaluations: Mapping[int, Mapping[str, float]], kind: str, sets: Sequence[str]) -> list[int]:
+def best_rounds(evaluations: Mapping[int, Mapping[str, float]], model_kind: str, sets: Sequence[str]) -> list[int]:
     """Return the three rounds with the highest mean rank-1 over ``sets``, the highest first, then the earlier.
 
     Paper 003, Section 4.2: "we average the performance of three best-federated models from different epochs". Only
     the authors' code defines "best": by the mean rank-1 over the four large data sets. The choice is made on test data,
     so such numbers are optimistic. ``evaluations``: round -> scores of all models, by name. The scores of the model of
-    ``kind`` on the test ``sets`` make the choice.
+    ``model_kind`` on the test ``sets`` make the choice.
 
     >>> scores = {10: 0.3, 20: 0.5, 30: 0.4, 40: 0.5}
     >>> best_rounds({r: {"test/global/viper/rank1": s} for r, s in scores.items()}, "global", ["viper"])
     [20, 40, 30]
     """
     mean = {
-        round_: sum(scores[metric_name("test", kind, name, "rank1")] for name in sets) / len(sets)
+        round_: sum(scores[metric_name("test", model_kind, name, "rank1")] for name in sets) / len(sets)
         for round_, scores in evaluations.items()
     }
     return sorted(mean, key=lambda round_: (-comparable(mean[round_]), round_))[:_NUM_ROUNDS]
@@ -145,19 +145,19 @@ def best_of_each(
     names = (name for row in log.values() for name in row if name.startswith("test/") and name.count("/") == 3)
     curves = dict.fromkeys(tuple(metric_parts(name)[1:3]) for name in names)
     best: dict[tuple[str, str], dict[str, float]] = {}
-    for kind, domain in curves:
+    for model_kind, domain in curves:
         if domain not in ("seen", "unseen"):
-            rows = [_scores_below(row, f"{metric_name('test', kind, domain)}/") for row in log.values()]
+            rows = [_scores_below(row, f"{metric_name('test', model_kind, domain)}/") for row in log.values()]
             key = next(metric for metric in (by, "top1") if any(metric in row for row in rows))
-            best[kind, domain] = max((row for row in rows if key in row), key=lambda row: comparable(row[key]))
+            best[model_kind, domain] = max((row for row in rows if key in row), key=lambda row: comparable(row[key]))
     for mean, domains in (("seen", seen), ("unseen", unseen)):
-        for kind in dict.fromkeys(kind for kind, _ in curves):
-            rows = [best[kind, domain] for domain in domains if (kind, domain) in best]
+        for model_kind in dict.fromkeys(model_kind for model_kind, _ in curves):
+            rows = [best[model_kind, domain] for domain in domains if (model_kind, domain) in best]
             shared = [metric for metric in (rows[0] if rows else ()) if all(metric in row for row in rows)]
-            best[kind, mean] = {metric: sum(row[metric] for row in rows) / len(rows) for metric in shared}
+            best[model_kind, mean] = {metric: sum(row[metric] for row in rows) / len(rows) for metric in shared}
     return {
-        metric_name("test", kind, domain, metric): v
-        for (kind, domain), row in best.items()
+        metric_name("test", model_kind, domain, metric): v
+        for (model_kind, domain), row in best.items()
         for metric, v in row.items()
     }
 

@@ -12,7 +12,7 @@ from fedsim.report.experiment import Experiment
 from fedsim.report.runs import Run, metrics_files, read_run
 
 
-def named_folder(text: str) -> tuple[Path, str]:
+def named_folder(argument: str) -> tuple[Path, str]:
     """Return the folder that an argument of a report names, and the name that it gives the run: ``Mine=runs/b``.
 
     A folder whose own name has the sign is meant as it is.
@@ -20,11 +20,11 @@ def named_folder(text: str) -> tuple[Path, str]:
     Raises:
         ConfigError: if name or folder is empty.
     """
-    name, sign, folder = text.partition("=")
-    if not sign or Path(text).exists() or "/" in name:
-        return Path(RUN.check(text, "runs")), ""
+    name, sign, folder = argument.partition("=")
+    if not sign or Path(argument).exists() or "/" in name:
+        return Path(RUN.check(argument, "runs")), ""
     if not name.strip() or not folder:
-        raise ConfigError(f"runs: {text} is no run directory, and no name with one, such as Mine=runs/b")
+        raise ConfigError(f"runs: {argument} is no run directory, and no name with one, such as Mine=runs/b")
     return Path(RUN.check(folder, "runs")), name.strip()
 
 
@@ -65,8 +65,8 @@ def open_runs(
     if not kept and damaged:
         raise damaged[0]
     if not kept:
-        text = f"{folders[0]}: the run has no scores yet; wait for its first evaluation"
-        raise DataError(text if len(folders) == 1 else f"{text}; the other runs have none either")
+        message = f"{folders[0]}: the run has no scores yet; wait for its first evaluation"
+        raise DataError(message if len(folders) == 1 else f"{message}; the other runs have none either")
     return kept, lines
 
 

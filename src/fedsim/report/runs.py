@@ -195,10 +195,10 @@ def spelled(scores: Mapping[str, float], clients: Collection[str], unseen: Colle
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that fedsim has written; raise DataError if it cannot be read."""
     try:
-        text = path.read_bytes()
+        json_text = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); does the file exist?") from error
-    content = parse_json(text, str(path))
+    content = parse_json(json_text, str(path))
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a JSON object; was it edited?")
     return content

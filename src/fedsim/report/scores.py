@@ -29,7 +29,7 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
         DataError: if no run has a score under the rule.
     """
     rules = [Rule(), rule] if rule.name in ("best3", "oracle") else [rule]
-    columns = [(group, kind, r) for group in groups for kind in group.distinct_kinds(rule) for r in rules]
+    columns = [(group, model_kind, r) for group in groups for model_kind in group.distinct_kinds(rule) for r in rules]
     if not columns:
         folder = groups[0].runs[0].folder
         if rule.name == "best":
@@ -40,9 +40,12 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
         raise DataError(f"{folder}: the run has no scores yet; wait for its first evaluation")
     names, shown = all_sets(groups), shown_metrics(metric)
     titles = titles_of(names, {name for group in groups for run in group.runs for name in run.unseen})
-    cells = [[group.cell(metric_name("test", kind, name), shown, r) for name in names] for group, kind, r in columns]
+    cells = [
+        [group.cell(metric_name("test", model_kind, name), shown, r) for name in names]
+        for group, model_kind, r in columns
+    ]
     lines = [[titles[name], *(column[row] for column in cells)] for row, name in enumerate(names)]
-    drops = [group.drop_cell(kind, shown, r) for group, kind, r in columns]
+    drops = [group.drop_cell(model_kind, shown, r) for group, model_kind, r in columns]
     if has_drop := set(drops) != {"-"}:
         lines.append(["drop", *drops])
     has_seeds = any(len(group.runs) > 1 for group in groups)
@@ -50,16 +53,16 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
         "\n".join(
             [
                 group.label,
-                kind,
+                model_kind,
                 *([f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"] if has_seeds else []),
                 *([r.name] if len(rules) > 1 else []),
             ]
         )
-        for group, kind, r in columns
+        for group, model_kind, r in columns
     ]
     tidy = list(tidy_lines(groups, names, shown, rules))
     headers_of_tidy = ["run", "model", "rule", "data set", "score", "mean", "standard deviation", "seeds"]
-    notes = tuple(_legend(groups, {kind for _, kind, _ in columns}, shown, rule, has_drop=has_drop))
+    notes = tuple(_legend(groups, {model_kind for _, model_kind, _ in columns}, shown, rule, has_drop=has_drop))
     return Block(["data set", *headers], lines, notes, is_cut=True, tidy=(headers_of_tidy, tidy))
 
 
@@ -68,17 +71,17 @@ def tidy_lines(
 ) -> Iterator[list[str]]:
     """Yield a line per number: group, model, rule, test set and metric; mean and deviation over seeds, in percent."""
     for group, rule in ((group, rule) for group in groups for rule in rules):
-        for kind in group.kinds(rule):
+        for model_kind in group.kinds(rule):
             numbers = [
-                (name, metric, group.values(metric_name("test", kind, name, metric), rule))
+                (name, metric, group.values(metric_name("test", model_kind, name, metric), rule))
                 for name in names
                 for metric in metrics
             ]
-            numbers += [("drop", metric, group.drops(kind, metric, rule)) for metric in metrics]
+            numbers += [("drop", metric, group.drops(model_kind, metric, rule)) for metric in metrics]
             for name, metric, fractions in numbers:
                 if len(values := 100 * fractions):
                     spread = f"{values.std(ddof=1):.6g}" if len(values) > 1 else ""
-                    key = [group.label, kind, rule.name, name, metric]
+                    key = [group.label, model_kind, rule.name, name, metric]
                     yield [*key, f"{values.mean():.6g}", spread, str(len(values))]
 
 
@@ -112,7 +115,7 @@ def _legend(
     numbers = " / ".join("rank-1" if name == "rank1" else name for name in metrics)
     yield f"{numbers} in percent, {shown}" + (", mean +- standard deviation over seeds" if spread else "")
     yield "drop: mean seen - mean unseen, in points" if has_drop else ""
-    yield "; ".join(text for kind, text in MEANING.items() if kind in kinds)
+    yield "; ".join(meaning for model_kind, meaning in MEANING.items() if model_kind in kinds)
     alike = [group.label for group in groups if "personalised" in {*group.kinds(rule)} - {*group.distinct_kinds(rule)}]
     if alike:
         yield f"{', '.join(alike)}: personalised models score as the global one, and have no column"
@@ -136,8 +139,8 @@ def describe(group: RunGroup) -> str:
     seeds = sorted({int(run.summary["seed"]) for run in group.runs})
     rounds = sorted({int(run.summary["rounds"]) for run in group.runs})
     unfinished = sum(not run.summary["finished"] for run in group.runs)
-    text = f"{'/'.join(map(str, rounds))} round{'s' * (rounds != [1])}, "
-    text += f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    text += f", {unfinished} not finished" if unfinished else ""
-    text += "".join(f", {change}" for change in group.runs[0].changes)
-    return text + (", DRY RUN on drawn stand-ins" if any(run.setting("data.dry_run") for run in group.runs) else "")
+    note = f"{'/'.join(map(str, rounds))} round{'s' * (rounds != [1])}, "
+    note += f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    note += f", {unfinished} not finished" if unfinished else ""
+    note += "".join(f", {change}" for change in group.runs[0].changes)
+    return note + (", DRY RUN on drawn stand-ins" if any(run.setting("data.dry_run") for run in group.runs) else "")

@@ -90,8 +90,8 @@ def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = roun
     lines = []
     for group in groups:
         logged = {key for run in group.runs for row in run.log.values() for key in row}
-        kind = _kind_of_line(group, name, metric, logged)
-        key = metric_name("test", kind, name, metric)
+        model_kind = _kind_of_line(group, name, metric, logged)
+        key = metric_name("test", model_kind, name, metric)
         points: dict[int, list[tuple[float, float]]] = {}
         for run in group.runs:
             places = axis(run)
@@ -101,7 +101,9 @@ def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = roun
         if points:
             columns = [np.array(points[round_]).T for round_ in sorted(points)]
             x = np.array([column[0].mean() for column in columns])
-            lines.append(_series(label_of_line(group, kind), numbers[group, kind], x, [c[1] for c in columns]))
+            lines.append(
+                _series(label_of_line(group, model_kind), numbers[group, model_kind], x, [c[1] for c in columns])
+            )
     return lines
 
 
@@ -112,7 +114,9 @@ def _kind_of_line(group: RunGroup, name: str, metric: str, logged: Container[str
     ``logged``: the names of all scores.
     """
     kinds = (group.runs[0].primary, "global")
-    return next((kind for kind in kinds if metric_name("test", kind, name, metric) in logged), kinds[0])
+    return next(
+        (model_kind for model_kind in kinds if metric_name("test", model_kind, name, metric) in logged), kinds[0]
+    )
 
 
 def kind_of_last(group: RunGroup, name: str, metric: str) -> str:
@@ -120,9 +124,9 @@ def kind_of_last(group: RunGroup, name: str, metric: str) -> str:
     return _kind_of_line(group, name, metric, {key for run in group.runs for key in Rule().scores(run)})
 
 
-def label_of_line(group: RunGroup, kind: str) -> str:
+def label_of_line(group: RunGroup, model_kind: str) -> str:
     """Return the label of a group; it includes the kind of a model that is not the delivered one."""
-    return group.label if kind == group.runs[0].primary else f"{group.label}, {kind}"
+    return group.label if model_kind == group.runs[0].primary else f"{group.label}, {model_kind}"
 
 
 def tradeoffs(groups: Sequence[RunGroup], name: str, metric: str) -> dict[str, list[Series]]:
@@ -133,17 +137,18 @@ def tradeoffs(groups: Sequence[RunGroup], name: str, metric: str) -> dict[str, l
     lines_by_axis = {}
     for title, axis in (("sent by server and clients", bytes_of), ("simulated seconds", seconds_of)):
         lines = [
-            line if np.ptp(line.x) or len(line.x) == 1 else _last(line) for line in curves(groups, name, metric, axis)
+            curve if np.ptp(curve.x) or len(curve.x) == 1 else _last(curve)
+            for curve in curves(groups, name, metric, axis)
         ]
-        largest = max((float(line.x.max()) for line in lines), default=0.0)
+        largest = max((float(curve.x.max()) for curve in lines), default=0.0)
         if largest > 0:
             unit, factor = ("", 1.0) if axis is seconds_of else next(u for u in _UNITS if largest >= u[1])
-            lines_by_axis[f"{unit} {title}".strip()] = [replace(line, x=line.x / factor) for line in lines]
+            lines_by_axis[f"{unit} {title}".strip()] = [replace(curve, x=curve.x / factor) for curve in lines]
     return lines_by_axis
 
 
-def _last(line: Series) -> Series:
-    return replace(line, x=line.x[-1:], mean=line.mean[-1:], spread=line.spread[-1:], seeds=line.seeds[-1:])
+def _last(curve: Series) -> Series:
+    return replace(curve, x=curve.x[-1:], mean=curve.mean[-1:], spread=curve.spread[-1:], seeds=curve.seeds[-1:])
 
 
 def bars(groups: Sequence[RunGroup], names: Sequence[str], metric: str, rule: Rule) -> list[Series]:
@@ -152,11 +157,11 @@ def bars(groups: Sequence[RunGroup], names: Sequence[str], metric: str, rule: Ru
     Kinds with the scores of another kind appear once.
     """
     columns, numbers, x = [], style_numbers(groups), np.arange(len(names), dtype=np.float64)
-    for group, kind in [(member, kind) for member in groups for kind in member.distinct_kinds(rule)]:
-        values = [group.values(metric_name("test", kind, name, metric), rule) for name in names]
+    for group, model_kind in [(member, model_kind) for member in groups for model_kind in member.distinct_kinds(rule)]:
+        values = [group.values(metric_name("test", model_kind, name, metric), rule) for name in names]
         if any(len(of_seeds) for of_seeds in values):
-            number = numbers.get((group, kind), len(numbers))
-            columns.append(_series(label_of(group, kind, rule), number, x, values))
+            number = numbers.get((group, model_kind), len(numbers))
+            columns.append(_series(label_of(group, model_kind, rule), number, x, values))
     return columns
 
 
@@ -168,41 +173,43 @@ def cmc(groups: Sequence[RunGroup], name: str) -> list[Series]:
     """
     numbers, lines = style_numbers(groups), []
     for group in groups:
-        kind = kind_of_last(group, name, "rank1")
-        queries = [of_run for run in group.runs if (of_run := queries_of(run, name, kind)) is not None]
+        model_kind = kind_of_last(group, name, "rank1")
+        queries = [of_run for run in group.runs if (of_run := queries_of(run, name, model_kind)) is not None]
         if len(queries) == len(group.runs) and all(len(of_run.cmc) for of_run in queries):
             values = list(np.array([of_run.cmc for of_run in queries]).T)
             x = np.arange(1, len(values) + 1, dtype=np.float64)
         else:
-            of_ranks = [group.values(metric_name("test", kind, name, f"rank{rank}"), Rule()) for rank in (1, 5, 10)]
+            of_ranks = [
+                group.values(metric_name("test", model_kind, name, f"rank{rank}"), Rule()) for rank in (1, 5, 10)
+            ]
             if not all(len(of_rank) for of_rank in of_ranks):
                 continue
             values, x = of_ranks, np.array([1.0, 5.0, 10.0])
-        lines.append(_series(label_of_line(group, kind), numbers[group, kind], x, values))
+        lines.append(_series(label_of_line(group, model_kind), numbers[group, model_kind], x, values))
     return lines
 
 
-def queries_of(run: Run, name: str, kind: str | None = None) -> Queries | None:
+def queries_of(run: Run, name: str, model_kind: str | None = None) -> Queries | None:
     """Return a model's results on single queries at the last evaluation; None if the run has no such file.
 
-    ``kind``: kind of the model; None: the delivered one.
+    ``model_kind``: kind of the model; None: the delivered one.
     """
     file = run.queries
     if file is None or file.round_ != (run.summary["final"] or {}).get("round"):
         return None
-    return file.results.get(metric_name(kind or run.primary, name))
+    return file.results.get(metric_name(model_kind or run.primary, name))
 
 
 def style_numbers(groups: Sequence[RunGroup]) -> Mapping[tuple[RunGroup, str], int]:
     """Return the style number of each group and kind of model, the same in all pictures."""
-    columns = [(group, kind) for group in groups for kind in group.distinct_kinds(Rule())]
-    columns += [(group, kind) for group in groups for kind in (group.runs[0].primary, "global")]
+    columns = [(group, model_kind) for group in groups for model_kind in group.distinct_kinds(Rule())]
+    columns += [(group, model_kind) for group in groups for model_kind in (group.runs[0].primary, "global")]
     return {column: number for number, column in enumerate(dict.fromkeys(columns))}
 
 
-def label_of(group: RunGroup, kind: str, rule: Rule) -> str:
+def label_of(group: RunGroup, model_kind: str, rule: Rule) -> str:
     """Return the label of a group's model; it contains the kind if the group has several."""
-    return group.label if group.distinct_kinds(rule) == [kind] else f"{group.label}, {kind}"
+    return group.label if group.distinct_kinds(rule) == [model_kind] else f"{group.label}, {model_kind}"
 
 
 def _series(label: str, number: int, x: Floats, values: Sequence[Floats]) -> Series:

@@ -112,10 +112,10 @@ def intervals_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: S
                     missing[queries] = None
                     continue
                 estimate = over_people(queries.scores[metric], queries.pids)
-                kind, value = kind_of_last(group, name, metric), _percent(estimate.value)
-                lines.append([group.label, kind, name, metric, value, _interval(estimate), estimate.over])
-    text = "95 % bootstrap interval over people, each with all their queries; a query's score is the mean over seeds"
-    notes = [text, *missing]
+                model_kind, value = kind_of_last(group, name, metric), _percent(estimate.value)
+                lines.append([group.label, model_kind, name, metric, value, _interval(estimate), estimate.over])
+    note = "95 % bootstrap interval over people, each with all their queries; a query's score is the mean over seeds"
+    notes = [note, *missing]
     return Block(["run", "model", "data set", "score", "mean", "interval", "over"], lines, tuple(notes), num_left=4)
 
 

@@ -31,9 +31,9 @@ def style_of(number: int) -> Style:
 
     There are seven colours and eight markers: neighbours differ in both. From the eighth series on, the line differs.
     """
-    marker, line = _MARKERS[number % len(_MARKERS)], _LINES[number // len(_COLOURS) % len(_LINES)]
+    marker, dash = _MARKERS[number % len(_MARKERS)], _LINES[number // len(_COLOURS) % len(_LINES)]
     hatch = _HATCHES[number // len(_COLOURS) % len(_HATCHES)]
-    return Style(_COLOURS[number % len(_COLOURS)], marker[0], line[0], hatch[0], marker[1], line[1], hatch[1])
+    return Style(_COLOURS[number % len(_COLOURS)], marker[0], dash[0], hatch[0], marker[1], dash[1], hatch[1])
 
 
 def faded(colour: str, opacity: float) -> str:

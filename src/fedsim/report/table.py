@@ -118,8 +118,8 @@ def report(
         written.append(f"wrote {html}")
     if format == "table":
         return "\n\n".join([*parts, *written])
-    for line in written:
-        log.info(line)
+    for message in written:
+        log.info(message)
     return "\n\n".join(parts)
 
 

@@ -33,7 +33,7 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def line_of_identity(config: Mapping[str, Any]) -> str:
     """Return a line with the hash of the settings by which runs are one experiment, of files and of the user's code."""
     identity = identity_of(config)
-    texts = [f"{name} {value}" for kind in ("files", "code") for name, value in identity[kind].items()]
+    texts = [f"{name} {value}" for content_kind in ("files", "code") for name, value in identity[content_kind].items()]
     return ", ".join([f"Identity: settings {fingerprint_of(config)}", *texts])
 
 
@@ -44,10 +44,10 @@ def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
     {'data.manifest': ('a', 'b')}
     """
     pairs = {
-        name if kind == "files" else f"code of {name}": (earlier, new[kind][name])
-        for kind in ("files", "code")
-        for name, earlier in old.get(kind, {}).items()
-        if name in new.get(kind, {})
+        name if content_kind == "files" else f"code of {name}": (earlier, new[content_kind][name])
+        for content_kind in ("files", "code")
+        for name, earlier in old.get(content_kind, {}).items()
+        if name in new.get(content_kind, {})
     }
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -119,8 +119,8 @@ def _file_of(module: str) -> Path | None:
         return None
     installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     for folder in [os.getcwd(), *(path for path in sys.path if path not in installed)]:
-        place = Path(folder, *module.split("."))
-        for path in (place.with_suffix(".py"), place / "__init__.py"):
+        module_path = Path(folder, *module.split("."))
+        for path in (module_path.with_suffix(".py"), module_path / "__init__.py"):
             if path.is_file():
                 return path.resolve()
     return None

@@ -189,15 +189,15 @@ def setting_at(option: str, classes: Mapping[str, str] | None = None) -> Setting
     if not parts:
         return Setting(base=section(first).path) if is_section else section("").arguments.get(first, UNKNOWN)
     cls = section(first) if is_section else None
-    setting, place = UNKNOWN, first
+    setting, prefix = UNKNOWN, first
     for part in (part for part in parts if part != "init_args"):
-        place = f"{place}.{part}"
-        if setting.form == "names" and place not in chosen:  # the key of a mapping
+        prefix = f"{prefix}.{part}"
+        if setting.form == "names" and prefix not in chosen:  # the key of a mapping
             setting = Setting(base=setting.base)
             continue
         base = cls.path if cls is not None else ""
         setting = argument_of(base, part) if base else UNKNOWN
-        cls = class_at(chosen.get(place) or setting.base) if setting.base or place in chosen else None
+        cls = class_at(chosen.get(prefix) or setting.base) if setting.base or prefix in chosen else None
     return setting
 
 

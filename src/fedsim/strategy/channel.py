@@ -188,8 +188,8 @@ class ControlChannel:
                 values = self._store.multi_get([_key(rank) for rank in peers])
             except Exception as error:  # of any type: the store is gone, with rank 0 or torchrun's agent
                 if not self._closing.is_set():
-                    doing, kind = self._activities.get(0, "start"), type(error).__name__
-                    self._note(PeerError(f"rank 0 (or its launcher) ended without a word in {doing} ({kind})", 0))
+                    doing, class_name = self._activities.get(0, "start"), type(error).__name__
+                    self._note(PeerError(f"rank 0 (or its launcher) ended without a word in {doing} ({class_name})", 0))
                 return
             self._idle = 0
             for rank, value in zip(peers, values, strict=True):

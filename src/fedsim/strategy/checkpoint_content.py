@@ -115,8 +115,8 @@ def _problems(checkpoint: Mapping[str, Any]) -> Iterator[str]:
     vectors = checkpoint.get("state_dict")
     if not isinstance(vectors, dict) or not all(isinstance(vector, Tensor) for vector in vectors.values()):
         yield "state_dict"
-    for name, kind in (("callbacks", dict), ("optimizer_states", list), ("lr_schedulers", list)):
-        if not isinstance(checkpoint.get(name), kind):
+    for name, expected_type in (("callbacks", dict), ("optimizer_states", list), ("lr_schedulers", list)):
+        if not isinstance(checkpoint.get(name), expected_type):
             yield name
     yield from _loop_problems(checkpoint.get("loops"))
 

@@ -138,10 +138,10 @@ def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
         name: {"dtype": STORABLE[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end - tensor.nbytes, end]}
         for (name, tensor), end in zip(tensors.items(), ends, strict=True)
     }
-    text = json.dumps({"__metadata__": {_LAYOUT: digest_of_header(header)}, **header}).encode()
-    text += b" " * (-len(text) % 8)
+    encoded = json.dumps({"__metadata__": {_LAYOUT: digest_of_header(header)}, **header}).encode()
+    encoded += b" " * (-len(encoded) % 8)
     with path.open("wb", buffering=0) as file:
-        head = memoryview(struct.pack("<Q", len(text)) + text)
+        head = memoryview(struct.pack("<Q", len(encoded)) + encoded)
         for view in (head, *(bytes_of(tensor) for tensor in tensors.values())):
             while view:  # a single write takes at most 2 GB
                 view = view[file.write(view) :]

@@ -97,11 +97,11 @@ def check_place(environ: Environment = os.environ) -> None:
     is_slurm = launch.launcher == "Slurm"
     names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID") if is_slurm else ("LOCAL_RANK", "GROUP_RANK", "RANK")
     for name, number in zip(names, (launch.per_node, launch.nodes, launch.per_node * launch.nodes), strict=True):
-        text = environ.get(name, "0" if name == "GROUP_RANK" else "").strip()  # Lightning's default
-        if text and int(text) < number:
+        value_text = environ.get(name, "0" if name == "GROUP_RANK" else "").strip()  # Lightning's default
+        if value_text and int(value_text) < number:
             continue
         setattr(rank_zero_only, "rank", 0)  # noqa: B010 - an attribute of a function
-        problem = f"is {text}, but the run has {number}, counted from 0" if text else "is missing"
+        problem = f"is {value_text}, but the run has {number}, counted from 0" if value_text else "is missing"
         raise ConfigError(
             f"{name}: {problem}; {launch.launcher} sets it for each process: start fedsim by it, or unset "
             f"{'SLURM_NTASKS' if is_slurm else 'TORCHELASTIC_RUN_ID'} to run alone"
@@ -200,10 +200,10 @@ def _count(devices: Devices) -> int | None:
     """
     if isinstance(devices, list):
         return len(devices)
-    text = str(devices).strip()
-    if "," in text:
-        return len([part for part in text.split(",") if part.strip()])
-    return int(text) if text.isdigit() else None
+    value_text = str(devices).strip()
+    if "," in value_text:
+        return len([part for part in value_text.split(",") if part.strip()])
+    return int(value_text) if value_text.isdigit() else None
 
 
 # -- where they meet ---------------------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ def awaiting_ranks(rank: int, ranks: int, timeout: float) -> Iterator[None]:
     Raises:
         ConfigError: if the others have not come within ``timeout`` seconds.
     """
-    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    remark = f"rank {rank} waits at {place} for all {ranks} ranks, for at most {timeout:.0f} s"
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    remark = f"rank {rank} waits at {address} for all {ranks} ranks, for at most {timeout:.0f} s"
     timer = threading.Timer(_QUIET, log.info, [remark])
     timer.daemon = True
     timer.start()
@@ -247,7 +247,7 @@ def awaiting_ranks(rank: int, ranks: int, timeout: float) -> Iterator[None]:
         if "timed out" not in str(error).lower():
             raise
         raise ConfigError(
-            f"trainer.strategy.timeout: rank {rank} waited {timeout:.0f} s at {place}, and not all of {ranks} ranks "
+            f"trainer.strategy.timeout: rank {rank} waited {timeout:.0f} s at {address}, and not all of {ranks} ranks "
             "came; start all of them, or unset LOCAL_RANK and WORLD_SIZE if no launcher starts them"
         ) from error
     finally:

@@ -43,7 +43,7 @@ class ReadyRanks(_SubprocessScriptLauncher):
         self._start_ranks()
         started, self.procs = self.procs, []
         first = self.cluster_environment.node_rank() * self.num_processes + 1
-        self._watch = _RankWatch({first + place: process for place, process in enumerate(started)})
+        self._watch = _RankWatch({first + position: process for position, process in enumerate(started)})
         self._watch.start()
 
     def kill(self, signum: int) -> None:

@@ -81,12 +81,12 @@ def resumed_at(path: Path, checkpoint: Mapping[str, Any]) -> Resumed:
     return Resumed(progress_of(checkpoint)["started"], config if isinstance(config, Mapping) else None)
 
 
-def _read_plain(text: str) -> Any:
+def _read_plain(yaml_text: str) -> Any:
     """Read the YAML of plain values that fedsim writes; raise ValueError for one that could expand without end."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(yaml_text, loader)):
         raise ValueError("aliases")
-    return yaml.load(text, loader)
+    return yaml.load(yaml_text, loader)
 
 
 def check_rounds(path: Path, done: int, max_epochs: int | None) -> bool:

@@ -181,7 +181,7 @@ def is_refused_by_nccl(error: str) -> bool:
     >>> is_refused_by_nccl("Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000")
     True
     """
-    return any(text in error for text in ("Duplicate GPU", "Multiple Ranks are using the same GPU/Partition"))
+    return any(phrase in error for phrase in ("Duplicate GPU", "Multiple Ranks are using the same GPU/Partition"))
 
 
 class SharedGpus:

@@ -18,9 +18,9 @@ def identity() -> str:
     return f"{name_of_machine()} {os.getpid()}"
 
 
-def continue_process(line: str) -> None:
+def continue_process(process_identity: str) -> None:
     """Continue the process of an :func:`identity`, if it is stopped on this machine."""
-    machine, _, pid = line.rpartition(" ")
+    machine, _, pid = process_identity.rpartition(" ")
     if machine == name_of_machine() and pid.isdecimal() and is_stopped(int(pid)):
         with suppress(OSError):  # it has ended
             os.kill(int(pid), signal.SIGCONT)

@@ -45,12 +45,12 @@ def try_sum(rank: int, devices: Sequence[torch.device], store: Path, *, seconds:
     try:
         unbind_group_of_all()
         _sum(rank, range(len(devices)), device, None)
-        for kind in dict.fromkeys(("gloo", backend)):
+        for group_backend in dict.fromkeys(("gloo", backend)):
             for first in range(0, len(devices) - 1, 2):  # pairs, as the smallest rank groups
                 ranks = range(first, first + 2)
-                group = dist.new_group(list(ranks), timeout=timeout, backend=kind)
+                group = dist.new_group(list(ranks), timeout=timeout, backend=group_backend)
                 if rank in ranks:
-                    _sum(rank, ranks, device if kind == "nccl" else torch.device("cpu"), group)
+                    _sum(rank, ranks, device if group_backend == "nccl" else torch.device("cpu"), group)
     finally:
         dist.destroy_process_group()
 

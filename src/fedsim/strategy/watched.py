@@ -151,5 +151,5 @@ class WatchedStrategy(DDPStrategy):
     def _report(self, exception: BaseException) -> None:
         if self._channel is not None and not isinstance(exception, PeerError | RunStoppedError):
             # an OSError names its file in str alone
-            text = str(exception) if isinstance(exception, FedSimError | OSError) else repr(exception)
-            self._channel.fail(" ".join(text.split()))
+            message = str(exception) if isinstance(exception, FedSimError | OSError) else repr(exception)
+            self._channel.fail(" ".join(message.split()))

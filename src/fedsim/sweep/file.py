@@ -113,10 +113,10 @@ class Sweep:
 def read_content(path: Path) -> Any:
     """Return the content of a sweep file; raise DataError if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        yaml_text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read this sweep ({error}); does the file exist?") from error
-    return parse_yaml(with_quotes(text), str(path))[0]
+    return parse_yaml(with_quotes(yaml_text), str(path))[0]
 
 
 def sweep_of(content: object, name: str) -> Sweep:
@@ -164,13 +164,13 @@ def command_of(sweep: Sweep, sample: Sample) -> list[str]:
         "${env}": ["/usr/bin/env"],
         "${interpreter}": ["python"],
         "${program}": [sweep.program],
-        "${args}": [f"--{text}" for text in plain],
+        "${args}": [f"--{option}" for option in plain],
         "${args_no_hyphens}": plain,
     }
-    line = []
+    command = []
     for word in sweep.command:
-        line += macros.get(word) or [_VARIABLE.sub(lambda match: os.environ.get(match[1], match[1]), word)]
-    return line
+        command += macros.get(word) or [_VARIABLE.sub(lambda match: os.environ.get(match[1], match[1]), word)]
+    return command
 
 
 def _as_text(value: Any) -> str:
@@ -288,8 +288,8 @@ class _Reader:
                 remedy = f"a grid takes up to {_MOST}; give values, a larger q, or set method to random"
                 self._refuse(field, f"has {size:.3g} values; {remedy}")
             if method == "grid" and (not options[name].grid or options[name].probabilities):
-                kind = options[name].distribution
-                self._refuse(field, f"a grid cannot be made of {kind}; give values, or set method to random")
+                distribution = options[name].distribution
+                self._refuse(field, f"a grid cannot be made of {distribution}; give values, or set method to random")
         return options
 
     def _parameter(self, fields: dict[str, Any], field: str) -> Parameter:

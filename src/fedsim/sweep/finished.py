@@ -38,8 +38,8 @@ def refuse_changed(runs: Sequence[SweepRun]) -> None:
 def _options(run: SweepRun) -> list[str] | None:
     """Return the words of a run's command after ``fedsim fit``; None for another command."""
     words = list(run.command)
-    place = words.index("fit") if "fit" in words else 0
-    return words[place + 1 :] if place and Path(words[place - 1]).name == "fedsim" else None
+    position = words.index("fit") if "fit" in words else 0
+    return words[position + 1 :] if position and Path(words[position - 1]).name == "fedsim" else None
 
 
 def _resolved(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
@@ -68,9 +68,9 @@ def _difference(folder: Path, summary: Mapping[str, Any], config: Mapping[str, A
         if d.effect != "nothing" and not names_file(d):
             return f"{d.option} {text_of(d.old)}, and the command has {text_of(d.new)}"
     recorded, present = summary.get("identity", {}), identity_of(config)
-    for kind in ("files", "code"):
-        before, now = recorded.get(kind, {}), present[kind]
+    for content_kind in ("files", "code"):
+        before, now = recorded.get(content_kind, {}), present[content_kind]
         for name in (name for name in {**before, **now} if before.get(name) != now.get(name)):
-            return f"another content of {'code of ' if kind == 'code' else ''}{name}"
+            return f"another content of {'code of ' if content_kind == 'code' else ''}{name}"
     is_other = data is not None and summary.get("data") is not None and summary["data"]["digest"] != data
     return "other data than are there now" if is_other else ""

@@ -56,9 +56,9 @@ class SweepRun:
 
 def check_names(command: Sequence[str]) -> None:
     """Refuse options that ``fedsim fit`` lacks, also in configs; those of other programs are not checked."""
-    for place, (program, first) in enumerate(itertools.pairwise(command)):
+    for position, (program, first) in enumerate(itertools.pairwise(command)):
         if Path(program).name == "fedsim" and first == "fit":
-            words = with_shipped(with_paper(command[place + 2 :]))
+            words = with_shipped(with_paper(command[position + 2 :]))
             check_options([word for word in command if word.startswith("--")], "fit")
             with suppress(DataError):  # the file may exist when the run starts
                 check_arguments(given(words, _read), "fit")

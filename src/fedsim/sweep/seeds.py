@@ -92,7 +92,7 @@ def run_in(folder: Path, options: Sequence[str], sample: Sample) -> SweepRun:
     return SweepRun(sample, (sys.executable, "-m", "fedsim", "fit", *arguments), folder)
 
 
-def take_folder(words: Sequence[str], kind: str) -> tuple[list[str], Path]:
+def take_folder(words: Sequence[str], suffix: str) -> tuple[list[str], Path]:
     """Return the words without ``--run_dir``, and the folder of all runs: that one, or ``runs/NAME-KIND``.
 
     NAME is that of the last config or the paper's row.
@@ -101,7 +101,7 @@ def take_folder(words: Sequence[str], kind: str) -> tuple[list[str], Path]:
     if folders:
         return options, Path(expanded(folders[-1], "run_dir"))
     named = [*take_values(words, "--config")[1], *take_values(words, "--paper")[1]]
-    return options, Path("runs") / f"{Path(named[-1]).stem if named else 'fit'}-{kind}"
+    return options, Path("runs") / f"{Path(named[-1]).stem if named else 'fit'}-{suffix}"
 
 
 def mark_of(options: Sequence[str]) -> str:
@@ -122,7 +122,7 @@ def take_numbers(words: list[str], option: str) -> tuple[list[str], list[int]]:
 
 def take_list(words: Sequence[str], option: str) -> tuple[list[str], list[str] | None]:
     """Return the words without an option and its values, ``a b`` or ``=a,b``, and these; None without the option."""
-    places = [place for place, word in enumerate(words) if word.partition("=")[0] == option]
+    places = [position for position, word in enumerate(words) if word.partition("=")[0] == option]
     if len(places) > 1:
         raise ConfigError(f"{option}: is given twice; give it once, with all values")
     if not places:

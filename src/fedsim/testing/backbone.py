@@ -154,8 +154,8 @@ def _check_training(network: nn.Module, images: Tensor, findings: Findings) -> N
 def _note_state(kept: dict[str, str], network: nn.Module, findings: Findings) -> None:
     places = changed(kept, state_of(network))
     tensors = {"self._buffers", "self._parameters", "self._modules"}
-    for place in (place for place in places if place not in tensors):
-        findings.add(f"forward changes {place}, which is neither sent nor saved; use a buffer")
+    for state_name in (state_name for state_name in places if state_name not in tensors):
+        findings.add(f"forward changes {state_name}, which is neither sent nor saved; use a buffer")
 
 
 def compare_fits(whole: Fit, findings: Findings) -> None:

@@ -55,8 +55,8 @@ class Findings:
 def described(error: BaseException) -> str:
     """Return type, message and place of an error in one line; the place is the last one outside of fedsim and torch."""
     message = " ".join(str(error).split())
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith(_OWN) and "site-packages" not in f.filename]
-    place = [*outside[-1:], *frames[-1:]]
-    return f"{text} ({Path(place[0].filename).name}, line {place[0].lineno})" if place else text
+    last_frames = [*outside[-1:], *frames[-1:]]
+    return f"{summary} ({Path(last_frames[0].filename).name}, line {last_frames[0].lineno})" if last_frames else summary

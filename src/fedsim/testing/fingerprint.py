@@ -32,25 +32,25 @@ def state_of(part: Any) -> dict[str, str]:
     """
     places = {f"self.{name}": hashed(value) for name, value in _attributes(part)}
     modules: dict[str, Mapping[str, Any]] = {}
-    for kind in type(part).__mro__:
-        if kind.__module__.partition(".")[0] in _OF_LIBRARIES and "_watched" not in vars(kind):
+    for cls in type(part).__mro__:
+        if cls.__module__.partition(".")[0] in _OF_LIBRARIES and "_watched" not in vars(cls):
             continue
-        held = {name: value for name, value in vars(kind).items() if _counts(name)}
-        if "_watched" in vars(kind):  # the hooks that watch are not the author's
+        held = {name: value for name, value in vars(cls).items() if _counts(name)}
+        if "_watched" in vars(cls):  # the hooks that watch are not the author's
             held = {name: value for name, value in held.items() if not callable(value)}
-        places |= {f"{kind.__name__}.{name}": hashed(value) for name, value in held.items()}
-        modules[kind.__module__] = {**modules.get(kind.__module__, {}), **_variables(kind)}
+        places |= {f"{cls.__name__}.{name}": hashed(value) for name, value in held.items()}
+        modules[cls.__module__] = {**modules.get(cls.__module__, {}), **_variables(cls)}
     for name, variables in modules.items():
         places |= {f"{name}.{n}": hashed(value, name) for n, value in variables.items() if _is_variable(n, value)}
     return places
 
 
-def _variables(kind: type) -> Mapping[str, Any]:
+def _variables(cls: type) -> Mapping[str, Any]:
     """Return the variables of a class's module; of a class that was sent by value, those that its functions use."""
-    for held in vars(kind).values():
-        if isinstance(held, types.FunctionType) and held.__module__ == kind.__module__:
+    for held in vars(cls).values():
+        if isinstance(held, types.FunctionType) and held.__module__ == cls.__module__:
             return held.__globals__
-    return vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+    return vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
 
 
 def _attributes(part: Any) -> Iterator[tuple[str, Any]]:
@@ -77,16 +77,16 @@ def hashed(value: Any, module: str | None = None) -> str:
             digest.update(repr(held).encode())
         elif id(held) not in seen:
             seen[id(held)] = held  # held: another object could get its id
-            text, inner = _content(held, module)
-            digest.update(text)
+            content, inner = _content(held, module)
+            digest.update(content)
             waiting += inner
     return digest.hexdigest()
 
 
 def _content(held: Any, module: str | None) -> tuple[bytes, list[Any]]:
     """Return bytes that identify an object itself, and the objects that it holds."""
-    for kind, identity in _WITHOUT_INNER.items():
-        if isinstance(held, kind):
+    for held_type, identity in _WITHOUT_INNER.items():
+        if isinstance(held, held_type):
             return identity(held), []
     if isinstance(held, Mapping):
         return b"{%d" % len(held), [inner for item in held.items() for inner in item]
@@ -137,9 +137,9 @@ def _is_full(cell: Any) -> bool:
 
 def _of_object(held: Any, module: str | None) -> list[Any]:
     """Return the attributes of objects of the author's own classes, and of classes in the module."""
-    kind = held if isinstance(held, type) else type(held)
-    owner = kind.__module__
-    is_foreign = module is not None and owner != module and kind is not types.SimpleNamespace
+    cls = held if isinstance(held, type) else type(held)
+    owner = cls.__module__
+    is_foreign = module is not None and owner != module and cls is not types.SimpleNamespace
     if owner.partition(".")[0] in _OF_LIBRARIES or is_foreign:
         return [*_counter(held)]
     if isinstance(held, type):

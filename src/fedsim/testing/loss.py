@@ -94,8 +94,8 @@ def _check_batch(loss: nn.Module | MetricLoss, seen: SeenBatch, findings: Findin
             )
     if not torch.equal(value, _value(loss, seen)):
         findings.add("two calls with the same batch differ: it draws random numbers, or keeps something")
-    for place in changed(kept, state_of(loss)):
-        findings.add(f"it changes {place}: what it keeps is of other clients, and in no checkpoint")
+    for state_name in changed(kept, state_of(loss)):
+        findings.add(f"it changes {state_name}: what it keeps is of other clients, and in no checkpoint")
     if any(not torch.equal(a, b) for a, b in zip(before, _copies(seen), strict=True)):
         findings.add("it changes the batch in place, which other losses see, too")
 

@@ -136,8 +136,10 @@ def _check_labels(name: str, part: Split, findings: Findings) -> bool:
     """Return whether the labels of a part have the right form."""
     for label, values in (("pids", part.pids), ("camids", part.camids)):
         if not isinstance(values, np.ndarray) or values.dtype != np.int64 or values.ndim != 1:
-            kind = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
-            findings.add(f"{name}: {label} is {kind}, not a NumPy array int64 [n]")
+            description = (
+                f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+            )
+            findings.add(f"{name}: {label} is {description}, not a NumPy array int64 [n]")
             return False
         if len(values) != len(part.images):
             findings.add(f"{name}: {len(values)} {label} for {len(part.images)} images")
@@ -156,8 +158,10 @@ def _check_images(name: str, part: Split, size: Size, findings: Findings) -> Non
     pixels = images.decode(size)
     form = (len(chosen), 3, *size)
     if not isinstance(pixels, torch.Tensor) or pixels.dtype is not torch.uint8 or tuple(pixels.shape) != form:
-        kind = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, torch.Tensor) else type(pixels).__name__
-        findings.add(f"{name}: decode returns {kind}, not torch.uint8 {list(form)}")
+        description = (
+            f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, torch.Tensor) else type(pixels).__name__
+        )
+        findings.add(f"{name}: decode returns {description}, not torch.uint8 {list(form)}")
         return
     order = np.arange(len(chosen))[::-1].copy()
     ways: dict[str, Callable[[], torch.Tensor]] = {

@@ -127,9 +127,9 @@ class Fit:
         """Run it in a process of its own; return the findings."""
         self.folder.mkdir(parents=True)
         method, sent = self._start_method()
-        kind: Any = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)
         port = find_free_network_port()
-        processes = [kind.Process(target=_fit, args=(sent, rank, port)) for rank in range(self.ranks)]
+        processes = [context.Process(target=_fit, args=(sent, rank, port)) for rank in range(self.ranks)]
         # a fork of this process goes on with its main module; a clean process has none
         with _without_main() if method == "forkserver" else nullcontext():
             for process in processes:
@@ -236,8 +236,8 @@ class _Notes:
 
 
 def _train(fit: Fit, note: Callable[[str], None]) -> None:
-    over = watch(fit.method, note, fit.own_streams)
-    model, data = fit.build(over.twin)
+    watcher = watch(fit.method, note, fit.own_streams)
+    model, data = fit.build(watcher.watched_copy)
     saving = ModelCheckpoint(
         fit.folder / "checkpoints", filename="{epoch}", auto_insert_metric_name=False, save_top_k=-1,
         save_on_train_epoch_end=True,
@@ -245,7 +245,7 @@ def _train(fit: Fit, note: Callable[[str], None]) -> None:
     trainer = Trainer(
         max_epochs=fit.rounds, devices=fit.ranks, accelerator="cpu", check_val_every_n_epoch=fit.rounds,
         enable_checkpointing=True, enable_progress_bar=False, default_root_dir=str(fit.folder),
-        callbacks=[saving, _Observer(fit, note, over)],
+        callbacks=[saving, _Observer(fit, note, watcher)],
     )  # fmt: skip
     resumed = None if fit.resumed_from is None else str(fit.resumed_from)
     trainer.fit(model, datamodule=data, ckpt_path=resumed)
@@ -254,8 +254,8 @@ def _train(fit: Fit, note: Callable[[str], None]) -> None:
 class _Observer(Callback):
     """Unsettles the random streams of each rank, and compares the start with the end of a still fit."""
 
-    def __init__(self, fit: Fit, note: Callable[[str], None], over: Watch) -> None:
-        self._fit, self._note, self._over = fit, note, over
+    def __init__(self, fit: Fit, note: Callable[[str], None], watcher: Watch) -> None:
+        self._fit, self._note, self._watcher = fit, note, watcher
         self._start: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
@@ -270,10 +270,10 @@ class _Observer(Callback):
         """Write the scores; of a still fit, compare the global models."""
         if self._fit.ranks == 1 and self._fit.resumed_from is None:
             _personalise(pl_module)
-            self._over.end()
+            self._watcher.end()
         if trainer.is_global_zero:
             (self._fit.folder / "scores.json").write_text(json.dumps(pl_module.scores))
-        if not self._fit.is_still or (self._over.prunes and not self._fit.must_be_still):
+        if not self._fit.is_still or (self._watcher.prunes and not self._fit.must_be_still):
             return
         for arch, start in self._start.items():
             moved = (pl_module.server.vector(arch) - start).abs().max().item() if len(start) else 0.0

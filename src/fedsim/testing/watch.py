@@ -26,21 +26,21 @@ _REMEDY_OF_STATE = "keep tensors by client.keep or server.keep: checkpoints and 
 
 
 def watch(method: Method, note: Note, own_streams: bool = True) -> Watch:
-    """Return the watch over a copy of a method, its ``twin``: ``note`` gets a sentence for all that its hooks do wrong.
+    """Return the watch over ``watched_copy``, a copy of a method: ``note`` gets a sentence for each fault of its hooks.
 
-    The twin's results have the same bits as those of the method.
+    The copy's results have the same bits as those of the method.
 
     ``own_streams``: whether the network draws nothing from torch's global stream, so that the method's draws show.
     """
-    kind = type(method)
-    over = Watch(method, note, own_streams)
-    hooks = {name: _hook(kind, name, over) for name in _WRAPPERS}
-    twin = copy.copy(method)
-    label = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_watched": True}
-    object.__setattr__(twin, "__class__", type(kind.__name__, (kind,), label | hooks))
-    over.twin = twin
-    over.begin()
-    return over
+    method_class = type(method)
+    watcher = Watch(method, note, own_streams)
+    hooks = {name: _hook(method_class, name, watcher) for name in _WRAPPERS}
+    watched_copy = copy.copy(method)
+    label = {"__module__": method_class.__module__, "__qualname__": method_class.__qualname__, "_watched": True}
+    object.__setattr__(watched_copy, "__class__", type(method_class.__name__, (method_class,), label | hooks))
+    watcher.watched_copy = watched_copy
+    watcher.begin()
+    return watcher
 
 
 class Received(Mapping[str, Tensor]):
@@ -84,7 +84,7 @@ class Watch:
     """A record of a method while it runs: its hook, its messages, and its state."""
 
     def __init__(self, method: Method, note: Note, own_streams: bool) -> None:
-        self.method, self.twin, self.own_streams = method, method, own_streams
+        self.method, self.watched_copy, self.own_streams = method, method, own_streams
         self._note, self._said = note, set[str]()
         self.server: Server | None = None
         self.hook = ""
@@ -94,7 +94,7 @@ class Watch:
 
     def begin(self) -> None:
         """Take the state of the method before its first hook."""
-        self._state = state_of(self.twin)
+        self._state = state_of(self.watched_copy)
 
     def say(self, sentence: str, key: str | None = None) -> None:
         """Note a finding; one for each ``key``."""
@@ -130,8 +130,10 @@ class Watch:
         self._compare_state(hook)
         if not may_change:
             self._compare_server(hook, before)
-        for place in sorted(self._names(owner) - names):
-            self.say(f"{hook} sets the attribute {place}, which ends with the process; {_REMEDY_OF_STATE}", place)
+        for attribute in sorted(self._names(owner) - names):
+            self.say(
+                f"{hook} sets the attribute {attribute}, which ends with the process; {_REMEDY_OF_STATE}", attribute
+            )
 
     def _compare_streams(self, hook: str, streams: Mapping[str, bytes], may_draw: bool) -> None:
         for library, state in global_streams().items():
@@ -145,9 +147,9 @@ class Watch:
             )
 
     def _compare_state(self, hook: str) -> None:
-        state = state_of(self.twin)
-        for place in changed(self._state, state):
-            self.say(f"{hook} changes {place}: {_REMEDY_OF_STATE}", f"state {place}")
+        state = state_of(self.watched_copy)
+        for state_name in changed(self._state, state):
+            self.say(f"{hook} changes {state_name}: {_REMEDY_OF_STATE}", f"state {state_name}")
         self._state = state
 
     def _server_content(self) -> dict[str, Tensor]:
@@ -181,7 +183,7 @@ class Watch:
         extras = client.received.extras
         if not isinstance(extras, Received):
             assert self.server is not None, "the server sends before a client receives"
-            payload = type(self.method).payload(self.twin, self.server, client.model.arch, client.round)
+            payload = type(self.method).payload(self.watched_copy, self.server, client.model.arch, client.round)
             self.sent |= {*payload.down} & extras.keys()
             client.received = replace(client.received, extras=Received(extras, self.read, self._missed))
         if not isinstance(client.store, OwnStore):
@@ -210,8 +212,8 @@ class Watch:
 # -- one wrapper for each hook -----------------------------------------------------------------------------------------
 
 
-def _hook(kind: type[Method], name: str, watch: Watch) -> Callable[..., Any]:
-    plain, wrapper = getattr(kind, name), _WRAPPERS[name]
+def _hook(method_class: type[Method], name: str, watch: Watch) -> Callable[..., Any]:
+    plain, wrapper = getattr(method_class, name), _WRAPPERS[name]
 
     def hook(method: Method, *args: Any) -> Any:
         return wrapper(watch, lambda *arguments: plain(method, *arguments), *args)
@@ -299,7 +301,7 @@ def _check_upload(watch: Watch, client: Client, upload: Upload) -> None:
     fits = upload.vector.shape == shared.shape and upload.vector.dtype is torch.float32
     watch.expect(fits, f"sends a vector {_named(upload.vector)}, and the model has {len(shared)} shared float32 values")
     assert watch.server is not None, "the server sends before a client uploads"
-    declared = type(watch.method).payload(watch.twin, watch.server, client.model.arch, client.round).up
+    declared = type(watch.method).payload(watch.watched_copy, watch.server, client.model.arch, client.round).up
     watch.uploaded |= upload.extras.keys()
     for name, tensor in upload.extras.items():
         if name not in declared:

@@ -365,8 +365,8 @@ class Client(LightningModule):
             raise failures.not_finite(self._named, f"{self._start} loss or weights")
         if variances is not None and extremes[-1] < 0:
             raise failures.negative_variance(self._named, extremes[-1])
-        for place, (_, limit) in enumerate(sent):
-            if max(map(abs, extremes[2 * place : 2 * place + 2])) > limit:
+        for position, (_, limit) in enumerate(sent):
+            if max(map(abs, extremes[2 * position : 2 * position + 2])) > limit:
                 raise failures.too_large(self._named, f"{self._start} the update", limit)
         if (inexact := self.session.inexact) is not None:
             raise failures.bad_update(
@@ -434,7 +434,7 @@ class Client(LightningModule):
     def load(self) -> None:
         """Copy the private groups and the own head into the rank's model, and fetch the kept tensors."""
         stored = self.private_state()
-        self.model.seat(self.num_classes)
+        self.model.set_num_classes(self.num_classes)
         self.model.private.copy_(stored.pop("state"), non_blocking=True)
         # copies: methods may change them in place, and the session may be discarded
         self.kept = {n.removeprefix(_KEPT): t.to(self.device, non_blocking=True, copy=True) for n, t in stored.items()}

@@ -50,15 +50,15 @@ class Output(NamedTuple):
     """features of the batch's further views, if a loss compares views"""
 
 
-def arch_name(kind: str) -> str:
-    """Return the name of an architecture whose network is of the class ``kind``.
+def arch_name(class_name: str) -> str:
+    """Return the name of an architecture whose network is of the class ``class_name``.
 
     The global vectors are in a ParameterDict, so a name that is one of its attributes gets an underscore.
 
     >>> arch_name("SmallCNN"), arch_name("Forward"), arch_name("Keys")
     ('smallcnn', 'forward_', 'keys_')
     """
-    name = kind.lower()
+    name = class_name.lower()
     return f"{name}_" if hasattr(nn.ParameterDict(), name) else name
 
 
@@ -105,7 +105,7 @@ class FlatModel:
         """tensors of the method that every client keeps from the start, by name, on the CPU"""
         # without initial weights: a replica is made within a session, and must not advance its random streams
         self.head = network.head or skip_init(nn.Linear, network.num_features, 1, device=self.flat.buffer.device)
-        """the identity head: the shared one, or that of the seated client"""
+        """the identity head: the shared one, or that of the current client"""
         if self.has_own_heads:
             self.head.bias.requires_grad_(network.head_kind.bias)
         self._counters = [(counter, counter.clone()) for counter in counters.values()]
@@ -116,9 +116,9 @@ class FlatModel:
         """whether images are in this order of memory in training"""
         self.num_rounds: int | None = None
         """of the run; None: it has no last one"""
-        self.seat(max_classes)
+        self.set_num_classes(max_classes)
 
-    def seat(self, num_classes: int) -> None:
+    def set_num_classes(self, num_classes: int) -> None:
         """Give the own head the size of a client's label space; its values are those in the buffer."""
         self.num_classes = num_classes
         if self.has_own_heads:
@@ -133,7 +133,7 @@ class FlatModel:
 
     @property
     def private(self) -> Tensor:
-        """The part that belongs to the seated client, [num_private + own head]: a view."""
+        """The part that belongs to the current client, [num_private + own head]: a view."""
         return self.whole[self.flat.num_shared :]
 
     @property
@@ -143,7 +143,7 @@ class FlatModel:
 
     @property
     def whole(self) -> Tensor:
-        """The seated client's model with its own head: a view of the buffer."""
+        """The current client's model with its own head: a view of the buffer."""
         return self.flat.buffer[: self.flat.num_model + self.head_room(self.num_classes)]
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
@@ -208,7 +208,7 @@ class FlatModel:
             self.network.compile_backbone({size for size in sizes if size is not None})
 
     def replica(self, role: str) -> FlatModel:
-        """Return a second model of this architecture, seated for the same client.
+        """Return a second model of this architecture, for the same client.
 
         It is made at the first call, one for each role, such as ``global`` or ``previous``, and has a buffer, a head
         and optimizers of its own. Its weights and its mode, training or evaluation, are those of the last client: set
@@ -221,7 +221,7 @@ class FlatModel:
             new.channels_last, new.work = self.channels_last, self.work
             new.network.work = self.work["second"]
             self._replicas[role] = new
-        self._replicas[role].seat(self.num_classes)
+        self._replicas[role].set_num_classes(self.num_classes)
         return self._replicas[role]
 
     def frozen_replica(self, role: str, weights: Tensor) -> FlatModel:

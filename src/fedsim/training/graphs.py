@@ -53,9 +53,9 @@ def why_plain(settings: LocalTraining, num_images: int, device: torch.device) ->
         return "micro_batch cuts its batches"
     if settings.accumulate > 1:
         return "accumulate makes batches without a step"
-    kind = type(settings.optimizer([torch.nn.Parameter(torch.zeros(1))]))
-    if kind not in ELEMENTWISE:
-        return f"{kind.__name__} may keep state on the host"
+    optimizer_class = type(settings.optimizer([torch.nn.Parameter(torch.zeros(1))]))
+    if optimizer_class not in ELEMENTWISE:
+        return f"{optimizer_class.__name__} may keep state on the host"
     return None
 
 

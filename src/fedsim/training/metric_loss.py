@@ -53,16 +53,16 @@ class MetricLoss:
             return
         if not isinstance(loss, str):
             raise ConfigError(f"{_FIELD}.name: {type(loss).__name__} is no name and no module; {_REMEDY}")
-        kind = _find(self.name)
+        loss_class = _find(self.name)
         made: dict[tuple[int, ...] | None, nn.Module] = {}
-        if not _has_class_weights(kind):  # wrong options are refused now, not in the first batch
-            made[None] = self._make(kind, {})
+        if not _has_class_weights(loss_class):  # wrong options are refused now, not in the first batch
+            made[None] = self._make(loss_class, {})
             _check_weights(self.name, made[None], {})
         elif self.features != "neck":
             raise ConfigError(
                 f"{_FIELD}.features: {self.name} compares with the head, whose input is the neck; set neck"
             )
-        object.__setattr__(self, "_kind", kind)
+        object.__setattr__(self, "_kind", loss_class)
         object.__setattr__(self, "_made", made)  # by Z and D where these matter
 
     def _take(self, module: nn.Module) -> None:
@@ -82,8 +82,10 @@ class MetricLoss:
     @property
     def waits(self) -> bool:
         """Whether it is known that the host waits for the device in it: of your own modules it is not."""
-        kind: type[nn.Module] = self.__dict__["_kind"]
-        return kind.__module__.startswith("pytorch_metric_learning.") and kind.__name__ not in _WITHOUT_WAITS
+        loss_class: type[nn.Module] = self.__dict__["_kind"]
+        return (
+            loss_class.__module__.startswith("pytorch_metric_learning.") and loss_class.__name__ not in _WITHOUT_WAITS
+        )
 
     def __call__(self, features: Features, labels: Tensor, head: Tensor) -> Tensor:
         """Return the loss (scalar, without its weight) of features with labels [B]; ``head`` [Z, D] are its weights."""
@@ -107,9 +109,9 @@ class MetricLoss:
             made[classes, width] = sized
         return made[classes, width]
 
-    def _make(self, kind: type[nn.Module], sizes: Mapping[str, int]) -> nn.Module:
+    def _make(self, loss_class: type[nn.Module], sizes: Mapping[str, int]) -> nn.Module:
         try:
-            return kind(**sizes, **self.options)
+            return loss_class(**sizes, **self.options)
         except (TypeError, ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"{_FIELD}.options: {self.name} does not take these ({reason})") from error
@@ -131,22 +133,22 @@ def _find(name: str) -> type[nn.Module]:
     if "." in name:
         path, _, last = name.rpartition(".")
         try:
-            kind = getattr(import_module(path), last, None)
+            loss_class = getattr(import_module(path), last, None)
         except ImportError as error:
             raise ConfigError(f"{_FIELD}.name: there is no module {path} ({error}); is it on PYTHONPATH?") from error
     else:
         library = load_extra("pytorch_metric_learning.losses", _FIELD, "models")
-        kind, names = getattr(library, name, None), [loss for loss in dir(library) if loss.endswith("Loss")]
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        loss_class, names = getattr(library, name, None), [loss for loss in dir(library) if loss.endswith("Loss")]
+    if not (isinstance(loss_class, type) and issubclass(loss_class, nn.Module)):
         close = get_close_matches(name, names, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "give a class of pytorch_metric_learning.losses"
         raise ConfigError(f"{_FIELD}.name: there is no loss {name}; {hint}")
-    return kind
+    return loss_class
 
 
-def _has_class_weights(kind: type[nn.Module]) -> bool:
+def _has_class_weights(loss_class: type[nn.Module]) -> bool:
     """Whether the constructor of a loss takes the number of identities."""
-    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    constructors = [vars(base)["__init__"] for base in loss_class.__mro__ if "__init__" in vars(base)]
     return any("num_classes" in inspect.signature(constructor).parameters for constructor in constructors)
 
 

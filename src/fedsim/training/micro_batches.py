@@ -102,13 +102,13 @@ class MicroBatches:
             self._reseed(first)
             yield batch
             return
-        place, count = (self.rank_group.place, self.rank_group.size) if self.rank_group else (0, 1)
-        indices = range(place, len(slices), count)
+        position, count = (self.rank_group.place, self.rank_group.size) if self.rank_group else (0, 1)
+        indices = range(position, len(slices), count)
         statistics = [_StatisticsSum(model) for model in self.models.values()]
         self._statistics = statistics
         for index in indices or [0]:
             weight = len(batch.labels[slices[index]]) / len(batch.labels) if indices else 0.0
-            is_first, is_last = index == place or not indices, not indices or index == indices[-1]
+            is_first, is_last = index == position or not indices, not indices or index == indices[-1]
             self.current = MicroBatch(first + index, weight, is_first=is_first, is_last=is_last)
             self._reseed(first + index)
             for running in statistics:

@@ -115,8 +115,8 @@ class LocalOptimizer:
         """Yield for each tensor that is stepped: its moments, the tensor, and its elements of the buffer."""
         if self._views is None:
             for parameter in self.parameters:
-                place = self.flat.place_of(parameter)
-                yield self._plain.optimizer.state[parameter], parameter, slice(place, place + parameter.numel())
+                offset = self.flat.place_of(parameter)
+                yield self._plain.optimizer.state[parameter], parameter, slice(offset, offset + parameter.numel())
         elif self._flat_optimizer is not None:
             for segment in self._segments:
                 yield self._flat_optimizer.optimizer.state[segment.vector], segment.vector, slice(*segment.span())
@@ -216,10 +216,10 @@ class LocalOptimizer:
         """
         gradients, addends = [], []
         for parameter in self.parameters:
-            place = self.flat.place_of(parameter)
-            if parameter.grad is not None and place < len(vector):
+            offset = self.flat.place_of(parameter)
+            if parameter.grad is not None and offset < len(vector):
                 gradients.append(parameter.grad)
-                addends.append(vector[place : place + parameter.numel()].view_as(parameter))
+                addends.append(vector[offset : offset + parameter.numel()].view_as(parameter))
         if gradients:
             torch._foreach_add_(gradients, addends)  # of all parameters in few launches, as torch's optimizers do it
 
@@ -238,9 +238,9 @@ class LocalOptimizer:
         mean = torch.zeros_like(start)
         for group, rate in zip(self.groups, self.rates, strict=True):
             for parameter in group:
-                place = self.flat.place_of(parameter)
-                span = slice(place, place + parameter.numel())
-                if place < len(start) and rate > 0 and self.num_steps:
+                offset = self.flat.place_of(parameter)
+                span = slice(offset, offset + parameter.numel())
+                if offset < len(start) and rate > 0 and self.num_steps:
                     mean[span] = (start[span] - self.flat.buffer[span]) / (self.normaliser * rate)
         return mean
 
@@ -266,8 +266,8 @@ class LocalOptimizer:
         """Return each parameter's view of the gradients' buffer; give segments their parts of it and of the weights."""
         gradients, views = self.flat.gradients, []
         for parameter in self.parameters:
-            place = self.flat.place_of(parameter)
-            views.append(gradients[place : place + parameter.numel()].view(parameter.shape))
+            offset = self.flat.place_of(parameter)
+            views.append(gradients[offset : offset + parameter.numel()].view(parameter.shape))
         for segment in self._segments:
             span = slice(*segment.span())
             segment.vector.data, segment.vector.grad = self.flat.buffer[span], gradients[span]

@@ -234,7 +234,7 @@ class LocalTraining:
         at_least(section, 1, "; use null for whole epochs", local_steps=self.local_steps)
         made = try_optimizer(f"{section}.optimizer", self.optimizer)
         if self.optimizer_state == "keep" and type(made) not in ELEMENTWISE:
-            names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+            names = ", ".join(optimizer_class.__name__ for optimizer_class in ELEMENTWISE)
             raise ConfigError(f"{section}.optimizer_state: keep works only for {names}; set it to reset")
         self.schedule.check(f"{section}.schedule")
         if self.long_round is not None:

@@ -104,7 +104,7 @@ def write(
     data, root, folder, counts = open_data(config), Path(generators), Path(output), []
     chosen = choose_clients(data, clients)
     backbone, networks, size = _networks_of(root)
-    of_generators, of_images = (folders_of_clients(place, data.federated) for place in (root, folder))
+    of_generators, of_images = (folders_of_clients(parent, data.federated) for parent in (root, folder))
     for client in chosen:  # before the first image is generated
         check_trained(of_generators[client.name], client, size)
         check_is_free(of_images[client.name])

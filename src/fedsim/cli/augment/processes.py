@@ -53,8 +53,8 @@ def ending_on_signals(is_first: bool) -> Iterator[None]:
         except StopSignal as received:
             if is_first:
                 log.info("the training so far is kept; the same command continues it")
-            if is_first and received.signum == signal.SIGUSR1 and (line := requeue()):
-                log.warning(line)
+            if is_first and received.signum == signal.SIGUSR1 and (remark := requeue()):
+                log.warning(remark)
             raise RunStoppedError(received.signum) from None
 
 
@@ -91,9 +91,9 @@ def _run(shares: Sequence[Sequence[str]], options: Mapping[str, Any]) -> None:
     running: list[subprocess.Popen[bytes]] = []
     try:
         for row, share in enumerate(shares):
-            line = _command(share, row, options)
+            argv = _command(share, row, options)
             with _without_interruption():
-                running.append(subprocess.Popen(line, stdout=subprocess.DEVNULL, preexec_fn=following(signal.SIGTERM)))
+                running.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, preexec_fn=following(signal.SIGTERM)))
         codes = [process.wait() for process in running]
     finally:
         for process in running:  # no effect on processes that have ended

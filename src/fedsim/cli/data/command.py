@@ -34,8 +34,8 @@ def split_settings(args: list[str]) -> tuple[list[str], list[str]]:
     """
     settings: list[str] = []
     remaining: list[str] = []
-    for place, word in enumerate(args):
-        last = args[place - 1] if place else ""
+    for position, word in enumerate(args):
+        last = args[position - 1] if position else ""
         is_value = last.startswith(_SETTING) and "=" not in last and not word.startswith("--")
         (settings if word.startswith(_SETTING) or is_value else remaining).append(word)
     return settings, remaining

@@ -1,6 +1,6 @@
 """From facts to a verdict: the lines of the page, and the problems that prevent a fit.
 
-A finding depends only on facts and wish, so it can be tested without the machine in question.
+A finding depends only on the facts and the options of the fit, so it can be tested without the machine in question.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedsim.cli.doctor.facts import GIB, MachineFacts, Wish
+from fedsim.cli.doctor.facts import GIB, MachineFacts, RequestedFit
 from fedsim.core.extras import DISTRIBUTION, to_install
 from fedsim.core.nvidia import failure_in, why_unseen
 from fedsim.core.placement import by_device
 from fedsim.core.room import Room
 
-Sure = Literal["tried", "read", "guessed"]
+Evidence = Literal["tried", "read", "guessed"]
 
 _SHARED = GIB  # several ranks share images and sums in it; containers have 64 MiB by default
 _DISK, _LITTLE_DISK = GIB, 10 * GIB  # a checkpoint of ResNet-50 with eight clients' states takes about 1 GiB
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
     about: str
     text: str
-    sure: Sure
+    sure: Evidence
     """tried: tested just now; read: from a file, variable or library; guessed: concluded from other facts"""
 
 
@@ -59,40 +59,40 @@ class Checkup:
         return [finding for finding in self.findings if finding.blocks]
 
 
-def examine(facts: MachineFacts, wish: Wish) -> Checkup:
-    """Return the page about a machine and the fit of ``wish``."""
+def examine(facts: MachineFacts, requested: RequestedFit) -> Checkup:
+    """Return the page about a machine and the fit of ``requested``."""
     checks = (_libraries, _namesake, _unseen_gpus, _refusal, _gpus, _sums, _faiss, _memory, _readers, _folders, _wandb)
-    findings = [finding for check in checks for finding in check(facts, wish)]
-    return Checkup(_resources(facts), _uses(facts, wish), findings)
+    findings = [finding for check in checks for finding in check(facts, requested)]
+    return Checkup(_resources(facts), _uses(facts, requested), findings)
 
 
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
-def _libraries(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
+def _libraries(facts: MachineFacts, _: RequestedFit) -> Iterator[Problem]:
     if facts.torch.problem:
         yield Problem(f"torch: {facts.torch.problem}", "install fedsim again: pip install -e .")
     elif facts.plan.problem:
         yield Problem(f"ranks: {facts.plan.problem}", "install fedsim again: pip install -e .")
 
 
-def _namesake(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
+def _namesake(facts: MachineFacts, _: RequestedFit) -> Iterator[Problem]:
     if facts.namesake:
         cause = f"the package {facts.namesake} is imported as fedsim, too: Python may find either"
         yield Problem(cause, f"pip uninstall fedsim, then install {DISTRIBUTION} again", blocks=False)
 
 
-def _refusal(facts: MachineFacts, __: Wish) -> Iterator[Problem]:
+def _refusal(facts: MachineFacts, __: RequestedFit) -> Iterator[Problem]:
     """The error line with which a fit would end; it contains its remedy."""
     if facts.plan.refusal:
         cause, _, remedy = facts.plan.refusal.partition("; ")
         yield Problem(cause, remedy or "see fedsim fit --help")
 
 
-def _unseen_gpus(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
-    """GPUs that the machine has, or the wish requires, and that torch does not find."""
-    required = wish.accelerator in ("gpu", "cuda")
-    if facts.torch.gpus or facts.torch.problem or wish.accelerator == "cpu":
+def _unseen_gpus(facts: MachineFacts, requested: RequestedFit) -> Iterator[Problem]:
+    """GPUs that the machine has, or the fit requires, and that torch does not find."""
+    required = requested.accelerator in ("gpu", "cuda")
+    if facts.torch.gpus or facts.torch.problem or requested.accelerator == "cpu":
         return
     if not (required or facts.nvidia or facts.driver):
         return
@@ -102,7 +102,7 @@ def _unseen_gpus(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
     yield Problem(cause + torch_message, remedy, blocks=required or not hidden)
 
 
-def _gpus(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
+def _gpus(facts: MachineFacts, _: RequestedFit) -> Iterator[Problem]:
     if not facts.plan.on_gpu:
         return
     numbers = [int(device.partition(":")[2] or 0) for device in facts.plan.devices]
@@ -119,7 +119,7 @@ def _gpus(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
         yield Problem(cause, "results are equal only on one model: choose with trainer.devices", blocks=False)
 
 
-def _sums(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
+def _sums(facts: MachineFacts, _: RequestedFit) -> Iterator[Problem]:
     several, by_nccl = len(facts.plan.devices) > 1, facts.plan.by_nccl
     if facts.sums:
         name = "NCCL" if by_nccl else "gloo"
@@ -137,9 +137,9 @@ def _sums(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
         yield Problem(cause, "give the container more: --shm-size=8g, or --ipc=host")
 
 
-def _faiss(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
-    """FAISS ranks only if the wish requires it; ``fedsim rank`` uses it by default to find neighbours."""
-    required, faiss = wish.backend == "faiss", facts.faiss
+def _faiss(facts: MachineFacts, requested: RequestedFit) -> Iterator[Problem]:
+    """FAISS ranks only if the fit requires it; ``fedsim rank`` uses it by default to find neighbours."""
+    required, faiss = requested.backend == "faiss", facts.faiss
     otherwise = "leave model.evaluation.backend at auto" if required else "fedsim rank: set --backend torch"
     if faiss.problem:
         yield Problem(f"faiss: {faiss.problem}", f"{to_install('faiss')}, or {otherwise}", required)
@@ -156,7 +156,7 @@ def _faiss(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
         yield Problem(cause, f"install its CUDA libraries (docs/evaluation.md), or {otherwise}", required)
 
 
-def _memory(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
+def _memory(facts: MachineFacts, _: RequestedFit) -> Iterator[Problem]:
     ranks = len(facts.plan.devices)
     if facts.cores < ranks:
         cause = f"{ranks} ranks have {facts.cores:g} cores"
@@ -166,24 +166,24 @@ def _memory(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
         yield Problem(cause, "a rank needs about 2 GiB in addition to its images", blocks=False)
 
 
-def _readers(facts: MachineFacts, _: Wish) -> Iterator[Problem]:
+def _readers(facts: MachineFacts, _: RequestedFit) -> Iterator[Problem]:
     """Processes that read images; without them a fit runs, more slowly."""
     if facts.readers:
         remedy = "ranks read their images themselves; allow more processes, or give the container a larger /dev/shm"
         yield Problem(f"data.workers: processes that read images cannot run: {facts.readers}", remedy, blocks=False)
 
 
-def _folders(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
+def _folders(facts: MachineFacts, requested: RequestedFit) -> Iterator[Problem]:
     disk = facts.disk
     if disk.problem:
-        yield Problem(f"run_dir: {wish.run_dir} cannot be a folder: {disk.problem}", "give another --run_dir")
+        yield Problem(f"run_dir: {requested.run_dir} cannot be a folder: {disk.problem}", "give another --run_dir")
     elif disk.free < _LITTLE_DISK:
         cause = f"run_dir: {_gib(disk.free)} GiB are free at {disk.where}"
         yield Problem(cause, "make room, or give another --run_dir", blocks=disk.free < _DISK)
 
 
-def _wandb(facts: MachineFacts, wish: Wish) -> Iterator[Problem]:
-    if wish.tracked and facts.wandb.mode == "online" and not facts.wandb.login:
+def _wandb(facts: MachineFacts, requested: RequestedFit) -> Iterator[Problem]:
+    if requested.tracked and facts.wandb.mode == "online" and not facts.wandb.login:
         yield Problem("W&B: a logger needs a login, and there is none", "run wandb login, or set WANDB_MODE=offline")
 
 
@@ -221,13 +221,13 @@ def _faiss_line(facts: MachineFacts) -> str:
     return f"{faiss.version or 'own build'}{cuda}; {built}; same neighbours as torch on {devices}"
 
 
-def _uses(facts: MachineFacts, wish: Wish) -> list[Line]:
+def _uses(facts: MachineFacts, requested: RequestedFit) -> list[Line]:
     plan = facts.plan
     if not plan.devices:
         return [Line("device", "unknown", "guessed")]
     ranks = f"{len(plan.devices)} here, {plan.world} in all" if plan.world > len(plan.devices) else str(plan.world)
     name = "NCCL" if plan.by_nccl else "gloo"
-    if plan.shares:
+    if plan.ranks_share_gpu:
         name = "gloo within a GPU" + f", {name} among GPUs" * (not plan.is_on_one)
     tried = facts.sums == ""
     sums = f"{name}, {'a sum was right' if tried else 'not tried'}" if plan.world > 1 else "none: there is one rank"
@@ -237,7 +237,7 @@ def _uses(facts: MachineFacts, wish: Wish) -> list[Line]:
         Line("ranks", ranks + (f", by {plan.launcher}" if plan.launcher else ""), "tried"),
         *_sharing(facts),
         Line("sums over ranks", sums, "tried" if tried or plan.world == 1 else "guessed"),
-        Line("ranking", "faiss" if wish.backend == "faiss" else "torch", "read"),
+        Line("ranking", "faiss" if requested.backend == "faiss" else "torch", "read"),
         Line("neighbours in fedsim rank", "faiss" if by_faiss else "torch", "guessed"),
     ]
 
@@ -245,7 +245,7 @@ def _uses(facts: MachineFacts, wish: Wish) -> list[Line]:
 def _sharing(facts: MachineFacts) -> list[Line]:
     """Return the ranks that share a GPU, or the option by which they could."""
     plan = facts.plan
-    if plan.shares:
+    if plan.ranks_share_gpu:
         lines = [Line("ranks that share", by_device(plan.devices), "tried")]
         if facts.sums_on_one is not None:
             works = "works with NCCL_MULTI_RANK_GPU_ENABLE=1, which fedsim does not need (docs/gpus.md)"

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 from tabulate import tabulate
 
 from fedsim.cli.doctor.checkup import Checkup, examine
-from fedsim.cli.doctor.facts import MachineFacts, Wish
+from fedsim.cli.doctor.facts import MachineFacts, RequestedFit
 from fedsim.cli.doctor.trials import gather
 from fedsim.core.errors import NotReadyError
 from fedsim.papers.files import with_paper
@@ -35,9 +35,9 @@ def run(args: list[str]) -> str:
         NotReadyError: if a problem prevents the fit; the page is written before.
     """
     arguments = parsed(_parser(), join_configs(with_paper(args)))
-    wish = _wish(arguments.as_dict())
-    facts = gather(wish)
-    checkup = examine(facts, wish)
+    requested = _requested_fit(arguments.as_dict())
+    facts = gather(requested)
+    checkup = examine(facts, requested)
     page = as_json(facts, checkup) if arguments.json else as_page(checkup)
     if not checkup.blocks:
         return page
@@ -62,13 +62,13 @@ def _parser() -> ArgumentParser:
         "run_dir": (str | None, "folder to write to"),
     }
     parser.add_argument("--config", type=str | list[str] | None, help="a config of the fit; may be given several times")
-    for name, (kind, text) in options.items():
-        parser.add_argument(f"--{name}", type=kind, help=f"of the fit: {text}; overrides configs")
+    for name, (value_type, meaning) in options.items():
+        parser.add_argument(f"--{name}", type=value_type, help=f"of the fit: {meaning}; overrides configs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a page")
     return parser
 
 
-def _wish(options: dict[str, Any]) -> Wish:
+def _requested_fit(options: dict[str, Any]) -> RequestedFit:
     """Read the machine's part of the fit from its configs, then from options."""
     configs = options.pop("config")
     contents = [_sections(path) for path in ([configs] if isinstance(configs, str) else configs or [])]
@@ -83,7 +83,7 @@ def _wish(options: dict[str, Any]) -> Wish:
             stated |= {name: arguments.get(name) for name in ("ranks_per_device", "process_group_backend")}
         stated["tracked"] = "Wandb" in str(trainer["logger"]) if "logger" in trainer else None
         fields |= {name: value for name, value in stated.items() if value is not None}
-    return Wish(**fields)
+    return RequestedFit(**fields)
 
 
 def _sections(path: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def as_json(facts: MachineFacts, checkup: Checkup) -> str:
     """Return facts and verdict as JSON, for programs."""
     findings = [finding._asdict() for finding in checkup.findings]
     content = {"machine": socket.gethostname(), "ready": not checkup.blocks, "findings": findings}
-    content |= {part: [line._asdict() for line in getattr(checkup, part)] for part in ("resources", "uses")}
+    content |= {part: [entry._asdict() for entry in getattr(checkup, part)] for part in ("resources", "uses")}
     return json_format.dumps(content | {"facts": asdict(facts)}, indent=2)
 
 

@@ -24,7 +24,7 @@ _DISPLAYS = ("0x0300", "0x0302")  # classes of its devices: graphics, and proces
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestedFit:
     """The part of a fit's config that concerns the machine."""
 
     accelerator: str = "auto"
@@ -94,7 +94,7 @@ class FitDevices:
         return bool(self.devices) and self.devices[0].startswith("cuda")
 
     @property
-    def shares(self) -> bool:
+    def ranks_share_gpu(self) -> bool:
         """Whether several ranks are on one GPU."""
         return self.on_gpu and len(set(self.devices)) < len(self.devices)
 
@@ -181,8 +181,8 @@ def nvidia_on_bus(root: Path = Path("/")) -> int:
     count = 0
     for device in (root / "sys/bus/pci/devices").glob("*"):
         with suppress(OSError):
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-            count += vendor == _NVIDIA and kind[:6] in _DISPLAYS
+            vendor, device_class = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            count += vendor == _NVIDIA and device_class[:6] in _DISPLAYS
     return count
 
 

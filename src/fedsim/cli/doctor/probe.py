@@ -31,9 +31,9 @@ _CLOSE = 1e-5  # similarities are float32 sums of 256 products, which differ by 
 _TRIED = (64, 4096, 256, 50)  # queries, gallery, features, neighbours
 
 
-def torch_and_plan(wish: Mapping[str, Any]) -> dict[str, Any]:
+def torch_and_plan(requested: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts of torch and its GPUs, and the ranks of a fit according to Lightning and the launcher."""
-    return {"torch": torch_facts(), "plan": plan(wish)}
+    return {"torch": torch_facts(), "plan": plan(requested)}
 
 
 def torch_facts() -> dict[str, Any]:
@@ -71,8 +71,8 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
     return facts
 
 
-def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of :class:`fedsim.cli.doctor.facts.FitDevices`; ``wish`` has those of ``Wish`` there."""
+def plan(requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of :class:`fedsim.cli.doctor.facts.FitDevices`; ``requested``: those of ``RequestedFit``."""
     try:
         from lightning import Trainer
 
@@ -87,11 +87,11 @@ def plan(wish: Mapping[str, Any]) -> dict[str, Any]:
         return {"problem": f"a library cannot be imported: {first_line(error)}"}
     try:
         launch = find_launch()
-        on_each, backend = wish["ranks_per_device"], wish["process_group_backend"]
-        devices, num_nodes = follow_launcher(wish["devices"], wish["num_nodes"], ranks_per_device=on_each)
+        on_each, backend = requested["ranks_per_device"], requested["process_group_backend"]
+        devices, num_nodes = follow_launcher(requested["devices"], requested["num_nodes"], ranks_per_device=on_each)
         gpus = gpus_for(devices, on_each)
-        check_accelerator(wish["accelerator"], warns=False)
-        options = {"accelerator": wish["accelerator"], "devices": gpus, "num_nodes": num_nodes}
+        check_accelerator(requested["accelerator"], warns=False)
+        options = {"accelerator": requested["accelerator"], "devices": gpus, "num_nodes": num_nodes}
         with naming_the_field(options):
             trainer = Trainer(
                 **options, logger=False, enable_progress_bar=False,

@@ -21,8 +21,8 @@ from fedsim.cli.doctor.facts import (
     FitDevices,
     Gpu,
     MachineFacts,
+    RequestedFit,
     TorchFacts,
-    Wish,
     namesake_of,
     nvidia_on_bus,
     slurm_of,
@@ -82,14 +82,14 @@ class ProbeProcess:
         self.process.communicate()
 
 
-def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = LIMIT) -> MachineFacts:
-    """Return the facts of this machine, with trials for the fit of ``wish``; it takes about twice ``limit`` at most."""
+def gather(requested: RequestedFit, environ: Mapping[str, str] = os.environ, limit: float = LIMIT) -> MachineFacts:
+    """Return the facts of this machine, with trials for ``requested``; it takes about twice ``limit`` at most."""
     deadline = time.monotonic() + limit
     with ExitStack() as stack:  # the slow processes are started first, at the same time
-        machine = stack.enter_context(ProbeProcess("torch_and_plan", asdict(wish)))
+        machine = stack.enter_context(ProbeProcess("torch_and_plan", asdict(requested)))
         faiss = stack.enter_context(ProbeProcess("faiss"))
         readers = stack.enter_context(ProbeProcess("readers", _READERS))
-        facts = quick_facts(wish, environ)
+        facts = quick_facts(requested, environ)
         answer = machine.answer(deadline)
         torch = read(TorchFacts, answer.get("torch", answer))
         plan = read(FitDevices, answer.get("plan", answer))
@@ -100,7 +100,7 @@ def gather(wish: Wish, environ: Mapping[str, str] = os.environ, limit: float = L
     return replace(facts, sums=sums, sums_on_one=try_sums_on_one(plan.devices, limit))
 
 
-def quick_facts(wish: Wish, environ: Mapping[str, str]) -> MachineFacts:
+def quick_facts(requested: RequestedFit, environ: Mapping[str, str]) -> MachineFacts:
     """Return the facts that need no trial."""
     return MachineFacts(
         nvidia=nvidia_on_bus(),
@@ -108,7 +108,7 @@ def quick_facts(wish: Wish, environ: Mapping[str, str]) -> MachineFacts:
         visible=environ.get("CUDA_VISIBLE_DEVICES"),
         cores=usable_cores(),
         memory=memory_room(),
-        disk=room_of(Path(expanded(wish.run_dir, "run_dir"))),
+        disk=room_of(Path(expanded(requested.run_dir, "run_dir"))),
         slurm=slurm_of(environ),
         wandb=wandb_of(environ, Path.home(), Path.cwd()),
         namesake=namesake_of(),

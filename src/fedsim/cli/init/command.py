@@ -91,9 +91,9 @@ def init(folder: InputFolder, output: Settings = "fedsim.yaml") -> str:
     check_names(domains)
     if not any(domain.train for domain in domains):
         raise DataError(f"{root}: no data set has a folder bounding_box_train, so there is no client to train")
-    text = _config(root, path, domains)
+    yaml_text = _config(root, path, domains)
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(yaml_text, encoding="utf-8")
     clients = "\n".join(f"{printable(d.name)}: {_size(d.train)}" for d in domains if d.train is not None)
     return f"{clients}\nwrote {path}; try fedsim describe --config {path}, then fedsim fit --config {path}"
 

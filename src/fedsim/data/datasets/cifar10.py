@@ -92,8 +92,8 @@ class _PickledArray:
 
     def to_numpy(self) -> NDArray[np.uint8]:
         """Return the array; raise ValueError unless it holds bytes, in the number of its shape."""
-        _, shape, kind, columns_first, content = self.state
-        if not kind.is_uint8:
+        _, shape, dtype, columns_first, content = self.state
+        if not dtype.is_uint8:
             raise ValueError("data are not bytes")
         return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if columns_first else "C")
 

@@ -130,5 +130,5 @@ class Preemption(RoundCallback):
         self._ask_to_start_again(trainer, number)
 
     def _ask_to_start_again(self, trainer: Trainer, number: int | None) -> None:
-        if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero and (line := requeue()):
-            log.warning(line)
+        if self.requeue and number == signal.SIGUSR1 and trainer.is_global_zero and (remark := requeue()):
+            log.warning(remark)

@@ -123,12 +123,12 @@ class RoundProgress(RoundCallback, ProgressBar):
         busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
         if 1 < len(busy) <= _MAX_NAMES:
             shown += f", ranks busy {'/'.join(busy)} %"
-        line = f"{self._position(trainer.current_epoch)}: {shown}"
+        message = f"{self._position(trainer.current_epoch)}: {shown}"
         self._last = time.monotonic()
         if self._bar is None:
-            _say(line + self._time_left(trainer.current_epoch + 1))
+            _say(message + self._time_left(trainer.current_epoch + 1))
         else:
-            self._bar.write(line, file=sys.stderr)
+            self._bar.write(message, file=sys.stderr)
             self._bar.n = trainer.current_epoch + 1
             self._bar.refresh()
 
@@ -147,9 +147,9 @@ class RoundProgress(RoundCallback, ProgressBar):
         return {}
 
 
-def _say(line: str) -> None:
+def _say(message: str) -> None:
     """Write a line to the log; where the log shows none, as in a script that has set up no logging, to stderr."""
     if log.isEnabledFor(logging.INFO):
-        log.info("%s", line)
+        log.info("%s", message)
     else:
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{message}\n")

@@ -38,8 +38,8 @@ class FolderStart:
     @property
     def continues(self) -> bool:
         """Whether the checkpoint is one of the run in the folder."""
-        place = os.path.realpath(self.folder)
-        return self.ckpt_path is not None and Path(place) in Path(os.path.realpath(self.ckpt_path)).parents
+        real_folder = os.path.realpath(self.folder)
+        return self.ckpt_path is not None and Path(real_folder) in Path(os.path.realpath(self.ckpt_path)).parents
 
     def check_free(self) -> None:
         """Raise ConfigError if the folder holds a run that the fit neither continues nor replaces."""

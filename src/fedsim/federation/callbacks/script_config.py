@@ -11,7 +11,7 @@ import yaml
 from lightning import Callback, LightningModule, Trainer
 
 from fedsim.core.files import replacing
-from fedsim.core.written import UnwritableError, written, written_arguments, written_fields
+from fedsim.core.written import NotInConfigError, written, written_arguments, written_fields
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.federation import Federation
 from fedsim.settings.configuration import fingerprint_of
@@ -58,9 +58,9 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
     of_process = os.environ.get("PL_GLOBAL_SEED", "")
     of_training = module.settings.seed
     seed = of_training or int(of_process) if of_process.isdigit() else None
-    for section, value, kind in (("model", module, Federation), ("data", data, FederatedDataModule)):
-        if type(value) is not kind:
-            return Described(None, f"{section}: {type(value).__name__} is no {kind.__name__}", seed)
+    for section, value, expected_class in (("model", module, Federation), ("data", data, FederatedDataModule)):
+        if type(value) is not expected_class:
+            return Described(None, f"{section}: {type(value).__name__} is no {expected_class.__name__}", seed)
     try:
         model = written_fields(module.settings, "model")
         sections = {"model": model, "data": written_arguments(data, "data")}
@@ -68,7 +68,7 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
         for name, value in options.items():
             if name != _OF_A_FOLDER and not isinstance(value, FederatedStrategy) and not _only_watches(name, value):
                 trainer[name] = written(value, None, f"trainer.{name}")
-    except UnwritableError as error:
+    except NotInConfigError as error:
         return Described(None, str(error), seed)
     del model["seed"]  # the command line sets it to seed_everything
     start = None if seed is None or int(of_process) == seed else int(of_process)

@@ -273,8 +273,8 @@ class KeepConfig(SaveConfigCallback):
         """The configuration as text: dumped once, as it does not change; not validated, as it was parsed."""
         config = self.config.clone()
         config["ckpt_path"], config["overwrite"] = None, False  # settings of this start, not of the run
-        text: str = self.parser.dump(config, skip_none=False, skip_validation=True)
-        return text
+        yaml_text: str = self.parser.dump(config, skip_none=False, skip_validation=True)
+        return yaml_text
 
 
 class ScoreLastRound(Callback):

@@ -252,8 +252,8 @@ def _score_spreads(scores: Mapping[str, float]) -> dict[str, Any]:
     named, groups = few_names(scores), dict[str, list[float]]()
     for key, value in scores.items():
         if key not in named:
-            split, kind, _, metric = key.split("/")
-            groups.setdefault(f"{split}/{kind}/{metric}", []).append(value)
+            split, model_kind, _, metric = key.split("/")
+            groups.setdefault(f"{split}/{model_kind}/{metric}", []).append(value)
     return {k: v for name, values in groups.items() for k, v in _spread(name, values).items()}
 
 
@@ -264,8 +264,8 @@ def _table(scores: Mapping[str, float], round_: int) -> dict[str, Any]:
     rows: dict[tuple[str, str, str], dict[str, float]] = {}
     for key, value in few_names(scores).items():
         if key.count("/") == 3:
-            split, kind, domain, metric = metric_parts(key)
-            rows.setdefault((split, domain, kind), {})[metric] = value
+            split, model_kind, domain, metric = metric_parts(key)
+            rows.setdefault((split, domain, model_kind), {})[metric] = value
     if not rows:
         return {}
     metrics = [metric for metric in (*METRICS, *ACCURACIES) if any(metric in values for values in rows.values())]
@@ -279,17 +279,17 @@ def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
     import wandb
 
     groups: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for (split, kind, domain), curve in curves.items():
-        groups.setdefault((split, kind), {})[domain] = curve
+    for (split, model_kind, domain), curve in curves.items():
+        groups.setdefault((split, model_kind), {})[domain] = curve
     return {
-        f"cmc/{split}/{kind}": wandb.plot.line_series(
+        f"cmc/{split}/{model_kind}": wandb.plot.line_series(
             xs=list(range(1, 1 + len(next(iter(lines.values()))))),
             ys=list(lines.values()),
             keys=list(lines),
-            title=f"CMC, {split}, {kind} model, round {round_}",
+            title=f"CMC, {split}, {model_kind} model, round {round_}",
             xname="rank",
         )
-        for (split, kind), lines in groups.items()
+        for (split, model_kind), lines in groups.items()
         if len(lines) <= MAX_NAMES
     }
 

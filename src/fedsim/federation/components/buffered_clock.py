@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
-from fedsim.federation.components.clock import FIELD, NANO, Clock, Conditions
+from fedsim.federation.components.clock import FIELD, NANO, Clock, ClockInputs
 from fedsim.federation.components.listener import RoundRecord
 from fedsim.federation.components.privacy import DifferentialPrivacy
-from fedsim.federation.components.window import Fate, Job, Moment, Rules, next_window
+from fedsim.federation.components.window import ClockState, Job, Outcome, Rules, next_window
 from fedsim.functional.staleness import discounted, step_of
 from fedsim.methods.base import Weights
 from fedsim.training.statistics import BatchNormStatistics
@@ -37,7 +37,7 @@ class BufferedClock(Clock):
 
     def __init__(
         self,
-        conditions: Conditions,
+        inputs: ClockInputs,
         *,
         places: int,
         goal: int,
@@ -46,15 +46,17 @@ class BufferedClock(Clock):
         mix: float | None,
         max_staleness: int | None,
     ) -> None:
-        super().__init__(conditions)
+        super().__init__(inputs)
         self._discount, self._discount_settings = discount, discount_settings
         self._mix, self._max_staleness = mix, max_staleness
-        self._place_of = {name: place for place, name in enumerate(conditions.names)}
-        self._nanoseconds = lru_cache(_KNOWN)(conditions.nanoseconds)
+        self._place_of = {name: position for position, name in enumerate(inputs.names)}
+        self._nanoseconds = lru_cache(_KNOWN)(inputs.nanoseconds)
         self._staleness: list[int] = []
-        self._rules = Rules(places=places, goal=goal, duration=self._duration, choose=self._choose, fate=self._fate)
+        self._rules = Rules(
+            places=places, goal=goal, duration=self._duration, choose=self._choose, outcome=self._outcome
+        )
 
-    def timetable(self, round_: int, moment: Moment) -> tuple[Timetable, Moment]:
+    def timetable(self, round_: int, moment: ClockState) -> tuple[Timetable, ClockState]:
         """Return the clients that begin, and those that fill the buffer."""
         window = next_window(round_, moment, self._rules)
         answers = sorted(window.answers, key=lambda job: self._place_of[job.client])
@@ -68,7 +70,7 @@ class BufferedClock(Clock):
         )
         return table, window.after
 
-    def aged(self, weights: Mapping[str, Weights], table: Timetable) -> dict[str, Weights]:
+    def discounted_weights(self, weights: Mapping[str, Weights], table: Timetable) -> dict[str, Weights]:
         """Multiply the weights by the discounts of old answers, and normalise them again."""
         discounts = self._discounts(table)
         return {arch: self._aged(of_arch, discounts) for arch, of_arch in weights.items()}
@@ -86,7 +88,7 @@ class BufferedClock(Clock):
             parameters = {name: [column[name] for column in columns] for name in names}
         return Weights(discounted(weights.clients, discounts), parameters, weights.step_size)
 
-    def brought_forward(
+    def rebased_means(
         self, means: Mapping[str, Tensor], weights: Mapping[str, Weights], table: Timetable
     ) -> Mapping[str, Tensor]:
         """Add to each mean the server's changes since its answers began, and shorten the step by the discounts.
@@ -100,13 +102,13 @@ class BufferedClock(Clock):
     def _forward(self, arch: str, mean: Tensor, weights: Weights, table: Timetable) -> Tensor:
         rounds = {name: table.versions[name] for name in weights.clients}
         mix, discounts = self._mix, self._discounts(table)
-        old = sorted({round_ for round_ in rounds.values() if round_ != self.conditions.server.round})
+        old = sorted({round_ for round_ in rounds.values() if round_ != self.inputs.server.round})
         if not old and mix is None:
             return mean
-        theta, result = self.conditions.server.vector(arch).double(), mean.double()
-        statistics = self.conditions.statistics[arch]
+        theta, result = self.inputs.server.vector(arch).double(), mean.double()
+        statistics = self.inputs.statistics[arch]
         for round_ in old if mix is None else ():
-            began = self.conditions.old_models.of(round_, arch).to(theta.device).double()
+            began = self.inputs.old_models.of(round_, arch).to(theta.device).double()
             for stretch, of_clients in _of_parameters(weights, statistics):
                 share = math.fsum(weight for name, weight in of_clients.items() if rounds[name] == round_)
                 result[stretch] += share * (theta[stretch] - began[stretch])
@@ -119,14 +121,14 @@ class BufferedClock(Clock):
     def observe(self, record: RoundRecord) -> None:
         """Go on to the end of the round, and forget models on which no client will train."""
         super().observe(record)
-        self.conditions.old_models.keep_only(self._needed(self.moment, record.round_ + 1))
+        self.inputs.old_models.keep_only(self._needed(self.moment, record.round_ + 1))
         self._staleness = [record.round_ - self.table.versions[name] for name in record.reports]
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
         """Return the simulated time, the staleness of the answers that count, and the number of old models."""
         metrics = {
             "time/clock": self.moment.clock / NANO,
-            "timing/old_models": float(len(self.conditions.old_models.rounds)),
+            "timing/old_models": float(len(self.inputs.old_models.rounds)),
             "timing/too_old": float(len(self.table.too_old)),
         }
         if self._staleness:
@@ -137,20 +139,20 @@ class BufferedClock(Clock):
         """Return the earlier rounds on whose models clients will train from round ``round_`` on."""
         return self._needed(self.moment, round_)
 
-    def _needed(self, moment: Moment, round_: int) -> set[int]:
-        return {job.version for job in moment.under_way if self._fate(job, round_) == "answers"}
+    def _needed(self, moment: ClockState, round_: int) -> set[int]:
+        return {job.version for job in moment.under_way if self._outcome(job, round_) == "answers"}
 
     @property
     def settings(self) -> Mapping[str, float]:
         """The settings that decide when clients under way answer, and what their answers count."""
-        conditions = self.conditions
-        assert conditions.hardware is not None
+        inputs = self.inputs
+        assert inputs.hardware is not None
         settings: dict[str, float | None]
         settings = {f"{FIELD}.buffer": self._rules.goal, f"{FIELD}.mix": self._mix}
         settings |= {f"{FIELD}.{name}": value for name, value in self._discount_settings.items()}
-        settings |= {f"{FIELD}.max_staleness": self._max_staleness, _HARDWARE: conditions.hardware.checksum()}
-        settings |= {f"model.availability.{name}": value for name, value in asdict(conditions.availability).items()}
-        settings["seed_everything"] = conditions.seed
+        settings |= {f"{FIELD}.max_staleness": self._max_staleness, _HARDWARE: inputs.hardware.checksum()}
+        settings |= {f"model.availability.{name}": value for name, value in asdict(inputs.availability).items()}
+        settings["seed_everything"] = inputs.seed
         return {name: value for name, value in settings.items() if value is not None}
 
     def _check_jobs(self, jobs: Sequence[Job], settings: Mapping[str, float]) -> None:
@@ -177,19 +179,19 @@ class BufferedClock(Clock):
 
     def _discounts(self, table: Timetable) -> dict[str, float]:
         """Return client -> the factor of its answer."""
-        now = self.conditions.server.round
+        now = self.inputs.server.round
         return {name: self._discount(now - round_) for name, round_ in table.versions.items()}
 
     def _work(self, client: str, round_: int) -> float:
         """Return the share of its work that a client completes; 0: it does not answer."""
-        return self.conditions.availability.of([client], round_, self.conditions.seed)[client]
+        return self.inputs.availability.of([client], round_, self.inputs.seed)[client]
 
     def _duration(self, client: str, round_: int) -> int:
         """Return the nanoseconds of a session; a client that drops out keeps its place as long as if it answered."""
         # first downloads may not count; all later rounds have the same bytes
         return self._nanoseconds(client, min(round_, 1), self._work(client, round_) or 1.0)
 
-    def _fate(self, job: Job, due: int) -> Fate:
+    def _outcome(self, job: Job, due: int) -> Outcome:
         limit = self._max_staleness
         if self._work(job.client, job.version) == 0:
             return "fails"
@@ -197,10 +199,10 @@ class BufferedClock(Clock):
 
     def _choose(self, busy: Set[str], number: int, round_: int, called: int) -> list[str]:
         """Return clients that are not busy: a random sample, in the order of all clients."""
-        names = self.conditions.names
+        names = self.inputs.names
         if number >= len(names) - len(busy):
             return [name for name in names if name not in busy]
-        generator, chosen = numpy_generator(self.conditions.seed, round_, "called", called), set[str]()
+        generator, chosen = numpy_generator(self.inputs.seed, round_, "called", called), set[str]()
         while len(chosen) < number:  # takes as long as the number of chosen ones, not of all
             name = names[int(generator.integers(len(names)))]
             if name not in busy:
@@ -220,17 +222,15 @@ def _of_parameters(weights: Weights, statistics: BatchNormStatistics) -> list[St
     return [(entry.span, column) for entry, column in zip(statistics.parameters, columns, strict=True)]
 
 
-def check_buffered(conditions: Conditions) -> None:
+def check_buffered(inputs: ClockInputs) -> None:
     """Raise ConfigError for settings under which old answers mean nothing, or something else."""
-    method, name = conditions.method, f"model.method: {type(conditions.method).__name__}, as it is configured,"
+    method, name = inputs.method, f"model.method: {type(inputs.method).__name__}, as it is configured,"
     # of two rounds, as a method may begin to send with the second
-    payloads = [
-        method.payload(conditions.server, arch, round_) for arch in conditions.server.models for round_ in (0, 1)
-    ]
+    payloads = [method.payload(inputs.server, arch, round_) for arch in inputs.server.models for round_ in (0, 1)]
     sends = any(p.down or p.known or p.up or p.mask for p in payloads)
     rounds = f"; Buffered of {FIELD} has answers from several rounds: "
     remedy = "choose another method, or Deadline"
-    bn_stats = {statistics.policy for statistics in conditions.statistics.values()}
+    bn_stats = {statistics.policy for statistics in inputs.statistics.values()}
     refusals = {
         f"{name} has a step of the server that belongs to a round{rounds}{remedy}": method.server_every > 0,
         f"{name} uploads masks, so that the time of an upload is not known before{rounds}{remedy}": (
@@ -239,13 +239,13 @@ def check_buffered(conditions: Conditions) -> None:
         f"{name} combines the single uploads of a round{rounds}{remedy}": "uploads" in method.requires,
         f"{name} uses public images with the server of a round{rounds}{remedy}": "public_images" in method.requires,
         f"{name} sends tensors beside the model that belong to a round{rounds}{remedy}": sends,
-        f"model.aggregation: compares the uploads of a round{rounds}set it to null": conditions.aggregation is not None,
+        f"model.aggregation: compares the uploads of a round{rounds}set it to null": inputs.aggregation is not None,
         f"model.privacy: DifferentialPrivacy accounts for rounds{rounds}set it to null": (
-            isinstance(conditions.privacy, DifferentialPrivacy)
+            isinstance(inputs.privacy, DifferentialPrivacy)
         ),
-        f"model.adaptive_backbones: ranks clients by rounds{rounds}set it to null": conditions.has_ladder,
-        f"model.selection: {type(conditions.selection).__name__} learns from rounds{rounds}choose AllClients or "
-        "RandomFraction": conditions.selection.learns,
+        f"model.adaptive_backbones: ranks clients by rounds{rounds}set it to null": inputs.has_ladder,
+        f"model.selection: {type(inputs.selection).__name__} learns from rounds{rounds}choose AllClients or "
+        "RandomFraction": inputs.selection.learns,
     }
     for policy in sorted(bn_stats & {"first", "pooled"}):
         refusals[f"model.bn_stats: {policy} takes the statistics of a round{rounds}set it to mean or local"] = True

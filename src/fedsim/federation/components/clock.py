@@ -20,7 +20,7 @@ from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.federation.components.privacy import Privacy
 from fedsim.federation.components.robust import Aggregation
 from fedsim.federation.components.selection import Availability, Selection
-from fedsim.federation.components.window import Fate, Job, Moment, Rules, next_window
+from fedsim.federation.components.window import ClockState, Job, Outcome, Rules, next_window
 from fedsim.methods.base import Method, Weights
 from fedsim.training.old_models import OldModels
 from fedsim.training.server import Server
@@ -33,7 +33,7 @@ NANO = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
+class ClockInputs:
     """The parts of a federation that a clock works with."""
 
     names: Sequence[str]
@@ -84,9 +84,9 @@ class Clock(RoundListener, ABC):
 
     key = "timing"
 
-    def __init__(self, conditions: Conditions) -> None:
-        self.conditions = conditions
-        self.moment = Moment()
+    def __init__(self, inputs: ClockInputs) -> None:
+        self.inputs = inputs
+        self.moment = ClockState()
         """the time between the last round and the next"""
         self._next = self.moment
         self.table = Timetable((), {})
@@ -98,21 +98,21 @@ class Clock(RoundListener, ABC):
         return self.table
 
     @abstractmethod
-    def timetable(self, round_: int, moment: Moment) -> tuple[Timetable, Moment]:
+    def timetable(self, round_: int, moment: ClockState) -> tuple[Timetable, ClockState]:
         """Return the timetable of a round that begins at ``moment``, and the moment of its end."""
 
     def timetables(self, rounds: int) -> Iterator[Timetable]:
         """Yield the timetables of a whole run, before it."""
-        moment = Moment()
+        moment = ClockState()
         for round_ in range(rounds):
             table, moment = self.timetable(round_, moment)
             yield table
 
-    def aged(self, weights: Mapping[str, Weights], table: Timetable) -> dict[str, Weights]:  # noqa: ARG002 - for subclasses
+    def discounted_weights(self, weights: Mapping[str, Weights], table: Timetable) -> dict[str, Weights]:  # noqa: ARG002 - for subclasses
         """Return the weights, by architecture, with less for answers that began with older models."""
         return dict(weights)
 
-    def brought_forward(
+    def rebased_means(
         self,
         means: Mapping[str, Tensor],
         weights: Mapping[str, Weights],  # noqa: ARG002 - for subclasses
@@ -150,14 +150,14 @@ class Clock(RoundListener, ABC):
         """
         state = state or {"clock": 0, "calls": 0, "due": {}, "number": {}, "version": {}}
         due, number, version = state["due"], state["number"], state["version"]
-        if not due.keys() == number.keys() == version.keys() <= set(self.conditions.names):
+        if not due.keys() == number.keys() == version.keys() <= set(self.inputs.names):
             raise DataError(
                 "ckpt_path: its clients under way contradict each other or this run; copy the checkpoint again"
             )
         jobs = sorted(Job(int(due[name]), int(number[name]), name, int(version[name])) for name in due)
         if jobs:
             self._check_jobs(jobs, state.get("settings", {}))
-        self.moment = Moment(int(state["clock"]), int(state["calls"]), tuple(jobs))
+        self.moment = ClockState(int(state["clock"]), int(state["calls"]), tuple(jobs))
 
     def old_rounds(self, round_: int) -> set[int]:  # noqa: ARG002 - for subclasses
         """Return the earlier rounds on whose models clients will train from round ``round_`` on."""
@@ -182,15 +182,15 @@ class SynchronousClock(Clock):
     It does not wait for clients that drop out, after their download.
     """
 
-    def timetable(self, round_: int, moment: Moment) -> tuple[Timetable, Moment]:
+    def timetable(self, round_: int, moment: ClockState) -> tuple[Timetable, ClockState]:
         """Return the selected clients, without those that do not answer."""
-        selected = self.conditions.select(round_)
-        work = self.conditions.availability.of(selected, round_, self.conditions.seed)
+        selected = self.inputs.select(round_)
+        work = self.inputs.availability.of(selected, round_, self.inputs.seed)
         return Timetable(list(work), {name: share for name, share in work.items() if share > 0}), moment
 
     def observe(self, record: RoundRecord) -> None:  # noqa: ARG002 - a hook's
         """Add the round's seconds, if there is hardware: the run may go on with another timing."""
-        seconds = self.conditions.ledger.seconds  # of this round: the ledger observes before the clock
+        seconds = self.inputs.ledger.seconds  # of this round: the ledger observes before the clock
         self.moment = replace(self.moment, clock=self.moment.clock + round(NANO * (seconds or 0.0)))
 
     def metrics(self, round_: int, clients: Sequence[str]) -> dict[str, float]:  # noqa: ARG002 - a hook's
@@ -201,21 +201,21 @@ class SynchronousClock(Clock):
 class DeadlineClock(Clock):
     """Waits until a time, or for the first answers; see :class:`~fedsim.federation.components.timing.Deadline`."""
 
-    def __init__(self, conditions: Conditions, end: int | None, first: int | None, partial: bool) -> None:
-        super().__init__(conditions)
+    def __init__(self, inputs: ClockInputs, end: int | None, first: int | None, partial: bool) -> None:
+        super().__init__(inputs)
         self._end, self._first, self._partial = end, first, partial
 
-    def timetable(self, round_: int, moment: Moment) -> tuple[Timetable, Moment]:
+    def timetable(self, round_: int, moment: ClockState) -> tuple[Timetable, ClockState]:
         """Return the selected clients; those that answer in time have work."""
-        conditions = self.conditions
-        selected = conditions.select(round_)
-        shares = conditions.availability.of(selected, round_, conditions.seed)
+        inputs = self.inputs
+        selected = inputs.select(round_)
+        shares = inputs.availability.of(selected, round_, inputs.seed)
         sessions = {name: self._session(name, round_, shares[name] or 1.0) for name in selected}
 
         def duration(client: str, called: int) -> int:  # noqa: ARG001 - a rule's
             return sessions[client][1]
 
-        def fate(job: Job, due: int) -> Fate:  # noqa: ARG001 - a rule's
+        def outcome(job: Job, due: int) -> Outcome:  # noqa: ARG001 - a rule's
             return "answers" if shares[job.client] else "fails"
 
         def choose(busy: Set[str], number: int, called: int, among: int) -> list[str]:  # noqa: ARG001 - a rule's
@@ -223,22 +223,22 @@ class DeadlineClock(Clock):
 
         rules = Rules(
             places=len(selected), goal=self._first or len(selected), duration=duration, choose=choose,
-            fate=fate, refills=False, deadline=self._end,
+            outcome=outcome, refills=False, deadline=self._end,
         )  # fmt: skip
         window = next_window(round_, moment, rules)
         answered = {job.client for job in window.answers}
         work = {name: sessions[name][0] for name in selected if name in answered}
         late = sum(shares[job.client] > 0 for job in window.after.under_way)
         # late clients throw their work away: none is under way when the next round begins
-        after = Moment(window.after.clock, window.after.calls)
+        after = ClockState(window.after.clock, window.after.calls)
         return Timetable(selected, work, late=late, seconds=(after.clock - moment.clock) / NANO), after
 
     def _session(self, client: str, round_: int, work: float) -> tuple[float, int]:
         """Return the share of its work that a client completes, and its nanoseconds."""
-        whole, end = self.conditions.nanoseconds(client, round_, work), self._end
+        whole, end = self.inputs.nanoseconds(client, round_, work), self._end
         if not self._partial or end is None or whole <= end:
             return work, whole
-        messages = self.conditions.nanoseconds(client, round_, 0.0)
+        messages = self.inputs.nanoseconds(client, round_, 0.0)
         if messages >= end:
             return work, whole
         return work * (end - messages) / (whole - messages), end

@@ -71,8 +71,8 @@ class Hardware:
         """Return a number of 48 bits that is the same for the same values, whole numbers or not."""
         values = asdict(self)
         clients = sorted((name, *map(_number, of_client.values())) for name, of_client in values.pop("clients").items())
-        text = repr([*map(_number, values.values()), *clients])
-        return int.from_bytes(sha256(text.encode()).digest()[:6], "big")
+        canonical = repr([*map(_number, values.values()), *clients])
+        return int.from_bytes(sha256(canonical.encode()).digest()[:6], "big")
 
     def _of(self, client: str) -> Hardware:
         if client not in self.clients:

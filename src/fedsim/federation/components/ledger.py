@@ -116,7 +116,7 @@ class Ledger(RoundListener):
         flat, payload = server.models[arch].flat, method.payload(server, arch, round_)
         down = sum(_count(tuple(server.kept[arch][name].shape), flat) for name in payload.down)
         up = sum(_count(shape, flat) for shape in payload.up.values())
-        measured = sum(1 if kind == "client" else len(flat.shared_parameters) for kind in method.measures.values())
+        measured = sum(1 if signal == "client" else len(flat.shared_parameters) for signal in method.measures.values())
         return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
 
     def observe(self, record: RoundRecord) -> None:

@@ -157,7 +157,7 @@ class DifferentialPrivacy(Privacy):
     def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:
         """Return the clipped change of the shared parameters; in mode ``local`` with noise."""
         if upload.extras:
-            raise ConfigError(_extras(f"round {server.round + 1}: the method", ", ".join(upload.extras)))
+            raise ConfigError(_uncovered(f"round {server.round + 1}: the method", ", ".join(upload.extras)))
         change = clip_norm(upload.vector - server.vector(client.model.arch), self.clip)
         if self.mode == "local":
             change += self._noise(client.model.flat, server, client.client_name)
@@ -255,7 +255,7 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
             raise ConfigError(f"model.method: {refusal}")
     for arch, model in server.models.items():
         if extras := method.payload(server, arch, 0).up:
-            raise ConfigError(_extras(f"model.method: {name}", ", ".join(extras)))
+            raise ConfigError(_uncovered(f"model.method: {name}", ", ".join(extras)))
         if any(entry.kind == "buffer" for entry in model.flat.shared_entries):
             raise ConfigError(
                 "model.bn_stats: running statistics would be sent without noise, which voids differential privacy; "
@@ -270,7 +270,7 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
         )
 
 
-def _extras(sender: str, names: str) -> str:
+def _uncovered(sender: str, names: str) -> str:
     return f"{sender} uploads {names} with the model, which differential privacy does not cover; choose another method"
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.federation.components.buffered_clock import BufferedClock, check_buffered
-from fedsim.federation.components.clock import FIELD, NANO, Clock, Conditions, DeadlineClock, SynchronousClock
+from fedsim.federation.components.clock import FIELD, NANO, Clock, ClockInputs, DeadlineClock, SynchronousClock
 from fedsim.federation.components.privacy import DifferentialPrivacy
 from fedsim.federation.components.selection import Selection
 from fedsim.functional.staleness import hinge, polynomial
@@ -24,7 +24,7 @@ class Timing(ABC):
     """How long the server waits for its clients."""
 
     @abstractmethod
-    def start(self, conditions: Conditions) -> Clock:
+    def start(self, inputs: ClockInputs) -> Clock:
         """Return the clock of a run.
 
         Raises:
@@ -39,9 +39,9 @@ class Timing(ABC):
 class Synchronous(Timing):
     """A round ends when all of its clients have answered."""
 
-    def start(self, conditions: Conditions) -> Clock:
+    def start(self, inputs: ClockInputs) -> Clock:
         """Return a clock."""
-        return SynchronousClock(conditions)
+        return SynchronousClock(inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,34 +70,34 @@ class Deadline(Timing):
         if self.late == "partial" and self.seconds is None:
             raise ConfigError(f"{FIELD}.late: partial work needs a time at which it ends; set seconds")
 
-    def start(self, conditions: Conditions) -> Clock:
+    def start(self, inputs: ClockInputs) -> Clock:
         """Return a clock."""
-        check_hardware(conditions, "Deadline")
-        privacy = conditions.privacy
+        check_hardware(inputs, "Deadline")
+        privacy = inputs.privacy
         if self.first is not None and isinstance(privacy, DifferentialPrivacy) and privacy.mode == "central":
             raise ConfigError(
                 f"{FIELD}.first: without a client another one is among the first, so the sum differs by up to twice "
                 "the clip, for which model.privacy does not account; give seconds in its place, or set mode: local"
             )
-        places = conditions.selection.places(len(conditions.names))
+        places = inputs.selection.places(len(inputs.names))
         if self.first is not None and places is not None and self.first > places:
             raise ConfigError(
                 f"{FIELD}.first: waits for {self.first} answers, but model.selection picks {places} clients in each "
                 "round; lower it, or pick more"
             )
-        self._check_fastest(conditions)
+        self._check_fastest(inputs)
         end = None if self.seconds is None else round(self.seconds * NANO)
-        return DeadlineClock(conditions, end, self.first, self.late == "partial")
+        return DeadlineClock(inputs, end, self.first, self.late == "partial")
 
-    def _check_fastest(self, conditions: Conditions) -> None:
+    def _check_fastest(self, inputs: ClockInputs) -> None:
         """Raise ConfigError if no client can answer in time."""
         if self.seconds is None:
             return
         work, purpose = (0.0, "for its messages alone") if self.late == "partial" else (1.0, "for its session")
         # of round 1, counted from 0: in the first, downloads may take no time
         needs: dict[str, int] = {}
-        for name in conditions.names:
-            needs[name] = conditions.nanoseconds(name, 1, work)
+        for name in inputs.names:
+            needs[name] = inputs.nanoseconds(name, 1, work)
             if needs[name] + (work == 0) <= self.seconds * NANO:
                 return
         fastest = min(needs, key=needs.__getitem__)
@@ -146,14 +146,14 @@ class Buffered(Timing):
         within(FIELD, "[0, 1e6]", slope=self.slope)
         at_least(FIELD, 0, until=self.until)
 
-    def start(self, conditions: Conditions) -> Clock:
+    def start(self, inputs: ClockInputs) -> Clock:
         """Return a clock."""
-        check_hardware(conditions, "Buffered")
-        check_buffered(conditions)
-        places = conditions.selection.places(len(conditions.names))
+        check_hardware(inputs, "Buffered")
+        check_buffered(inputs)
+        places = inputs.selection.places(len(inputs.names))
         if places is None:
             raise ConfigError(
-                f"model.selection: {type(conditions.selection).__name__} chooses for a round as a whole, but with "
+                f"model.selection: {type(inputs.selection).__name__} chooses for a round as a whole, but with "
                 f"Buffered of {FIELD} clients begin one by one; choose AllClients or RandomFraction"
             )
         if self.buffer > places:
@@ -169,7 +169,7 @@ class Buffered(Timing):
         else:
             discount, settings = partial(polynomial, a=self.power), {"power": self.power}
         return BufferedClock(
-            conditions, places=places, goal=self.buffer, discount=discount, discount_settings=settings, mix=self.mix,
+            inputs, places=places, goal=self.buffer, discount=discount, discount_settings=settings, mix=self.mix,
             max_staleness=self.max_staleness,
         )  # fmt: skip
 
@@ -178,7 +178,7 @@ class Buffered(Timing):
         return selection.places(num_clients) or 0
 
 
-def check_hardware(conditions: Conditions, name: str) -> None:
+def check_hardware(inputs: ClockInputs, name: str) -> None:
     """Raise ConfigError if clients have no speeds; ``name`` is that of the timing."""
-    if conditions.hardware is None:
+    if inputs.hardware is None:
         raise ConfigError(f"model.hardware: {name} of {FIELD} needs the speeds of links and devices; set it")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Literal
 
-Fate = Literal["answers", "fails", "too old"]
+Outcome = Literal["answers", "fails", "too old"]
 
 
 @dataclass(frozen=True, order=True)
@@ -29,7 +29,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Moment:
+class ClockState:
     """The simulated time between two rounds."""
 
     clock: int = 0
@@ -50,7 +50,7 @@ class Window:
     """answers that arrive, but do not count"""
     called: tuple[Job, ...]
     """clients that begin, in this order"""
-    after: Moment
+    after: ClockState
     """its end"""
 
 
@@ -67,7 +67,7 @@ class Rules:
     choose: Callable[[Set[str], int, int, int], list[str]]
     """busy clients, number, round, number of those that the round has called -> so many other clients, or all others
     if there are fewer"""
-    fate: Callable[[Job, int], Fate]
+    outcome: Callable[[Job, int], Outcome]
     """job, round in which it is due -> whether it answers, fails without an answer, or is too old to count"""
     refills: bool = True
     """whether a place that becomes free within a round is filled at once"""
@@ -75,7 +75,7 @@ class Rules:
     """nanoseconds after which a round ends; None: it waits for its answers"""
 
 
-def next_window(round_: int, before: Moment, rules: Rules) -> Window:
+def next_window(round_: int, before: ClockState, rules: Rules) -> Window:
     """Return the window of round ``round_``, which begins at ``before``.
 
     It ends with ``rules.goal`` answers, at the deadline, or when no client is under way any more.
@@ -91,9 +91,9 @@ def next_window(round_: int, before: Moment, rules: Rules) -> Window:
     while True:
         while under_way and under_way[0].due <= clock and len(answers) < rules.goal:
             job = heapq.heappop(under_way)
-            fate = rules.fate(job, round_)
-            if fate != "fails":
-                (answers if fate == "answers" else too_old).append(job)
+            outcome = rules.outcome(job, round_)
+            if outcome != "fails":
+                (answers if outcome == "answers" else too_old).append(job)
         if len(answers) == rules.goal > 0:
             break
         if fills:
@@ -110,4 +110,4 @@ def next_window(round_: int, before: Moment, rules: Rules) -> Window:
             clock = end
             break
         clock = max(clock, under_way[0].due)
-    return Window(tuple(answers), tuple(too_old), tuple(called), Moment(clock, calls, tuple(sorted(under_way))))
+    return Window(tuple(answers), tuple(too_old), tuple(called), ClockState(clock, calls, tuple(sorted(under_way))))

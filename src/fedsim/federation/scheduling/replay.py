@@ -12,7 +12,7 @@ import torch
 
 from fedsim.core.placement import Placement
 from fedsim.core.store import MemoryStore
-from fedsim.federation.components.clock import Conditions, SynchronousClock
+from fedsim.federation.components.clock import ClockInputs, SynchronousClock
 from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.training.old_models import OldModels
 from fedsim.training.timetable import Timetable
@@ -99,16 +99,16 @@ def replay(
     )
 
 
-def synchronous_rate(conditions: Conditions, rounds: int) -> float:
+def synchronous_rate(inputs: ClockInputs, rounds: int) -> float:
     """Return the answers per simulated second of synchronous rounds, with the run's selection and drop-outs.
 
     It is infinite if rounds take no time.
     """
-    ledger, answers, seconds = conditions.ledger, 0, 0.0
-    for round_, table in enumerate(SynchronousClock(conditions).timetables(rounds)):
+    ledger, answers, seconds = inputs.ledger, 0, 0.0
+    for round_, table in enumerate(SynchronousClock(inputs).timetables(rounds)):
         whole, work = ledger.expected(round_, table.called), table.work
         traffic = {name: t if name in work else t._replace(up=0, extra_up=0) for name, t in whole.items()}
-        images = {name: share * conditions.costs[name] for name, share in work.items()}
+        images = {name: share * inputs.costs[name] for name, share in work.items()}
         answers += len(work)
         seconds += ledger.simulated_seconds(traffic, images) or 0.0
     return answers / seconds if seconds else math.inf

@@ -86,10 +86,10 @@ def write_page(
     template = (resources.files("fedsim") / "report" / "html" / "page.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.globals.update(key_of=sort_key, with_sign=with_sign)
-    text = environment.from_string(template).render(content)
+    page = environment.from_string(template).render(content)
     try:
         with replacing(path) as partial:
-            partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # of paths
+            partial.write_text(page, encoding="utf-8", errors="backslashreplace")  # of paths
     except OSError as error:
         raise DataError(f"{path}: cannot write the page ({error}); choose another --html") from error
 
@@ -112,14 +112,16 @@ def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) ->
     metrics = [metric for metric in METRICS if any(_has(group, metric, rule) for group in groups)]
     titles, lines = titles_of(names), []
     for group in groups:
-        for kind in group.distinct_kinds(rule):
+        for model_kind in group.distinct_kinds(rule):
             for name in names:
-                cells = [group.cell(metric_name("test", kind, name), [metric], rule, digits=2) for metric in metrics]
+                cells = [
+                    group.cell(metric_name("test", model_kind, name), [metric], rule, digits=2) for metric in metrics
+                ]
                 if set(cells) != {"-"}:
-                    lines.append([group.label, kind, titles[name], *cells, str(len(group.runs))])
-            drops = [group.drop_cell(kind, [metric], rule, digits=2) for metric in metrics]
+                    lines.append([group.label, model_kind, titles[name], *cells, str(len(group.runs))])
+            drops = [group.drop_cell(model_kind, [metric], rule, digits=2) for metric in metrics]
             if set(drops) != {"-"}:
-                lines.append([group.label, kind, "drop", *drops, str(len(group.runs))])
+                lines.append([group.label, model_kind, "drop", *drops, str(len(group.runs))])
     return Block(["run", "model", "data set", *metrics, "seeds"], lines, num_left=3)
 
 
@@ -154,8 +156,8 @@ def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple
     """Yield run, kind of pictures, and the pictures by name, of the first seed of each group."""
     for group in groups:
         folder = group.runs[0].folder
-        for kind, title in (("rankings", "ranked lists"), ("maps", "maps")):
-            files = sorted((folder / kind).glob("*.png"))
+        for subfolder, title in (("rankings", "ranked lists"), ("maps", "maps")):
+            files = sorted((folder / subfolder).glob("*.png"))
             if files:
                 yield group.label, title, [(file.stem, _embedded(file)) for file in files]
 

@@ -85,25 +85,25 @@ def _by_set(chosen: Sequence[str], names: Mapping[str, str], draw: Any, unit: st
 
 def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Figure:
     figure = graph_objects.Figure(layout=_layout(unit, metric))
-    for line in lines:
-        style, x = style_of(line.number), line.x.tolist()
-        if line.has_spread and len(x) > 1:
+    for curve in lines:
+        style, x = style_of(curve.number), curve.x.tolist()
+        if curve.has_spread and len(x) > 1:
             figure.add_scatter(
-                x=[*x, *x[::-1]], y=[*line.high.tolist(), *line.low.tolist()[::-1]], fill="toself", mode="lines",
+                x=[*x, *x[::-1]], y=[*curve.high.tolist(), *curve.low.tolist()[::-1]], fill="toself", mode="lines",
                 fillcolor=faded(style.colour, 0.16), line={"width": 0}, hoverinfo="skip", showlegend=False,
-                legendgroup=line.label, name=_literal(f"{line.label}, band"),
+                legendgroup=curve.label, name=_literal(f"{curve.label}, band"),
             )  # fmt: skip
-        errors = {"type": "data", "array": np.nan_to_num(line.spread).tolist(), "visible": True, "thickness": 1}
+        errors = {"type": "data", "array": np.nan_to_num(curve.spread).tolist(), "visible": True, "thickness": 1}
         figure.add_scatter(
-            x=x, y=line.mean.tolist(), mode="lines+markers", name=_literal(line.label), legendgroup=line.label,
+            x=x, y=curve.mean.tolist(), mode="lines+markers", name=_literal(curve.label), legendgroup=curve.label,
             line={"color": style.colour, "dash": style.plotly_line, "width": 2},
             marker={"symbol": style.plotly_marker, "size": 8, "color": style.colour},
-            error_y=errors if line.has_spread and len(x) == 1 else None, customdata=line.seeds.tolist(),
+            error_y=errors if curve.has_spread and len(x) == 1 else None, customdata=curve.seeds.tolist(),
             hovertemplate="%{y:.2f} % at %{x}, seeds: %{customdata}<extra>%{fullData.name}</extra>",
         )  # fmt: skip
     if unit in ("round", "rank"):
         figure.update_xaxes(tickformat="d", **({"range": [0.5, 20.5]} if unit == "rank" else {}))
-        if all(max(line.x) - min(line.x) < 5 for line in lines):
+        if all(max(curve.x) - min(curve.x) < 5 for curve in lines):
             figure.update_xaxes(dtick=1)
     return figure
 

@@ -155,6 +155,6 @@ def _check_settings(blueprint: Blueprint, common: LocalTraining) -> None:
             is_manual and common.grad_clip is not None
         ),
     }  # fmt: skip
-    for line, applies in refused.items():
+    for problem, applies in refused.items():
         if applies:
-            raise ConfigError(f"{field}.{line}")
+            raise ConfigError(f"{field}.{problem}")

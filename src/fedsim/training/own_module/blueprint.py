@@ -157,10 +157,10 @@ def _copy_or_same(value: Any) -> Any:
         return value
 
 
-def _arguments(kind: Callable[..., Any]) -> list[str]:
+def _arguments(function: Callable[..., Any]) -> list[str]:
     """Return the names of the arguments of a class, or of a function."""
     try:
-        return list(inspect.signature(kind).parameters)
+        return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return []
 

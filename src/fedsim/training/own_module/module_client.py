@@ -179,7 +179,7 @@ class ModuleClient(Client):
     def leave(self) -> None:
         """Free the memory of the session, and the module's copy."""
         self._training, self.model.flat.is_stale = None, False
-        self.model.seat(self.num_classes)
+        self.model.set_num_classes(self.num_classes)
         super().leave()
 
     def note(self, loss: Tensor, labels: Tensor) -> None:
@@ -342,10 +342,10 @@ class _Training(Events):
 @contextmanager
 def _muted(module: LightningModule) -> Iterator[None]:
     """Log nothing for a while: a method asks for one more loss of a batch."""
-    kind: Any = package_of(module)
-    log = kind.LightningModule.log
-    kind.LightningModule.log = lambda *_, **__: None
+    package: Any = package_of(module)
+    log = package.LightningModule.log
+    package.LightningModule.log = lambda *_, **__: None
     try:
         yield
     finally:
-        kind.LightningModule.log = log
+        package.LightningModule.log = log

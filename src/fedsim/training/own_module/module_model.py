@@ -50,7 +50,7 @@ class ModuleOutput(Output):
         return features
 
 
-class Seat(NamedTuple):
+class ModuleVariant(NamedTuple):
     """A module for a number of classes."""
 
     template: LightningModule
@@ -86,7 +86,7 @@ class ModuleModel(FlatModel):
     ) -> None:
         self.blueprint = blueprint
         self._device = next(network.parameters()).device
-        self._seat_of = lru_cache(KEPT)(self._make_seat)
+        self._seat_of = lru_cache(KEPT)(self._make_variant)
         inside = {f"{PART}.{name}" for name in tensors_of(network.module) if name not in blueprint.sizes}
         outside = frozenset({*dict(network.named_parameters()), *dict(network.named_buffers())} - inside)
         super().__init__(arch, network, shared, {n: g for n, g in groups.items() if n in inside}, max_classes, outside)
@@ -94,12 +94,12 @@ class ModuleModel(FlatModel):
         self.head.requires_grad_(False)  # it stands for none
         network.flat = self.flat
 
-    # -- seats ---------------------------------------------------------------------------------------------------------
+    # -- variants ------------------------------------------------------------------------------------------------------
 
-    def seat(self, num_classes: int) -> None:
+    def set_num_classes(self, num_classes: int) -> None:
         """Let the module be that of a client's number of classes; its values are those in the buffer."""
         self.num_classes = num_classes
-        self.show(self._seat.module)
+        self.show(self._variant.module)
 
     def show(self, module: LightningModule) -> None:
         """Let the buffer stand for another module of the same tensors."""
@@ -108,14 +108,14 @@ class ModuleModel(FlatModel):
         self.flat.follow({f"{PART}.{name}": span for name, span in self._spans(self.num_classes).items()})
 
     @property
-    def _seat(self) -> Seat:
-        return self._seat_for(self.num_classes)
+    def _variant(self) -> ModuleVariant:
+        return self._variant_for(self.num_classes)
 
-    def _seat_for(self, num_classes: int) -> Seat:
+    def _variant_for(self, num_classes: int) -> ModuleVariant:
         return self._seat_of(num_classes if self.blueprint.takes_classes else self.blueprint.num_classes)
 
-    def _make_seat(self, num_classes: int) -> Seat:
-        """Return a new seat; refuse a module whose tensors do not have the expected sizes."""
+    def _make_variant(self, num_classes: int) -> ModuleVariant:
+        """Return a new variant; refuse a module whose tensors do not have the expected sizes."""
         module = self.blueprint.ready(num_classes)
         tensors, start = tensors_of(module), torch.zeros(self.head_room(num_classes))
         for name, span in self._spans(num_classes).items():
@@ -126,7 +126,7 @@ class ModuleModel(FlatModel):
                 )
             start[span] = tensors[name].detach().flatten()
         kept = {name: tensor.clone() for name, tensor in kept_of(module).items()}
-        return Seat(self.blueprint.build(num_classes), module.to(self._device), start, kept)
+        return ModuleVariant(self.blueprint.build(num_classes), module.to(self._device), start, kept)
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
@@ -144,7 +144,7 @@ class ModuleModel(FlatModel):
 
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - the base's
         """Return :attr:`private` for a client that has not trained yet; clients with as many classes start alike."""
-        return torch.cat([self.initial_private.cpu(), self._seat_for(num_classes).start])
+        return torch.cat([self.initial_private.cpu(), self._variant_for(num_classes).start])
 
     @property
     def head_layers(self) -> list[Head]:
@@ -168,7 +168,7 @@ class ModuleModel(FlatModel):
 
     def fresh(self) -> LightningModule:
         """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
-        template = self._seat.template
+        template = self._variant.template
         if has_hooks(template):
             return self.blueprint.build(self.num_classes)
         try:
@@ -181,23 +181,23 @@ class ModuleModel(FlatModel):
 
     def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
         """Give a fresh module the buffer's values, and the client's ``kept`` ones, by name."""
-        moving = {name for name, p in self._seat.module.named_parameters() if p.requires_grad}
+        moving = {name for name, p in self._variant.module.named_parameters() if p.requires_grad}
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name in moving)
         self.show(module)
         self.flat.spread()
-        set_buffers(module, {**self._seat.kept, **kept})
+        set_buffers(module, {**self._variant.kept, **kept})
 
     def end(self) -> dict[str, Tensor]:
         """Take the values of the module that has trained; return those that last with the client, by name."""
         self.flat.is_stale = True
         kept = kept_of(self.network.module)
-        self.show(self._seat.module)
+        self.show(self._variant.module)
         return {name: torch.view_as_real(tensor) if tensor.is_complex() else tensor for name, tensor in kept.items()}
 
     def load_kept(self, kept: Mapping[str, Tensor]) -> None:
         """Load a client's kept buffers for an evaluation, by name; what is missing has its first value."""
-        set_buffers(self._seat.module, {**self._seat.kept, **kept})
+        set_buffers(self._variant.module, {**self._variant.kept, **kept})
 
     @property
     def device(self) -> torch.device:
@@ -214,7 +214,7 @@ class ModuleModel(FlatModel):
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Load the global model [num_shared], and private tensors that the server has, by name."""
-        self.seat(self._max_classes)
+        self.set_num_classes(self._max_classes)
         self.load_kept({})
         super().load_global(vector, tensors)
 

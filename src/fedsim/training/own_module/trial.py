@@ -20,7 +20,7 @@ from fedsim.training.own_module.network import features_of
 from fedsim.training.own_module.package import in_one_line, named
 
 
-class SameKind:
+class OptimizerTemplate:
     """Makes optimizers of the kind, and with the options, of another one: for checks, and for the rate in the log."""
 
     def __init__(self, like: Optimizer) -> None:
@@ -50,7 +50,7 @@ class StepTrial(NamedTuple):
     """names of the parameters that its features do not depend on: its classifier"""
     has_schedule: bool
     """whether it has a scheduler"""
-    optimizer: SameKind
+    optimizer: OptimizerTemplate
     """makes optimizers like the first one of a client"""
 
 
@@ -125,7 +125,7 @@ def try_module(blueprint: Blueprint, images: TrialImages, horizon: Horizon, opti
             fresh = copy_of(blueprint.first).to(device).eval()
             width, head = _features(fresh, blueprint, images)
             features_of(fresh, images.images(2, of_test=True))
-    return StepTrial(tuple(logged), width, head, look.has_schedule, SameKind(look.optimizers[0]))
+    return StepTrial(tuple(logged), width, head, look.has_schedule, OptimizerTemplate(look.optimizers[0]))
 
 
 def _features(module: LightningModule, blueprint: Blueprint, images: TrialImages) -> tuple[int, frozenset[str]]:

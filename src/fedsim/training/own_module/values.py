@@ -60,8 +60,8 @@ class CopiedParameters(FlatParameters):
         if tensor not in self._places:  # it keeps those of a module that has trained, as long as methods look at it
             spans = self.spans
             self._places.update({p: spans[n].start for n, p in self.module.named_parameters() if n in spans})
-        place: int = self._places[tensor]
-        return place
+        offset: int = self._places[tensor]
+        return offset
 
     def collect(self) -> None:
         """Copy the module's values into the buffer, if they may have changed."""
