@@ -209,6 +209,24 @@ def test_vague_names_are_refused_wherever_they_are_bound():
     assert [*plain_names.vague_names("def f(self):\n    self.own = g(how=1)\n    members = {'what': 2}")] == []
 
 
+def test_names_that_fit_anything_are_refused_where_they_are_many(tmp_path):
+    for binding in BINDINGS.keys() - {"lambda"}:
+        for name in plain_names.GENERAL:
+            functions, names = plain_names.general_names(BINDINGS[binding].format(name=name))
+            assert (functions, names) == ((2, 2 * [name]) if binding == "nested" else (1, [name])), binding
+    assert plain_names.general_names("def f(self, x):\n    self.text = g(kind=x.line)\n    return place") == (1, [])
+    (tmp_path / "few.py").write_text("def f(text, line): return [text for text in line]\n\n\n" + 98 * "def g(): pass\n")
+    (tmp_path / "one.py").write_text("def f():\n    kind = 1\n")
+    assert plain_names.too_general(tmp_path) == []  # 3 in 100 functions
+    (tmp_path / "one.py").write_text("def f(place):\n    kind = 1\n")
+    [finding] = plain_names.too_general(tmp_path)
+    assert finding.startswith(
+        f"{tmp_path}: kind, line, place, text: 4.0 arguments and locals per 100 functions, at most 3"
+    )
+    assert finding.endswith("first in few.py 2, one.py 2")
+    assert plain_names.too_general(SOURCE) == []
+
+
 def test_words_that_make_a_person_of_a_program_are_refused():
     texts = ["# nobody waits", 'x = "it told rank 0"', '"""Whoever comes.\n\nIt tells more."""', "f'{a} tears {b}'"]
     assert [[word for _, word in plain_names.words(text)] for text in texts] == [
