@@ -231,6 +231,15 @@ def test_tensorboard_has_the_numbers_of_metrics_csv_in_the_run_directory(tmp_pat
     check_cards(events.Tensors("custom_scalars__config__")[0].tensor_proto, events.Tags()["scalars"])
 
 
+@pytest.mark.parametrize("command", ["describe", "validate", "test", "predict"])
+def test_each_command_takes_the_config_that_a_run_has_left(command, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    few = ["--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--data.limit_client_batches=1"]
+    call("fit", "--config", tmp_path / "tiny.yaml", *few, "--run_dir", tmp_path / "run")
+    scored = [] if command == "describe" else ["--ckpt_path", tmp_path / "run"]
+    call(command, "--config", tmp_path / "run" / "config.yaml", *scored)
+
+
 def check_hparams(session, experiment, events, folder):
     """A line of the page HPARAMS: the settings that are not defaults, and scores that are scalars, too."""
     from tensorboard.plugins.hparams import metadata

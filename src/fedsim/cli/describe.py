@@ -359,8 +359,17 @@ def weights_for(command: str, is_dry: bool) -> AbstractContextManager[None]:
 class FederatedTrainer(Trainer):
     """A Trainer that can also describe a run."""
 
-    def describe(self, model: Federation, datamodule: FederatedDataModule) -> None:
-        """Show the shared tensors, the clients' data and the cost of a run."""
+    def describe(
+        self,
+        model: Federation,
+        datamodule: FederatedDataModule,
+        ckpt_path: Any = None,  # noqa: ARG002 - see below
+        weights_only: Any = None,  # noqa: ARG002 - see below
+    ) -> None:
+        """Show the shared tensors, the clients' data and the cost of a run.
+
+        The last two stand in the ``config.yaml`` of a run, which may be described again; nothing is read from them.
+        """
         per_machine = max(self.world_size // self.num_nodes, 1)
         description = describe_federation(
             model, datamodule, self.world_size, num_rounds(self), per_machine,
