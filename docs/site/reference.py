@@ -95,6 +95,7 @@ def arguments_of(name: str) -> dict[str, tuple[str, str, str]]:
         return _parameters(node, constructors[0])
     for base in reversed(node.bases):
         found |= arguments_of(ast.unparse(base).rpartition(".")[2])
+    found |= {name: (*found[name][:2], text) for name, text in _texts(node).items() if name in found}
     texts = texts_of_fields(node)
     if any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
         for item in node.body:
@@ -111,9 +112,7 @@ def _takes_fields(constructor: ast.FunctionDef) -> bool:
 
 
 def _parameters(node: ast.ClassDef, constructor: ast.FunctionDef) -> dict[str, tuple[str, str, str]]:
-    text = ast.get_docstring(node) or ""
-    texts = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2], re.MULTILINE))
-    given = constructor.args
+    texts, given = _texts(node), constructor.args
     names = [*given.posonlyargs, *given.args][1:]
     defaults: list[ast.expr | None] = [None] * (len(names) - len(given.defaults)) + [*given.defaults]
     pairs = [*zip(names, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
@@ -125,6 +124,12 @@ def _parameters(node: ast.ClassDef, constructor: ast.FunctionDef) -> dict[str, t
         )
         for name, default in pairs
     }
+
+
+def _texts(node: ast.ClassDef) -> dict[str, str]:
+    """Return argument -> its description in the docstring of a class."""
+    text = ast.get_docstring(node) or ""
+    return dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2], re.MULTILINE))
 
 
 def _type(annotation: ast.expr) -> str:

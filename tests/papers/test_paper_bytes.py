@@ -29,7 +29,7 @@ def assembled(row):
     """The federation of a row, ready for its first round."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FederatedTrainer, "describe", lambda _, model, datamodule: seen.append((model, datamodule)))
+        patch.setattr(FederatedTrainer, "describe", lambda _, model, datamodule, **__: seen.append((model, datamodule)))
         assert main(["describe", f"--paper=004/{row}", *ALONE]) == 0
     [(model, data)] = seen
     model.assemble(data, 0, 1, torch.device("cpu"))

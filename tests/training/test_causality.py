@@ -219,7 +219,8 @@ def test_rounds_with_classifiers_of_the_layers():
     model = fit(play(), rounds=2)
     starts = stage_heads_of(model)
     reference, classifiers = rounds_by_loops(starts, 2)
-    expected, near = reference.model.state_dict(), partial(torch.testing.assert_close, rtol=0, atol=1e-6)
+    # float32 against float64: convolutions of some processors are 1.2e-6 off after two rounds
+    expected, near = reference.model.state_dict(), partial(torch.testing.assert_close, rtol=0, atol=1e-5)
     for name, found in named(model, "separating").items():
         near(found.double(), expected[name])
     flat_model, sizes = model.parts.models["separating"], set()

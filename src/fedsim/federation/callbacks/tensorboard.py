@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 Layout = dict[str, dict[str, list[Any]]]
 """group -> title of a card -> the kind of its chart, and patterns of the scalars in it"""
 
-_ALWAYS = ("model.method", "seed_everything", "trainer.max_epochs")
 _SHEET_DOMAINS, _SHEET_SIZE = 8, (128, 64)
 
 
@@ -84,11 +83,11 @@ def changed_settings(config: Mapping[str, Any]) -> dict[str, bool | float | str]
     >>> changed_settings({"seed_everything": 3, "model": {"method": "fedsim.methods.Ditto", "threads": 2}})
     {'seed_everything': 3, 'trainer.max_epochs': 100, 'model.method': 'Ditto'}
     """
-    defaults = flat({})
+    defaults, of_each_run = flat({}), ("model.method", "seed_everything", "trainer.max_epochs")
     return {
         name: entry.value if isinstance(entry.value, bool | int | float) else text_of(entry.value)
         for name, entry in flat(config).items()
-        if name in _ALWAYS
+        if name in of_each_run
         or (name.startswith(("model.", "data.")) and entry.effect == "results" and _is_changed(name, entry, defaults))
     }
 
