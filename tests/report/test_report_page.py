@@ -213,7 +213,7 @@ def test_pictures_are_in_the_page(parsed):
     assert [attrs["alt"] for attrs in shown] == [
         "ranked lists of FedPav on viper", "maps of FedPav on viper", "contact sheet of the data",
     ]  # fmt: skip
-    assert all(attrs["src"].startswith("data:image/jpeg;base64,") for attrs in shown)
+    assert all(attrs["src"].startswith("data:image/webp;base64,") for attrs in shown)
 
 
 def test_the_page_says_how_to_draw_the_contact_sheet_that_is_missing(page, tmp_path):

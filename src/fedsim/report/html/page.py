@@ -197,7 +197,7 @@ def _sheet_command(groups: Sequence[RunGroup]) -> str:
 
 
 def _embedded(file: Path) -> str:
-    """Return a picture as a part of the page, as JPEG: a tenth of the size of PNG."""
+    """Return a picture as a part of the page, as WebP: half the size of JPEG, a twentieth of PNG."""
     from PIL import Image
 
     try:
@@ -208,5 +208,5 @@ def _embedded(file: Path) -> str:
     if shown.width > _WIDEST:
         shown = shown.resize((_WIDEST, round(shown.height * _WIDEST / shown.width)))
     content = io.BytesIO()
-    shown.save(content, "JPEG", quality=88)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
+    shown.save(content, "WEBP", quality=75)
+    return f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}"
