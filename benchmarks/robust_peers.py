@@ -1,7 +1,7 @@
 """Robust rules and attacks beside byzfl's functions, on the same drawn uploads: the largest relative differences.
 
-    pip install --target /tmp/byzfl byzfl
-    PYTHONPATH=/tmp/byzfl python benchmarks/robust_peers.py
+    pip install --target FOLDER byzfl
+    PYTHONPATH=FOLDER python benchmarks/robust_peers.py
 
 byzfl computes in float64, of fedsim's float32 uploads. Both get what the other draws or states otherwise: byzfl's
 buckets are those that fedsim draws; its ALIE has a factor for its other standard deviation, and minus for plus. Krum is

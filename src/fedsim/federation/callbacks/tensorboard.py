@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,56 +9,32 @@ from typing import Any
 import numpy as np
 from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
 
 from fedsim.core.metrics import LABELS
 from fedsim.core.names import metric_name
-from fedsim.data.preview import contact_sheet
 from fedsim.federation.callbacks.summary import federation_of
-from fedsim.federation.checks.compatibility import data_of
-from fedsim.federation.events import RoundCallback
+from fedsim.federation.callbacks.tracking import Describes
 from fedsim.federation.federation import Federation
 from fedsim.settings.configuration import Flat, SettingValue, flat, text_of
-
-log = logging.getLogger(__name__)
 
 Layout = dict[str, dict[str, list[Any]]]
 """group -> title of a card -> the kind of its chart, and patterns of the scalars in it"""
 
-_SHEET_DOMAINS, _SHEET_SIZE = 8, (128, 64)
 
+class TensorBoardPages(Describes):
+    """Fills the pages of every TensorBoardLogger, on the first rank."""
 
-class TensorBoardPages(RoundCallback):
-    """Fills the pages of every TensorBoardLogger, on the first rank.
+    def _takes(self, trainer: Trainer) -> bool:
+        return bool(_writers(trainer))
 
-    Args:
-        config: the resolved configuration.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-        self._has_begun = False
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew: a trainer can fit twice."""
-        self._has_begun = False
-
-    def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lay out the cards before the first numbers are logged, and show the data of a new run."""
-        if self._has_begun:
-            return
-        self._has_begun = True
+    def _describe(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lay out the cards."""
         for writer in _writers(trainer):
             writer.add_custom_scalars(layout_of(federation_of(pl_module)))
-        if trainer.current_epoch == 0:
-            self._show_data(trainer)
 
-    def _show_data(self, trainer: Trainer) -> None:
+    def _show(self, trainer: Trainer, sheet: Image.Image) -> None:
         for writer in _writers(trainer):
-            try:
-                sheet = contact_sheet(data_of(trainer).list_domains()[:_SHEET_DOMAINS], _SHEET_SIZE)
-            except Exception as error:  # a missing picture must not end the run
-                log.warning("no contact sheet for TensorBoard: %s", error)
-                return
             writer.add_image("data", np.asarray(sheet), 0, dataformats="HWC")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, get_args
 import numpy as np
 from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from PIL import Image
 
 import fedsim
 from fedsim._version import __version__
@@ -50,8 +52,8 @@ _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
 
 
-class Tracking(RoundCallback):
-    """Fills the run of every WandbLogger, on the first rank.
+class Describes(RoundCallback, ABC):
+    """Describes the run before its first numbers are logged, and shows the data of a new run.
 
     Args:
         config: the resolved configuration.
@@ -66,11 +68,37 @@ class Tracking(RoundCallback):
         self._has_begun = False
 
     def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Describe the run before its first numbers are logged."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._describe(trainer, pl_module)
-            self._show_data(trainer)
+        """Describe the run, and draw a contact sheet of the data, where a logger of the job takes them."""
+        if self._has_begun or not self._takes(trainer):
+            return
+        self._has_begun = True
+        self._describe(trainer, pl_module)
+        if trainer.current_epoch == 0:
+            try:
+                sheet = contact_sheet(data_of(trainer).list_domains()[:_SHEET_DOMAINS], _SHEET_SIZE)
+            except Exception as error:  # a missing picture must not end the run
+                log.warning("no contact sheet of the data: %s", error)
+                return
+            self._show(trainer, sheet)
+
+    @abstractmethod
+    def _takes(self, trainer: Trainer) -> bool:
+        """Return whether there is a logger to fill; only the first rank has any."""
+
+    @abstractmethod
+    def _describe(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Describe the run."""
+
+    @abstractmethod
+    def _show(self, trainer: Trainer, sheet: Image.Image) -> None:
+        """Log the contact sheet."""
+
+
+class Tracking(Describes):
+    """Fills the run of every WandbLogger, on the first rank."""
+
+    def _takes(self, trainer: Trainer) -> bool:
+        return bool(_runs(trainer))
 
     def _describe(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the round the x-axis of all charts, and log configuration and versions."""
@@ -85,16 +113,10 @@ class Tracking(RoundCallback):
             about = {**code_version(), "ranks": trainer.world_size}
             run.config.update({**public_config(self.config), "fedsim": about}, allow_val_change=True)
 
-    def _show_data(self, trainer: Trainer) -> None:
-        """Log a contact sheet of the data, once per run."""
-        for run in _runs(trainer) if trainer.current_epoch == 0 else ():
-            import wandb
+    def _show(self, trainer: Trainer, sheet: Image.Image) -> None:
+        import wandb
 
-            try:
-                sheet = contact_sheet(data_of(trainer).list_domains()[:_SHEET_DOMAINS], _SHEET_SIZE)
-            except Exception as error:  # a missing picture must not end the run
-                log.warning("no contact sheet for W&B: %s", error)
-                return
+        for run in _runs(trainer):
             run.log({"data": wandb.Image(sheet), "round": 0})
 
     def on_train_batch_end(
