@@ -23,7 +23,11 @@ Layout = dict[str, dict[str, list[Any]]]
 
 
 class TensorBoardPages(Describes):
-    """Fills the pages of every TensorBoardLogger, on the first rank."""
+    """Fills the pages of every TensorBoardLogger, on the first rank.
+
+    Args:
+        config: the resolved configuration.
+    """
 
     def _takes(self, trainer: Trainer) -> bool:
         return bool(_writers(trainer))

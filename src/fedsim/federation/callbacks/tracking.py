@@ -95,7 +95,11 @@ class Describes(RoundCallback, ABC):
 
 
 class Tracking(Describes):
-    """Fills the run of every WandbLogger, on the first rank."""
+    """Fills the run of every WandbLogger, on the first rank.
+
+    Args:
+        config: the resolved configuration.
+    """
 
     def _takes(self, trainer: Trainer) -> bool:
         return bool(_runs(trainer))
