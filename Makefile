@@ -34,6 +34,8 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@echo
 	@$(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --figure $(RUNS)/report.png
 	@echo "pictures: $(RUNS)/people.png (the data), $(RUNS)/report.png (the result)"
+	@echo "more: $(BIN)/fedsim report $(RUNS)/fedpav --queries worst --confusion (ranked images of wrong queries, and mixed-up data sets)"
+	@echo "      $(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --html $(RUNS)/report.html (all of it as a page)"
 
 test: $(STAMP)  ## test each part of fedsim on some configs, rows and random cases, in four processes (JOBS=8: in eight)
 	$(BIN)/python -m $(PYTEST) -m "not others and not cluster"
