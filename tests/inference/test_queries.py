@@ -334,7 +334,7 @@ def test_the_page_has_the_tables_and_the_pictures(run, tmp_path):
     assert "Single queries" not in page.read_text()
     assert main(["report", str(run), "--queries", "worst", "--confusion", "--html", str(page)]) == 0
     text = page.read_text()
-    assert text.count('<figure class="wide"><img src="data:image/jpeg') == len(SETS) + 1
+    assert text.count('<figure class="wide"><img src="data:image/webp') == len(SETS) + 1
     rows = fedsim.load_run(run).queries("worst", top=1)
     assert all(f">{row['query']}</td>" in text and f">{row['distance']:.3f}</td>" in text for row in rows)
     (run / "queries" / "park.csv").write_text("query,AP\na,b\n")
