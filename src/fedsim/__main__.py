@@ -9,6 +9,7 @@ import sys
 from fedsim._version import __version__
 from fedsim.core.errors import StopSignal
 from fedsim.core.names import did_you_mean
+from fedsim.core.quick_end import end_quickly, prepare_quick_end
 from fedsim.core.stop_signals import listening
 from fedsim.parsing.output import end_output, prepare_output, print_error, print_text
 
@@ -52,6 +53,14 @@ first steps:
   fedsim papers
   fedsim fit --config data/synthetic --config methods/fedpav --model.backbone SmallCNN
 """
+
+
+def command() -> int:
+    """Run the command of a process that does nothing else; return as :func:`main`."""
+    prepare_quick_end()
+    code = main()
+    end_quickly(code)
+    return code
 
 
 def main(args: list[str] | None = None) -> int:
@@ -107,4 +116,4 @@ def _run(args: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

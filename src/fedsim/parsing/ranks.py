@@ -18,12 +18,14 @@ _PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 from fedsim.core.collector import imports_without_collection
+from fedsim.core.quick_end import prepare_quick_end
 from fedsim.core.spares import become_rank
+prepare_quick_end()
 with imports_without_collection():
     import fedsim.cli.fit
 become_rank()
-from fedsim.__main__ import main
-sys.exit(main())
+from fedsim.__main__ import command
+sys.exit(command())
 """
 
 
