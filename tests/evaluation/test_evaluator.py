@@ -631,7 +631,8 @@ def test_queries_that_do_not_count_are_counted_aloud(federation, caplog):
 def test_spread_is_over_splits_of_the_mean_over_clients():
     # where everybody's own model is scored on an unseen set, two spreads could be meant
     rng = np.random.default_rng(0)
-    one, two, seen = rng.random((4, 6)), rng.random((4, 6)), rng.random((1, 6))
+    shapes = [(4, len(METRICS))] * 2 + [(1, len(METRICS))]
+    one, two, seen = map(rng.random, shapes)
     rows = [
         ScoreRow("personalised", domain, client, "net", 0)
         for domain, client in (("a", "a"), ("new", "a"), ("new", "b"))
