@@ -39,7 +39,7 @@ COMMANDS = {
 NO_PATHS = {  # texts that are names, not paths
     "arch", "backend", "by", "checkpoint", "client", "clients", "compare", "distance", "format", "labels", "licence",
     "metric", "pretrain", "rule", "sets", "style", "target", "variant",
-    "runs",  # NAME=FOLDER: fedsim.report.run_folders.named_folder
+    "runs",  # NAME=FOLDER: fedsim.report.groups.named_folder
 }  # fmt: skip
 
 

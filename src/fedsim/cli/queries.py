@@ -16,10 +16,18 @@ from fedsim.evaluation.pictures import write_picture
 from fedsim.inference.confusion import count_first_images
 from fedsim.inference.queries import choose_queries
 from fedsim.inference.run_features import FEATURES, RunFeatures, read_run_features
-from fedsim.report.confusion import confusion_block, confusion_matrices, draw_confusion
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
-from fedsim.report.query_files import CONFUSION, FOLDER, Chosen, query_block, write_rows
+from fedsim.report.query_files import (
+    CONFUSION,
+    FOLDER,
+    Chosen,
+    confusion_block,
+    confusion_matrices,
+    draw_confusion,
+    query_block,
+    write_rows,
+)
 from fedsim.report.runs import Run
 from fedsim.strategy.checkpoint_files import find_version
 from fedsim.strategy.run_checkpoints import checkpoint_at

@@ -17,8 +17,7 @@ from fedsim.evaluation.pictures import rank_lists
 from fedsim.evaluation.ranking import JUNK, Ints, RetrievalLabels
 from fedsim.functional.similarity import Distance, Similarity
 from fedsim.inference.run_features import ModelOnSet, RunFeatures
-from fedsim.report.confusion import KEYS
-from fedsim.report.query_files import Row
+from fedsim.report.query_files import KEYS, Row
 
 
 def count_first_images(features: RunFeatures) -> list[Row]:
@@ -30,7 +29,7 @@ def count_first_images(features: RunFeatures) -> list[Row]:
 
     Returns:
         A row per model, data set of the queries, data set and camera of the first image, and whether it is a match,
-        with the number of ``queries``; the keys are ``fedsim.report.confusion.KEYS``, cameras count from 1.
+        with the number of ``queries``; the keys are ``fedsim.report.query_files.KEYS``, cameras count from 1.
 
     Raises:
         DataError: if each model has features of one test set only.

@@ -13,8 +13,7 @@ from tabulate import tabulate
 
 from fedsim.core.metrics import LABELS
 from fedsim.core.names import metric_name
-from fedsim.report.queries import Queries
-from fedsim.report.runs import Run
+from fedsim.report.runs import Queries, Run
 from fedsim.report.significance import over_people
 
 UNKNOWN = "unknown"

@@ -1,18 +1,146 @@
-"""``fedsim report --left_out``: leave-one-data-set-out, with all rotations in one table."""
+"""``fedsim report --left_out``: leave-one-data-set-out, with all rotations in one table.
+
+Scores on a data set that no client trained on are those of a round that was chosen without it, and those of the best
+round there. The second is an oracle: with the target's test labels one can do no better among the evaluated rounds. The
+gap between the two is what a table gains that is chosen on its own test set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.comparable import comparable
+from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name
-from fedsim.report.choice import COLUMNS, UNSEEN, Choice, choice_of, mean_of, refuse_oracle, rotations_of
 from fedsim.report.groups import RunGroup
-from fedsim.report.layout import Block
+from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.names import name_variants
 from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import KINDS
+from fedsim.report.runs import KINDS, Run
 from fedsim.report.scores import MEANING, describe, shown_metrics
 from fedsim.settings.configuration import digest, values_of_experiment
+
+COLUMNS = ("chosen", "oracle", "gap")
+UNSEEN = "data.unseen"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One model on one data set, over the seeds of a group: percent per metric and seed."""
+
+    scores: Mapping[str, Sequence[NDArray[np.float64]]]
+    """``chosen``, ``oracle``, ``gap`` -> an array [seeds] per metric; empty without scores"""
+    rounds: Mapping[str, Sequence[int]]
+    """``chosen``, ``oracle`` -> the round of each seed; none where a rule takes several rounds"""
+    num_evaluations: Sequence[int]
+    """evaluated rounds among which the oracle is the best, of each seed"""
+
+    def cell(self, column: str) -> str:
+        """Return numbers as a table shows them; ``-`` without any."""
+        texts = [mean_and_spread(values) for values in self.scores[column] if len(values)]
+        return " / ".join(_signed(cell) if column == "gap" else cell for cell in texts) or "-"
+
+    def mean(self, column: str) -> NDArray[np.float64]:
+        """Return the mean over seeds, a number per metric; empty without scores."""
+        values = self.scores[column]
+        return np.array([of_seeds.mean() for of_seeds in values]) if all(map(len, values)) else np.zeros(0)
+
+
+def choice_of(group: RunGroup, model: str, shown: Sequence[str], rule: Rule) -> Choice:
+    """Return a model's scores on a data set by the rule, and those of its best round there.
+
+    Args:
+        group: the runs, one per seed.
+        model: the beginning of their scores' names, such as ``test/global/market1501``.
+        shown: the metrics; the first one decides which round is the best.
+        rule: chooses without the data set's test labels.
+    """
+    scores: dict[str, list[list[float]]] = {column: [] for column in COLUMNS}
+    rounds: dict[str, list[int]] = {"chosen": [], "oracle": []}
+    counts = []
+    for run in group.runs:
+        chosen = rule.scores(run)
+        if any(f"{model}/{metric}" not in chosen for metric in shown):
+            continue
+        scores["chosen"].append([chosen[f"{model}/{metric}"] for metric in shown])
+        if (round_ := _round_of(run, rule)) is not None:
+            rounds["chosen"].append(round_)
+        log = run.log if run.has_log else {}
+        evaluated = {r: row for r, row in log.items() if all(f"{model}/{metric}" in row for metric in shown)}
+        if evaluated:
+            best = max(evaluated, key=lambda r: (comparable(evaluated[r][f"{model}/{shown[0]}"]), -r))
+            rounds["oracle"].append(best)
+            counts.append(len(evaluated))
+            is_chosen = _round_of(run, rule) == best  # then no digit differs, as in the log
+            scores["oracle"].append(
+                scores["chosen"][-1] if is_chosen else [evaluated[best][f"{model}/{metric}"] for metric in shown]
+            )
+            differences = zip(scores["oracle"][-1], scores["chosen"][-1], strict=True)
+            scores["gap"].append([best_score - chosen_score for best_score, chosen_score in differences])
+    columns = {
+        name: [100 * np.array(v) for v in zip(*rows, strict=True)] or [np.zeros(0)] for name, rows in scores.items()
+    }
+    return Choice(columns, rounds, counts)
+
+
+def mean_of(choices: Sequence[Choice], column: str) -> str:
+    """Return the mean over data sets of the means over seeds, as a table shows it; ``-`` if one is missing."""
+    means = [choice.mean(column) for choice in choices]
+    if not means or not all(map(len, means)):
+        return "-"
+    texts = [f"{value:.1f}" for value in np.mean(means, axis=0)]
+    return " / ".join(_signed(cell) if column == "gap" else cell for cell in texts)
+
+
+def honest_rule(runs: Sequence[Run]) -> Rule:
+    """Return the rule for unseen targets: people of the sources choose, if all runs have held some out; else the last.
+
+    >>> honest_rule([]).name
+    'best'
+    """
+    return Rule(name="best" if all(run.summary["best"] is not None for run in runs) else "last")
+
+
+def refuse_oracle(rule: Rule, option: str) -> None:
+    """Raise ConfigError if the user wants the oracle in the place of a choice."""
+    if rule.name == "oracle":
+        raise ConfigError(
+            f"--rule: oracle is the best round on the target itself, and has a column of its own in {option}; give "
+            "best or last, or leave --rule out"
+        )
+
+
+def rotations_of(groups: Sequence[RunGroup], option: str) -> list[tuple[str, RunGroup]]:
+    """Return each group with the data set that it leaves out.
+
+    Raises:
+        ConfigError: unless each run leaves out exactly one data set by ``data.unseen``.
+    """
+    pairs = []
+    for group in groups:
+        run = group.runs[0]
+        unseen = run.setting(UNSEEN)
+        if not isinstance(unseen, list) or len(unseen) != 1:
+            raise ConfigError(
+                f"{option}: {run.folder} does not leave out exactly one data set by {UNSEEN}; omit this run"
+            )
+        pairs.append((str(unseen[0]), group))
+    return pairs
+
+
+def _round_of(run: Run, rule: Rule) -> int | None:
+    """Return the round that a rule chooses; None if it is not a single one of the run."""
+    evaluation = {"last": run.summary["final"], "best": run.summary["best"]}.get(rule.name)
+    return None if evaluation is None else int(evaluation["round"])
+
+
+def _signed(cell: str) -> str:
+    return cell if cell.startswith("-") else f"+{cell}"
+
 
 Rotations = dict[str, RunGroup]
 """Left-out data set -> the runs without it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.metrics import LABELS
@@ -12,11 +12,20 @@ from fedsim.papers.contradictions import lines_of, wrong_mean
 from fedsim.papers.files import Paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
-from fedsim.report.choice import COLUMNS, Choice, choice_of, honest_rule, mean_of, refuse_oracle, rotations_of
-from fedsim.report.closest import Match, as_tested, closest_row, settings_of_row, wrong_sets
+from fedsim.report.closest import Match, closest_row, settings_of_row, verdict_lines, wrong_sets
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
-from fedsim.report.leave_one_out import Rotations, by_method
+from fedsim.report.leave_one_out import (
+    COLUMNS,
+    Choice,
+    Rotations,
+    by_method,
+    choice_of,
+    honest_rule,
+    mean_of,
+    refuse_oracle,
+    rotations_of,
+)
 from fedsim.report.names import name_variants
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import Run
@@ -33,7 +42,7 @@ def leaves_out(groups: Sequence[RunGroup], table: Table) -> bool:
 
 
 def left_out_comparison(
-    paper: Paper, table: Table, groups: Sequence[RunGroup], metric: str, rule: Rule | None
+    paper: Paper, table: Table, groups: Sequence[RunGroup], metric: str, rule: Rule | None, is_whole: bool = False
 ) -> LeftOutComparison:
     """Return a table of left-out data sets with the runs below its rows.
 
@@ -43,6 +52,7 @@ def left_out_comparison(
         groups: the runs.
         metric: the first number of each cell.
         rule: the user's rule; None: people of the sources choose, if the runs have held some out.
+        is_whole: show all columns, also those of which there is no run.
 
     Raises:
         ConfigError: if the table has no such metric, a run does not leave out one data set, or the rule is oracle.
@@ -55,15 +65,7 @@ def left_out_comparison(
     if rule is not None:
         refuse_oracle(rule, "a table of left-out data sets")
     chosen = rule or honest_rule([run for group in groups for run in group.runs])
-    return LeftOutComparison(paper, table, groups, shown, chosen)
-
-
-def left_out_text(comparison: LeftOutComparison, is_whole: bool) -> str:
-    """Return the table and its notes as text; ``is_whole``: with all columns, also those of which there is no run."""
-    comparison = replace(comparison, is_whole=is_whole)
-    table = comparison.table
-    numbers = " / ".join(LABELS.get(metric, metric) for metric in comparison.shown)
-    return f"{table.name}: {table.title}; {numbers} in percent\n\n{comparison.block().text('table')}"
+    return LeftOutComparison(paper, table, groups, shown, chosen, is_whole)
 
 
 @dataclass
@@ -81,7 +83,7 @@ class LeftOutComparison:
     """metrics of a cell"""
     rule: Rule
     """chooses the rounds of the runs"""
-    is_whole: bool = False
+    is_whole: bool
     """whether all columns are shown, also those of which there is no run"""
     footnotes: Footnotes = field(default_factory=Footnotes)
     methods: list[Rotations] = field(init=False)
@@ -102,6 +104,11 @@ class LeftOutComparison:
         self.names = [
             n for n in self.table.test_sets if self.is_whole or any(n in rotations for rotations in self.methods)
         ]
+
+    def text(self) -> str:
+        """Return the table and its notes."""
+        numbers = " / ".join(LABELS.get(metric, metric) for metric in self.shown)
+        return f"{self.table.name}: {self.table.title}; {numbers} in percent\n\n{self.block().text('table')}"
 
     def block(self) -> Block:
         """Return the paper's rows, each followed by the runs closest to it, and the notes."""
@@ -204,14 +211,8 @@ class LeftOutComparison:
                 yield from self._differences(f"{label}, {left_out} left out", group)
 
     def _differences(self, name: str, group: RunGroup) -> Iterator[str]:
-        match, run = closest_row(self.paper, self.table, group.runs), group.runs[0]
-        if not run.config:
-            yield f"- {name}: no row can be closest to it, because its settings are not known"
-        elif match is None:
-            yield f"- {name}: no row of this table is of this method"
-        else:
-            judged = as_tested(match, group.runs) if self.rule.name == "tested" else match
-            yield from judged.lines(f"{name},", group.runs)
+        match = closest_row(self.paper, self.table, group.runs)
+        yield from verdict_lines(f"{name},", group, match, self.rule.name == "tested")
         for each in group.runs:
             yield from (f"    NOT COMPARABLE: {each.folder} {reason}" for reason in self._reasons(each))
 

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from fedsim.core.errors import DataError
 from fedsim.core.names import metric_name
-from fedsim.report.answers import answers_line
-from fedsim.report.at_seconds import scores_line
+from fedsim.report.answers import answers_line, scores_line
 from fedsim.report.groups import RunGroup, splits, traffic, work
 from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
