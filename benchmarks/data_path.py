@@ -32,7 +32,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fedsim.core.allocator import keep_freed_memory
-from fedsim.core.cores import usable_cores
+from fedsim.core.room import usable_cores
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.decoded import Wanted

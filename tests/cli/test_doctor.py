@@ -30,9 +30,8 @@ from fedsim.cli.doctor.facts import (
     wandb_of,
 )
 from fedsim.cli.doctor.probe import disagreement
-from fedsim.core.cores import usable_cores
 from fedsim.core.nvidia import nvidia_driver
-from fedsim.core.room import Room, memory_room, room_of
+from fedsim.core.room import Room, memory_room, room_of, usable_cores
 from fedsim.functional.neighbours import Neighbours
 from small import refuse
 

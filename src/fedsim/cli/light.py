@@ -7,11 +7,10 @@ from collections.abc import Mapping
 
 from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.core.extras import load_extra
-from fedsim.parsing.listing import classes_of, kinds
-from fedsim.parsing.listing import run as run_list
 from fedsim.parsing.options import all_options
 from fedsim.parsing.output import print_error, print_text
-from fedsim.parsing.short_help import short_help
+from fedsim.parsing.short_help import classes_of, kinds, short_help
+from fedsim.parsing.short_help import run as run_list
 from fedsim.settings.options import WITH_TRAINER
 
 _SHELLS = ("bash", "zsh", "tcsh")

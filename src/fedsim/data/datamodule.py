@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import SIZE, at_least, positive
-from fedsim.core.cores import usable_cores
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.paths import given_path
+from fedsim.core.room import usable_cores
 from fedsim.core.shared import shared_array
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation

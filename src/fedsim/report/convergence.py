@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.core.comparable import comparable
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics import comparable
 from fedsim.core.names import metric_name
 from fedsim.report.answers import fewest_answers, is_timed
 from fedsim.report.groups import RunGroup

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.core.comparable import comparable
 from fedsim.core.errors import ConfigError
+from fedsim.core.metrics import comparable
 from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, mean_and_spread

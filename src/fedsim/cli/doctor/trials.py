@@ -28,11 +28,10 @@ from fedsim.cli.doctor.facts import (
     slurm_of,
     wandb_of,
 )
-from fedsim.core.cores import usable_cores
 from fedsim.core.nvidia import nvidia_driver
 from fedsim.core.parents import following
 from fedsim.core.paths import expanded
-from fedsim.core.room import memory_room, room_of
+from fedsim.core.room import memory_room, room_of, usable_cores
 
 LIMIT = 120.0
 """seconds for loading and trying the libraries; from a slow disk they need a minute"""

@@ -21,8 +21,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from fedsim._version import __version__
-from fedsim.core.comparable import comparable
 from fedsim.core.files import naming, replacing
+from fedsim.core.metrics import comparable
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
 from fedsim.core.replaced_run import QUERIES_FILE
 from fedsim.evaluation.query_file import write_queries
