@@ -12,7 +12,7 @@ from fedsim.core.checks import Natural
 from fedsim.core.errors import ConfigError
 from fedsim.core.paths import Config, InputFolder, NewPicture, OutputFolder, Table
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.listed import listed
+from fedsim.data.listing import listed
 from fedsim.data.manifest import hash_rows, write_manifest
 from fedsim.data.market import MarketFolders
 from fedsim.data.prepare import prepare_data

@@ -14,11 +14,10 @@ from fedsim.core.names import check_text, printable
 from fedsim.core.nvidia import visible_gpus
 from fedsim.core.paths import InputFolder, Settings, given_path
 from fedsim.data.federated import RetrievalSet
-from fedsim.data.federations import build_federation, check_names
+from fedsim.data.federations import build_federation, check_names, has_matches, obstacle_of
 from fedsim.data.images import Domain, Split
-from fedsim.data.listed import listed
+from fedsim.data.listing import listed
 from fedsim.data.market import MarketFolders
-from fedsim.data.use import has_matches, obstacle_of
 from fedsim.parsing.documents import as_yaml
 
 log = logging.getLogger(__name__)
