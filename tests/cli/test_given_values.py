@@ -26,7 +26,7 @@ from fedsim.core.files import make_folder
 from fedsim.core.paths import PathKind, given_path
 from fedsim.data.check import find_data
 from fedsim.data.market import market_folders
-from fedsim.inference.folder import predict_images
+from fedsim.inference.model import predict_images
 from fedsim.report.table import report
 
 COMMANDS = {

@@ -18,11 +18,10 @@ from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.backends import FaissBackend
 from fedsim.evaluation.pictures import RankedLists, draw_ranked_lists
-from fedsim.evaluation.query_file import QueryResults, mean_results, write_queries
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import ScoreRow, summarise
+from fedsim.evaluation.summary import QueryResults, ScoreRow, mean_results, summarise, write_queries
 from fedsim.inference.tensors import global_tensors
 from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN

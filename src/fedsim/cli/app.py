@@ -107,7 +107,7 @@ def _run(command: str, words: list[str]) -> None:
         set_up_messages()
         print_text(run_seeds(words))
     elif command == "predict" and "images" in names:
-        from fedsim.inference.folder import predict_images
+        from fedsim.inference.model import predict_images
 
         set_up_messages()
         print_text(call(predict_images, words, command))

@@ -13,8 +13,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.names import printable
 from fedsim.core.replaced_run import CHECKPOINTS
 from fedsim.evaluation.pictures import write_picture
-from fedsim.inference.confusion import count_first_images
-from fedsim.inference.queries import choose_queries
+from fedsim.inference.queries import choose_queries, count_first_images
 from fedsim.inference.run_features import FEATURES, RunFeatures, read_run_features
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block

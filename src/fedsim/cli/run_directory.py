@@ -14,7 +14,7 @@ from fedsim.core.files import replacing
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at, run_around
 from fedsim.core.run_lock import RunLock
-from fedsim.evaluation.query_file import write_queries
+from fedsim.evaluation.summary import write_queries
 from fedsim.federation.callbacks.summary import versions
 from fedsim.federation.federation import Federation
 from fedsim.parsing.agent_words import folder_of_sweep_run

@@ -121,9 +121,9 @@ class RunResults:
     def confusion(self) -> list[Row]:
         """Return how often the first image is right, or of which camera it is, where galleries are joined.
 
-        See ``fedsim.inference.confusion.count_first_images``.
+        See ``fedsim.inference.queries.count_first_images``.
         """
-        from fedsim.inference.confusion import count_first_images  # imports the readers of data sets
+        from fedsim.inference.queries import count_first_images  # imports the readers of data sets
 
         return count_first_images(self._features)
 

@@ -96,7 +96,7 @@ _MOST_COLUMNS = 60
 _NAMED = 3
 """cameras in a line"""
 KEYS = ("model", "owner", "data set", "first image's data set", "first image's camera", "is match", "queries")
-"""of the rows of ``fedsim.inference.confusion.count_first_images``"""
+"""of the rows of ``fedsim.inference.queries.count_first_images``"""
 
 
 @dataclass(frozen=True, eq=False)

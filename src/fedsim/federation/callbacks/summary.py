@@ -25,8 +25,7 @@ from fedsim.core.files import naming, replacing
 from fedsim.core.metrics import comparable
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
 from fedsim.core.replaced_run import QUERIES_FILE
-from fedsim.evaluation.query_file import write_queries
-from fedsim.evaluation.summary import MAX_LISTED
+from fedsim.evaluation.summary import MAX_LISTED, write_queries
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import num_rounds, was_stopped
 from fedsim.settings.changes import Change, fingerprint_after, read_changes
