@@ -185,7 +185,11 @@ def differences_from(row: Flat, runs: Iterable[Run]) -> tuple[Difference, ...]:
 
 def differences_of(row: Flat, settings: Flat) -> list[Difference]:
     """Return the settings in which an experiment differs from a row."""
-    return [difference for difference in compare(row, settings) if not _is_ignored(difference)]
+    return [
+        d
+        for d in compare(row, settings)  # but for a seed, the path of a file, an option of a start
+        if not (d.setting.facts.is_repeated or names_file(d) or ("." not in d.option and d.effect != "results"))
+    ]
 
 
 def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
@@ -202,12 +206,6 @@ def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
         yield f"was scored on other unseen sets than the row: {_names(run.unseen)} (row: {_names(left_out)})"
     if trained := sorted({*left_out} & {*run.summary["clients"]}):
         yield f"has its target among its sources: a client trained on {trained[0]}"
-
-
-def _is_ignored(difference: Difference) -> bool:
-    """Return whether a difference is none of the experiment: a seed, the path of a file, an option of a start."""
-    is_of_start = "." not in difference.option and difference.effect != "results"
-    return difference.setting.facts.is_repeated or names_file(difference) or is_of_start
 
 
 def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:

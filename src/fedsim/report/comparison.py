@@ -294,7 +294,6 @@ class _Comparison:
         return f"{texts[0]} in percent" + "".join(f"; {name}: {t}" for name, t in zip(special, texts[1:], strict=True))
 
     def _metrics(self, name: str) -> list[str]:
-        """Return the metrics of a test set's cells."""
         metric = self.paper.test_sets[name].metric
         return self._numbers if metric == "rank1" else [metric]
 

@@ -97,25 +97,21 @@ class RunGroup:
 
     def kinds(self, rule: Rule) -> list[str]:
         """Return the kinds of models; local is left out if another kind has the same scores (Local, Centralised)."""
-        metrics = rule.scores(self.runs[0])
-        scores = {
-            model_kind: {k.split("/", 2)[2]: v for k, v in metrics.items() if k.startswith(f"test/{model_kind}/")}
+        scores = self._scores_by_kind(rule)
+        repeats = any(scores["local"] <= scores[model_kind] for model_kind in ("global", "personalised"))
+        return [model_kind for model_kind in KINDS if scores[model_kind] and not (model_kind == "local" and repeats)]
+
+    def _scores_by_kind(self, rule: Rule) -> dict[str, set[tuple[str, float]]]:
+        metrics = rule.scores(self.runs[0]).items()
+        return {
+            model_kind: {(key.split("/", 2)[2], v) for key, v in metrics if key.startswith(f"test/{model_kind}/")}
             for model_kind in KINDS
         }
-        repeats = any(
-            scores["local"].items() <= scores[model_kind].items() for model_kind in ("global", "personalised")
-        )
-        return [model_kind for model_kind in KINDS if scores[model_kind] and not (model_kind == "local" and repeats)]
 
     def distinct_kinds(self, rule: Rule) -> list[str]:
         """Return the kinds of models without personalised, if that has the scores of the global model on every set."""
-        scores = rule.scores(self.runs[0])
-
-        def scores_of(model_kind: str) -> set[tuple[str, float]]:
-            return {(k.split("/", 2)[2], v) for k, v in scores.items() if k.startswith(f"test/{model_kind}/")}
-
-        kinds = self.kinds(rule)
-        repeats = "global" in kinds and scores_of("personalised") <= scores_of("global")
+        kinds, scores = self.kinds(rule), self._scores_by_kind(rule)
+        repeats = "global" in kinds and scores["personalised"] <= scores["global"]
         return [model_kind for model_kind in kinds if not (model_kind == "personalised" and repeats)]
 
 

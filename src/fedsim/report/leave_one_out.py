@@ -182,10 +182,12 @@ def left_out_blocks(groups: Sequence[RunGroup], metric: str, rule: Rule) -> list
         *(MEANING[model_kind] for model_kind in dict.fromkeys(kinds)),
         f"each cell: {describe(groups[0])}" if len({describe(group) for group in groups}) == 1 else "",
     ]
+    gap = f"oracle - {rule.name}, in points; it grows with the number of evaluations that the oracle chooses from"
+    best = f"the best one by {shown[0]}, so the gap of another metric may be below 0"
     headers = ["method", "model", "left out", rule.name, "round", "oracle", "round", "gap", "evaluations"]
     return [
         Block(["method", "model", *names, "mean"], lines, notes, num_left=2),
-        Block(headers, second, [CHOSEN_BY["oracle"], *_notes_on_gap(shown[0], rule)], num_left=3),
+        Block(headers, second, [CHOSEN_BY["oracle"], f"gap: {gap}", f"the oracle's round is {best}"], num_left=3),
     ]
 
 
@@ -211,8 +213,3 @@ def _lines_of_choice(words: list[str], choices: dict[str, Choice], whole: Sequen
     if whole:
         chosen, oracle, gap = (mean_of(whole, column) for column in COLUMNS)
         yield [*words, "mean", chosen, "", oracle, "", gap, ""]
-
-
-def _notes_on_gap(metric: str, rule: Rule) -> Iterator[str]:
-    yield f"gap: oracle - {rule.name}, in points; it grows with the number of evaluations that the oracle chooses from"
-    yield f"the oracle's round is the best one by {metric}, so the gap of another metric may be below 0"

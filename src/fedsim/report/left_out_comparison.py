@@ -12,20 +12,10 @@ from fedsim.papers.contradictions import lines_of, wrong_mean
 from fedsim.papers.files import Paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
+from fedsim.report import leave_one_out
 from fedsim.report.closest import Match, closest_row, settings_of_row, verdict_lines, wrong_sets
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
-from fedsim.report.leave_one_out import (
-    COLUMNS,
-    Choice,
-    Rotations,
-    by_method,
-    choice_of,
-    honest_rule,
-    mean_of,
-    refuse_oracle,
-    rotations_of,
-)
 from fedsim.report.names import name_variants
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import Run
@@ -63,8 +53,8 @@ def left_out_comparison(
         raise ConfigError(f"--metric: {paper.key}/{table.name} has no {metric}; choose from {names}")
     shown = [name for name in dict.fromkeys((metric, "rank1")) if name in table.metrics]
     if rule is not None:
-        refuse_oracle(rule, "a table of left-out data sets")
-    chosen = rule or honest_rule([run for group in groups for run in group.runs])
+        leave_one_out.refuse_oracle(rule, "a table of left-out data sets")
+    chosen = rule or leave_one_out.honest_rule([run for group in groups for run in group.runs])
     return LeftOutComparison(paper, table, groups, shown, chosen, is_whole)
 
 
@@ -86,20 +76,20 @@ class LeftOutComparison:
     is_whole: bool
     """whether all columns are shown, also those of which there is no run"""
     footnotes: Footnotes = field(default_factory=Footnotes)
-    methods: list[Rotations] = field(init=False)
+    methods: list[leave_one_out.Rotations] = field(init=False)
     labels: list[str] = field(init=False)
     """names of the methods"""
     names: list[str] = field(init=False)
     """the data sets that are shown"""
 
     def __post_init__(self) -> None:
-        for name, group in rotations_of(self.groups, "--compare"):
+        for name, group in leave_one_out.rotations_of(self.groups, "--compare"):
             if name not in self.table.test_sets:
                 raise DataError(
                     f"--compare: {group.runs[0].folder} leaves {name} out, which is no column of {self.paper.key}/"
                     f"{self.table.name}; its columns are {', '.join(self.table.test_sets)}"
                 )
-        self.methods = by_method(self.groups, "--compare")
+        self.methods = leave_one_out.by_method(self.groups, "--compare")
         self.labels = name_variants([next(iter(rotations.values())).runs[0] for rotations in self.methods])
         self.names = [
             n for n in self.table.test_sets if self.is_whole or any(n in rotations for rotations in self.methods)
@@ -156,30 +146,34 @@ class LeftOutComparison:
         scores = [row.scores[name] for name in self.names]
         return " / ".join(f"{sum(of_set[m] for of_set in scores) / len(scores):.1f}" for m in self.shown)
 
-    def _lines_of_run(self, label: str, row: TableRow | None, rotations: Rotations) -> Iterator[_Line]:
+    def _lines_of_run(self, label: str, row: TableRow | None, rotations: leave_one_out.Rotations) -> Iterator[_Line]:
         """Yield the choice, the oracle and the gap of a method's runs; ``row``: the printed row that they are."""
         if not rotations:
             return
         run = next(iter(rotations.values())).runs[0]
-        model_kind = run.primary if row is None or row.model not in _kinds(run) else row.model
+        scores = (run.summary["final"] or {}).get("metrics", {})
+        has_kind = row is not None and any(key.startswith(f"test/{row.model}/") for key in scores)
+        model_kind = row.model if row is not None and has_kind else run.primary
         choices = {}
         for name, group in rotations.items():
             single = [row.single[name]] if row is not None and row.single else []
-            choices[name] = choice_of(group, metric_name("test", model_kind, name, *single), self.shown, self.rule)
+            choices[name] = leave_one_out.choice_of(
+                group, metric_name("test", model_kind, name, *single), self.shown, self.rule
+            )
         loud = (
             ", NOT COMPARABLE" if any(self._reasons(run) for group in rotations.values() for run in group.runs) else ""
         )
         sources = {"chosen": self.rule.name, "oracle": "oracle", "gap": "gap"}
-        for column in COLUMNS:
+        for column in leave_one_out.COLUMNS:
             cells = [choices[name].cell(column) if name in choices else "-" for name in self.names]
             model = "client" if row is not None and row.single else model_kind
             yield [label, model, sources[column] + loud, *cells, *self._mean(choices, column)]
 
-    def _mean(self, choices: dict[str, Choice], column: str) -> list[str]:
+    def _mean(self, choices: dict[str, leave_one_out.Choice], column: str) -> list[str]:
         if len(self.names) == 1:
             return []
         whole = [choices[name] for name in self.names if name in choices]
-        return [mean_of(whole, column) if len(whole) == len(self.table.test_sets) else "-"]
+        return [leave_one_out.mean_of(whole, column) if len(whole) == len(self.table.test_sets) else "-"]
 
     def _reasons(self, run: Run) -> list[str]:
         """Return why a run's data sets are not those of the row that it is compared with."""
@@ -222,8 +216,3 @@ def _is_of(row: TableRow, match: Match | None) -> bool:
     if match is None:
         return False
     return row is match.row or bool(row.single and match.row.single and row.runs == match.row.runs)
-
-
-def _kinds(run: Run) -> set[str]:
-    """Return the kinds of models with scores at the last evaluation."""
-    return {key.split("/")[1] for key in (run.summary["final"] or {}).get("metrics", {}) if key.startswith("test/")}

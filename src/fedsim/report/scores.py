@@ -48,17 +48,10 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     if has_drop := set(drops) != {"-"}:
         lines.append(["drop", *drops])
     has_seeds = any(len(group.runs) > 1 for group in groups)
-    headers = [
-        "\n".join(
-            [
-                group.label,
-                model_kind,
-                *([f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"] if has_seeds else []),
-                *([r.name] if len(rules) > 1 else []),
-            ]
-        )
-        for group, model_kind, r in columns
-    ]
+    headers = []
+    for group, model_kind, r in columns:
+        seeds = [f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"] if has_seeds else []
+        headers.append("\n".join([group.label, model_kind, *seeds, *([r.name] if len(rules) > 1 else [])]))
     tidy = list(tidy_lines(groups, names, shown, rules))
     headers_of_tidy = ["run", "model", "rule", "data set", "score", "mean", "standard deviation", "seeds"]
     notes = tuple(_legend(groups, {model_kind for _, model_kind, _ in columns}, shown, rule, has_drop=has_drop))

@@ -121,7 +121,6 @@ def report(
 
 
 def _check_options(metric: str | None, compare: str | None, format_: Format) -> None:
-    """Raise ConfigError for a wrong option."""
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if compare is not None and format_ != "table":

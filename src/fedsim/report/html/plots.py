@@ -78,7 +78,6 @@ def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, 
 
 
 def _by_set(chosen: Sequence[str], names: Mapping[str, str], draw: Any, unit: str, metric: str) -> dict[str, Any]:
-    """Return a picture per test set that has any line."""
     return {names[name]: _lines(lines, unit, metric) for name in chosen if (lines := draw(name))}
 
 
