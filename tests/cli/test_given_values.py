@@ -13,7 +13,7 @@ import pytest
 import fedsim
 from fedsim.__main__ import main
 from fedsim.cli.commands import GROUPS
-from fedsim.cli.data.sources import check_source_of, preview_source_of
+from fedsim.cli.data.configs import check_source_of, preview_source_of
 from fedsim.cli.export import export
 from fedsim.cli.init.command import init
 from fedsim.cli.init.slurm import write_scripts

@@ -16,9 +16,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from fedsim.cli.checks import check_config, check_fit, check_run, check_weights
+from fedsim.cli.checks import (
+    check_config,
+    check_fit,
+    check_folders,
+    check_run,
+    check_weights,
+    give_old_addresses,
+    let_loggers_stand_alone,
+    write_into,
+)
 from fedsim.cli.describe import FederatedTrainer, weights_for
-from fedsim.cli.names_in_configs import check_folders, give_old_addresses, let_loggers_stand_alone, write_into
 from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     Settled,
