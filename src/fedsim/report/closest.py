@@ -10,7 +10,6 @@ from fedsim.papers.counts import DataDifferences, counts_of, data_differences
 from fedsim.papers.files import Paper, read_paper
 from fedsim.papers.published import Table, TableRow
 from fedsim.papers.resolved_rows import find_run, resolved_row
-from fedsim.report.groups import RunGroup
 from fedsim.report.runs import Run
 from fedsim.settings.configuration import Difference, Flat, compare, flat, names_file, text_of
 from fedsim.settings.facts import Group
@@ -93,14 +92,14 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
     return closest._replace(titles=tuple(match.row.name for match in matches if match.name == closest.name))
 
 
-def verdict_lines(label: str, group: RunGroup, match: Match | None, is_tested: bool) -> Iterator[str]:
-    """Yield the verdict on a group beside a table; ``is_tested``: its scores are those of ``fedsim test``."""
-    if not group.runs[0].config:
+def verdict_lines(label: str, runs: Sequence[Run], match: Match | None, is_tested: bool) -> Iterator[str]:
+    """Yield the verdict on a group's runs beside a table; ``is_tested``: its scores are those of ``fedsim test``."""
+    if not runs[0].config:
         yield f"- {label.rstrip(',')}: no row can be closest to it, because its settings are not known"
     elif match is None:
         yield f"- {label.rstrip(',')}: no row of this table is of this method"
     else:
-        yield from (as_tested(match, group.runs) if is_tested else match).lines(label, group.runs)
+        yield from (as_tested(match, runs) if is_tested else match).lines(label, runs)
 
 
 def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match:

@@ -16,7 +16,7 @@ from fedsim.report.bounds import one_match_bounds
 from fedsim.report.closest import Match, closest_row, closest_table, verdict_lines
 from fedsim.report.groups import RunGroup, splits, work
 from fedsim.report.layout import Block, table_in_parts
-from fedsim.report.left_out_comparison import leaves_out, left_out_comparison
+from fedsim.report.leave_one_out import leaves_out, left_out_comparison
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import Run
 
@@ -367,6 +367,6 @@ class _Comparison:
 
     def _differences(self, group: RunGroup) -> Iterator[str]:
         is_tested = any(rule.name == "tested" for rule in self.rules[group])
-        yield from verdict_lines(group.label, group, self.matches[group], is_tested)
+        yield from verdict_lines(group.label, group.runs, self.matches[group], is_tested)
         if _FOLDERS in (group.runs[0].setting("data.source") or ()):
             yield "    its data sets are folders whose names are not checked"

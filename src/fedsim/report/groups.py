@@ -28,6 +28,13 @@ _ROLES = {"second": "second model", "personal": "personal", "server": "server"}
 _NAMED = 3
 """Largest number of differences in a line."""
 
+MEANING = {
+    "global": "global: the server's model",
+    "local": "local: a client's own after training, before averaging",
+    "personalised": "personalised: the client's own model (its private parameters plus the shared ones)",
+    "ensemble": "ensemble: all personalised models, their features side by side",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class RunGroup:
@@ -47,6 +54,17 @@ class RunGroup:
         Scores of only some of the runs have their number behind them.
         """
         return self._cell([self.values(f"{model}/{metric}", rule) for metric in metrics], digits)
+
+    def describe(self) -> str:
+        """Return a text with the rounds and the seeds."""
+        seeds = sorted({int(run.summary["seed"]) for run in self.runs})
+        rounds = sorted({int(run.summary["rounds"]) for run in self.runs})
+        unfinished = sum(not run.summary["finished"] for run in self.runs)
+        note = f"{'/'.join(map(str, rounds))} round{'s' * (rounds != [1])}, "
+        note += f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        note += f", {unfinished} not finished" if unfinished else ""
+        note += "".join(f", {change}" for change in self.runs[0].changes)
+        return note + (", DRY RUN on drawn stand-ins" if any(run.setting("data.dry_run") for run in self.runs) else "")
 
     def drops(self, kind: str, metric: str, rule: Rule) -> NDArray[np.float64]:
         """Return each run's mean over seen test sets minus that over unseen ones; runs without both are left out.
@@ -316,3 +334,8 @@ def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:
                 f"left out: {run.folder} has the settings and the seed {seed} of {first.folder}; both count as one run"
             )
     return [run for run in runs if run in kept.values()]
+
+
+def shown_metrics(metric: str) -> list[str]:
+    """Return the metrics of a cell: ``metric``, then rank-1 unless ``metric`` is rank-1 or top-1."""
+    return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import printable
-from fedsim.report.figure import new_figure, save_figure
+from fedsim.report.image_file import new_figure, save_figure
 from fedsim.report.layout import Block
 
 if TYPE_CHECKING:

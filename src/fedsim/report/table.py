@@ -14,12 +14,12 @@ from fedsim.core.paths import Figure, Page
 from fedsim.report.comparison import compare_with
 from fedsim.report.convergence import convergence_table, fairness_table
 from fedsim.report.figure import draw_cmc, draw_curves, draw_participation, draw_scores, draw_tradeoff
-from fedsim.report.groups import RunGroup, group_opened, named_folder, open_runs
+from fedsim.report.groups import RunGroup, group_opened, named_folder, open_runs, shown_metrics
 from fedsim.report.layout import Block, Format
 from fedsim.report.leave_one_out import honest_rule, left_out_blocks
 from fedsim.report.rules import Rule, RuleName
 from fedsim.report.runs import METRICS
-from fedsim.report.scores import all_sets, score_block, shown_metrics, titles_of
+from fedsim.report.scores import all_sets, score_block, titles_of
 from fedsim.report.significance import differences_table, intervals_table
 
 log = logging.getLogger(__name__)

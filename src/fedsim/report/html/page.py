@@ -18,13 +18,13 @@ from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
 from fedsim.report.comparison import tables_with_runs
-from fedsim.report.groups import RunGroup
+from fedsim.report.groups import MEANING, RunGroup, shown_metrics
 from fedsim.report.layout import Block, with_sign
 from fedsim.report.names import differences
 from fedsim.report.query_files import FOLDER, query_tables
 from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS
-from fedsim.report.scores import MEANING, all_sets, describe, score_block, shown_metrics, titles_of
+from fedsim.report.scores import all_sets, score_block, titles_of
 from fedsim.report.significance import differences_table, intervals_table
 from fedsim.settings.configuration import without_folders
 
@@ -61,7 +61,7 @@ def write_page(
         "version": __version__,
         "metric": metric,
         "rule": rule.name,
-        "groups": [(group.label, describe(group), [str(run.folder) for run in group.runs]) for group in groups],
+        "groups": [(group.label, group.describe(), [str(run.folder) for run in group.runs]) for group in groups],
         "left_out": left_out,
         "scores": score_block(groups, metric, rule),
         "all_scores": _all_scores(groups, names, rule),
