@@ -5,7 +5,9 @@ Until then a fit may still be refused, or fail, and an older run in the director
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,16 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from fedsim.core.run_lock import RunLock
+from fedsim.core.errors import DataError
+from fedsim.core.replaced_run import bring_back, drop_replaced
+from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.federation.callbacks.run_folder import FolderStart
-from fedsim.federation.callbacks.script_config import ScriptConfig
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile
 from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run, reach_mlflow, reach_wandb
 from fedsim.federation.events import RoundCallback, strategy_of
+from fedsim.settings.changes import Change
+
+log = logging.getLogger(__name__)
 
 
 class HeldLoggers(DummyLogger):
@@ -158,5 +164,41 @@ class RunBeginning(RoundCallback):
             self._held.release(trainer, module)
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
         for callback in callbacks:
-            if isinstance(callback, KeepConfig | ScriptConfig):
-                callback.save_config(trainer, module, "fit")
+            if isinstance(callback, KeepConfig):
+                callback.write(folder)
+
+
+@contextmanager
+def in_run_folder(
+    trainer: Trainer, start: FolderStart, changes: Iterable[Change] = (), **options: Any
+) -> Iterator[None]:
+    """Let a fit begin or continue in a run directory, which the first rank holds during the block.
+
+    ``changes`` are the settings that it changes, for the log; ``options`` are those of :class:`RunBeginning`.
+
+    Raises:
+        ConfigError: if another fit runs in the directory, or it cannot be written.
+        DataError: if files of the run are removed meanwhile.
+    """
+    lock, is_first = RunLock(start.folder), trainer.is_global_zero
+    beginning = RunBeginning(lock, start, **options)
+    try:
+        if is_first:
+            lock.acquire()
+            start.check_free()  # again: another fit may have ended in between
+            for change in changes:
+                log.warning("%s", change)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined] # Lightning sets it; such a fit writes nothing
+            beginning.join(trainer)
+        yield
+        if is_first:
+            drop_replaced(start.folder)  # also of a run without a checkpoint, whose clients never answer
+    except OSError as error:
+        if message := message_of_change(start.folder, error):
+            raise DataError(message) from error
+        raise
+    finally:
+        beginning.leave(trainer)
+        lock.release()
+        if is_first:
+            bring_back(start.folder)
