@@ -309,3 +309,12 @@ finally:
     assert "went on" in done.stdout
     assert "ValueError: nothing to upload" in done.stderr
     assert "fedsim: error: the end of Python takes longer than 10 s after a rank has failed" in done.stderr
+
+
+def test_a_fast_dev_run_changes_no_file_of_a_run(tmp_path):
+    folder = tmp_path / "run"
+    fit(folder, rounds=1)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    quick = fedsim.Trainer(run_dir=folder, overwrite=True, fast_dev_run=True, **CPU)
+    quick.fit(built(), datamodule=data_of())
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -35,7 +35,7 @@ from fedsim.federation.callbacks import (
     in_run_folder,
 )
 from fedsim.federation.checks.compatibility import check_trainer
-from fedsim.federation.events import as_list
+from fedsim.federation.events import as_list, callbacks_of
 from fedsim.federation.federation import Federation
 from fedsim.settings.changes import Change
 from fedsim.settings.configuration import line_of_idle
@@ -141,7 +141,7 @@ class Trainer(lightning.Trainer):
     def _in_folder(self, start: FolderStart, args: Sequence[Any], options: dict[str, Any]) -> Iterator[None]:
         """Let a fit begin or continue in the run directory, with the callbacks that write its files."""
         added, changes = self._of_run(start, args, options)
-        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
+        callbacks = callbacks_of(self)
         if not self.fast_dev_run:  # type: ignore[attr-defined] # Lightning sets it; such a fit writes nothing
             callbacks[:0] = added  # before the callbacks that save its state
         self._open_metrics(True)
@@ -205,7 +205,6 @@ class Trainer(lightning.Trainer):
 
 
 def _with_path(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace ``~`` and variables in ``ckpt_path``."""
     path = options.get("ckpt_path")
     return options if path is None else options | {"ckpt_path": expanded(str(path), "ckpt_path")}
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
@@ -21,7 +21,7 @@ from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.federation.callbacks.run_folder import FolderStart
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile
 from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run, reach_mlflow, reach_wandb
-from fedsim.federation.events import RoundCallback, strategy_of
+from fedsim.federation.events import RoundCallback, callbacks_of, strategy_of
 from fedsim.settings.changes import Change
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class RunBeginning(RoundCallback):
 
     def join(self, trainer: Trainer) -> None:
         """Become the first callback of a trainer; take its loggers away, before Lightning begins them."""
-        trainer.callbacks.insert(0, self)  # type: ignore[attr-defined] # Lightning's stub misses it
+        callbacks_of(trainer).insert(0, self)
         if trainer.loggers:
             self._held = HeldLoggers(trainer.loggers)
             trainer.loggers = [self._held]
@@ -143,9 +143,8 @@ class RunBeginning(RoundCallback):
 
     def leave(self, trainer: Trainer) -> None:
         """Give a trainer what :meth:`join` has taken, also if the run has not begun."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
-        if self in callbacks:
-            callbacks.remove(self)
+        if self in callbacks_of(trainer):
+            callbacks_of(trainer).remove(self)
         if self._held is not None:
             trainer.loggers = self._held.loggers
 
@@ -162,8 +161,7 @@ class RunBeginning(RoundCallback):
                 elif isinstance(logger, MetricsFile) and self._folder.continues:
                     logger.rounds = self._folder.rounds
             self._held.release(trainer, module)
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
-        for callback in callbacks:
+        for callback in callbacks_of(trainer):
             if isinstance(callback, KeepConfig):
                 callback.write(folder)
 
