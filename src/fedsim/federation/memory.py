@@ -23,7 +23,7 @@ from fedsim.core.store import StorePlace
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
 from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
-from fedsim.federation.aggregation.sums import PlainSum
+from fedsim.federation.aggregation.sums import ModelSum
 from fedsim.federation.checks.requirements import settings_by_client
 from fedsim.federation.events import strategy_of
 from fedsim.federation.parts import Parts, trains_alone
@@ -179,7 +179,7 @@ class _Estimate:
 
     def _sums(self) -> int:
         """Return the bytes of the sums over clients: of models, and of the method's extra tensors."""
-        form = MaskedSum() if clients_prune(self._settings.method) else PlainSum()
+        form = MaskedSum() if clients_prune(self._settings.method) else ModelSum()
         elements = sum(form.length(policy) + self._extras(arch) for arch, policy in self._parts.statistics.items())
         return elements * (8 if self._settings.reduction == "exact" else 4)
 
