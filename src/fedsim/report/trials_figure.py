@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
 
 _WIDTH, _PER_AXIS = 7.2, 1.2  # inches: of two columns of a paper, and of an axis of many
+_LETTERS = 18  # of a value at an axis, and of a line of the metric's name
 _GREY = "#9a9a9a"
 
 
@@ -90,7 +93,7 @@ def _draw_parallel(axes: Axes, trials: Trials, options: list[str]) -> None:
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     bar = axes.figure.colorbar(mpl.cm.ScalarMappable(shade, colours), ax=axes, pad=0.01, aspect=30)
-    bar.set_label(trials.metric)
+    bar.set_label(textwrap.fill(trials.metric, _LETTERS))
 
 
 def _draw_scale(axes: Axes, position: int, scale: _Scale) -> None:
@@ -98,9 +101,19 @@ def _draw_scale(axes: Axes, position: int, scale: _Scale) -> None:
     axes.axvline(position, color="#333333", linewidth=0.8)
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
     for value in scale.ticks():
-        label = f"{value:.3g}" if isinstance(value, float) else str(value)
+        label = f"{value:.3g}" if isinstance(value, float) else _shortened(str(value))
         place = position, scale.height(value)
         axes.annotate(label, place, (3, 0), textcoords="offset points", fontsize=6.5, va="center", bbox=box)
+
+
+def _shortened(name: str) -> str:
+    """Return the beginning of a long value, without the package of a class: there is room up to the next axis.
+
+    >>> _shortened("fedsim.methods.FedPav"), _shortened("configs/recipes/mine.yaml"), _shortened("0.1")
+    ('FedPav', 'configs/recipes/m…', '0.1')
+    """
+    name = re.sub(r"^(\w+\.)+(?=[A-Z]\w*$)", "", name)
+    return name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
 
 
 def _rank(row: TrialRow, trials: Trials) -> float:
@@ -131,7 +144,7 @@ def _draw_best(axes: Axes, trials: Trials) -> None:
     numbers = [*(row.number for row in trials.records), trials.rows[-1].number]
     axes.step(numbers, [row.score or 0.0 for row in records], where="post", color="#333333", linewidth=1.1,
               label="best so far")  # fmt: skip
-    axes.set(title="best so far", xlabel="trial", ylabel=trials.metric)
+    axes.set(title="best so far", xlabel="trial", ylabel=textwrap.fill(trials.metric, _LETTERS))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.5)
