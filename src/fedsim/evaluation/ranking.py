@@ -219,7 +219,7 @@ class QueryScores:
         """Undo :meth:`to_table`."""
         first, *others = table.T[:COLUMNS]
         hits = table[:, COLUMNS:] if table.shape[1] > COLUMNS else None
-        return QueryScores(first.astype(np.int64), *others, expected_hits=hits)
+        return QueryScores(first.astype(np.int64), *others, hits)
 
 
 COLUMNS = len(fields(QueryScores)) - 1

@@ -72,6 +72,13 @@ class Result:
     code: int
     """exit code of its process; 0 also for a run that was finished before"""
     summary: dict[str, Any]
+    is_stopped: bool = False
+    """whether its search has stopped it, because others were better"""
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether the run was stopped before its end: one that ended at the same moment is complete."""
+        return self.is_stopped and not (self.code == 0 and self.summary.get("finished"))
 
     def score(self, metric: str, evaluation: str = "final") -> float | None:
         """Return a score of the last evaluation (``final``) or of the round with the best val/mAP (``best``)."""
@@ -85,12 +92,15 @@ def runs_of_sweep(sweep: Sweep, root: Path, count: int | None = None, seed: int 
     A run directory, in ``root``, is named after a hash of the command line, so that another call, or a file with more
     values, finds the finished runs.
     """
-    runs: dict[Path, SweepRun] = {}
-    for sample in samples(sweep, count, seed):
-        folder = root / hashlib.sha256("\0".join(command_of(sweep, sample)).encode()).hexdigest()[:8]
-        directory = {"run_dir": folder} | ({"ckpt_path": "last"} if folder.is_dir() else {})
-        runs[folder] = SweepRun(sample, tuple(command_of(sweep, sample | directory)), folder)
-    return list(runs.values())
+    runs = (run_of_sample(sweep, sample, root) for sample in samples(sweep, count, seed))
+    return list({run.folder: run for run in runs}.values())
+
+
+def run_of_sample(sweep: Sweep, sample: Sample, root: Path) -> SweepRun:
+    """Return the run with these settings, in a folder of ``root``; if there is such a folder, it is continued."""
+    folder = root / hashlib.sha256("\0".join(command_of(sweep, sample)).encode()).hexdigest()[:8]
+    directory = {"run_dir": folder} | ({"ckpt_path": "last"} if folder.is_dir() else {})
+    return SweepRun(sample, tuple(command_of(sweep, sample | directory)), folder)
 
 
 def table_of(results: Sequence[Result], sweep: Sweep) -> str:
@@ -109,7 +119,7 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
     ]  # fmt: skip
     headers = [metric, "in best round", *_short_names(shown), "run directory"]
     alignment = ("right", "right", *["left"] * (len(shown) + 1))
-    failures = [f"failed: {r.run.options}: {_reason(r.run)} ({r.run.log})" for r in results if r.code]
+    failures = [f"failed: {r.run.options}: {reason_of(r.run)} ({r.run.log})" for r in results if r.code]
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=alignment)
     legend = f"{metric}: at the last evaluation, and at the round with the best val/mAP"
     return "\n".join([table, "", legend, *failures])
@@ -145,11 +155,13 @@ def _label(sample: Sample, shown: Sequence[str]) -> str:
 
 def outcome_of(result: Result, metric: str) -> str:
     """Return a short text for a result: its score or its error."""
+    if result.is_pruned:
+        return "stopped early, others are better"
     failed = f"failed with exit code {result.code}"
-    return f"{failed}: {_reason(result.run)}" if result.code else f"{metric} {_text(result.score(metric))}"
+    return f"{failed}: {reason_of(result.run)}" if result.code else f"{metric} {_text(result.score(metric))}"
 
 
-def _reason(run: SweepRun) -> str:
+def reason_of(run: SweepRun) -> str:
     """The error message in a run's log, or the last line."""
     lines = [line for line in run.log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("fedsim: error: ")]

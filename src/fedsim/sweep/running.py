@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, Protocol
 
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.parents import following
@@ -30,6 +31,52 @@ _CHECK_EVERY = 0.1  # seconds between two checks of the processes
 _END_OF_LOG = 4096  # bytes; they contain the last line about a round
 
 
+class RunSource(Protocol):
+    """Runs that are executed one after another, or several at once: a list, or a search that chooses each."""
+
+    def take(self) -> tuple[int, SweepRun] | None:
+        """Return the next run with its number; None if there is none at the moment."""
+
+    def open_log(self, number: int, run: SweepRun) -> Any:
+        """Open the file for the output of a run, empty, as a context manager."""
+
+    def stops(self, number: int) -> bool:
+        """Whether a running run is to end now, because others are better."""
+
+    def finish(self, number: int, result: Result) -> None:
+        """Receive the result of a run."""
+
+    def title(self, number: int) -> str:
+        """Return a short text for a run, for messages."""
+
+
+class _Listed:
+    """The runs of a list."""
+
+    def __init__(self, runs: Sequence[SweepRun]) -> None:
+        self._waiting, self._total = deque(enumerate(runs)), len(runs)
+        self._results: dict[int, Result] = {}
+
+    @property
+    def results(self) -> list[Result]:
+        return [self._results[number] for number in sorted(self._results)]
+
+    def take(self) -> tuple[int, SweepRun] | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def open_log(self, number: int, run: SweepRun) -> Any:  # noqa: ARG002 - of the protocol
+        return run.log.open("w")
+
+    def stops(self, number: int) -> bool:  # noqa: ARG002 - of the protocol
+        return False
+
+    def finish(self, number: int, result: Result) -> None:
+        self._results[number] = result
+
+    def title(self, number: int) -> str:
+        return f"run {number + 1}/{self._total}"
+
+
 @dataclass
 class _Running:
     number: int
@@ -40,6 +87,8 @@ class _Running:
     """seconds, of time.monotonic"""
     last_logged: float
     """time of the last log line about it, in seconds"""
+    is_stopped: bool = False
+    """whether its source stops it"""
 
     def round(self) -> str:
         """Return the last line about a round in its log; empty if there is none."""
@@ -59,39 +108,59 @@ def execute_runs(runs: Sequence[SweepRun], metric: str, parallel: int = 1, line_
         ConfigError: if the program cannot be started, or a finished run has other settings.
     """
     refuse_changed(runs)
-    results: dict[int, Result] = {}
-    waiting, free = deque(enumerate(runs)), deque(shares_of_machine(parallel))
-    running: list[_Running] = []
+    listed = _Listed(runs)
+    execute(listed, metric, parallel, line_interval)
+    return listed.results
 
-    def title(number: int) -> str:
-        return f"run {number + 1}/{len(runs)}"
 
+def execute(source: RunSource, metric: str, parallel: int = 1, line_interval: float = 60.0) -> None:
+    """Execute the runs of a source, as :func:`execute_runs`; after a signal it receives no result of an unfinished run.
+
+    Raises:
+        RunStoppedError: after a signal; the running processes have ended in order, too.
+        ConfigError: if the program cannot be started, or the source refuses a run.
+    """
+    free, running = deque(shares_of_machine(parallel)), list[_Running]()
     with _passing_signals_on(running) as signals:
-        while running or (waiting and not signals):
-            while waiting and free and not signals:
-                number, run = waiting.popleft()
+        while True:
+            while free and not signals and (taken := source.take()) is not None:
+                number, run = taken
                 if run.summary().get("finished"):
-                    results[number] = Result(run, 0, run.summary())
-                    outcome = outcome_of(results[number], metric)
-                    log.info("%s: %s: finished before, %s", title(number), run.options, outcome)
+                    _end(source, number, Result(run, 0, run.summary()), metric, "finished before, ")
                     continue
-                log.info("%s: %s -> %s", title(number), run.options, run.folder)
-                running.append(_started(number, run, free.popleft()))
+                log.info("%s: %s -> %s", source.title(number), run.options, run.folder)
+                running.append(_started(source, number, run, free.popleft()))
+            if not running:
+                break
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
                 free.append(each.share)
-                results[each.number] = Result(each.run, each.process.returncode, each.run.summary())
-                seconds = time.monotonic() - each.started
-                log.info("%s: %s, %.0f s", title(each.number), outcome_of(results[each.number], metric), seconds)
+                result = Result(each.run, each.process.returncode, each.run.summary(), each.is_stopped)
+                if not signals or not result.code or each.is_stopped:
+                    seconds = time.monotonic() - each.started
+                    _end(source, each.number, result, metric, after=f", {seconds:.0f} s")
             for each in running:
-                if time.monotonic() - each.last_logged >= line_interval:
-                    each.last_logged = time.monotonic()
-                    log.info("%s: %s", title(each.number), each.round() or "before its first round")
-            if running:
-                time.sleep(_CHECK_EVERY)
+                _look_after(each, source, line_interval)
+            time.sleep(_CHECK_EVERY if running else 0)
     if signals:
         raise RunStoppedError(signals[0])
-    return [results[number] for number in sorted(results)]
+
+
+def _end(source: RunSource, number: int, result: Result, metric: str, before: str = "", after: str = "") -> None:
+    """Give a result to its source, and log it in one line."""
+    settings = f"{result.run.options}: " if before else ""
+    log.info("%s: %s%s%s%s", source.title(number), settings, before, outcome_of(result, metric), after)
+    source.finish(number, result)
+
+
+def _look_after(each: _Running, source: RunSource, line_interval: float) -> None:
+    """Stop a running run if its source says so, and log its progress every ``line_interval`` seconds."""
+    if not each.is_stopped and source.stops(each.number):
+        each.is_stopped = True
+        _signal(each.process, signal.SIGTERM)
+    if time.monotonic() - each.last_logged >= line_interval:
+        each.last_logged = time.monotonic()
+        log.info("%s: %s", source.title(each.number), each.round() or "before its first round")
 
 
 def shares_of_machine(parallel: int) -> list[dict[str, str]]:
@@ -123,10 +192,10 @@ def _gpus() -> list[str]:
     return []
 
 
-def _started(number: int, run: SweepRun, share: dict[str, str]) -> _Running:
+def _started(source: RunSource, number: int, run: SweepRun, share: dict[str, str]) -> _Running:
     """Start a run's process; its output goes to its log."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    with run.log.open("w") as file:
+    with source.open_log(number, run) as file:
         try:  # in its own process group, it receives Ctrl-C only once: from this process
             process = subprocess.Popen(
                 run.command, stdout=file, stderr=subprocess.STDOUT, env={**_environment(run), **share}, process_group=0,

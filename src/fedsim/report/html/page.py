@@ -6,9 +6,9 @@ import base64
 import io
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from importlib import resources
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -83,10 +83,17 @@ def write_page(
         "versions": _versions(groups),
         "plotly": offline.get_plotlyjs(),
     }
-    template = (resources.files("fedsim") / "report" / "html" / "page.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    write_template("page.html", content, path)
+
+
+def write_template(name: str, content: Mapping[str, Any], path: Path) -> None:
+    """Write a template of this folder with its content into a file; raise DataError if the file cannot be written."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedsim", "report/html"), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )  # fmt: skip
     environment.globals.update(key_of=sort_key, with_sign=with_sign)
-    page = environment.from_string(template).render(content)
+    page = environment.get_template(name).render(content)
     try:
         with replacing(path) as partial:
             partial.write_text(page, encoding="utf-8", errors="backslashreplace")  # of paths
@@ -153,7 +160,7 @@ def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple
         for subfolder, title in (("rankings", "ranked lists"), ("maps", "maps")):
             files = sorted((folder / subfolder).glob("*.png"))
             if files:
-                yield group.label, title, [(file.stem, _embedded(file)) for file in files]
+                yield group.label, title, [(file.stem, embedded(file)) for file in files]
 
 
 def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, list[Block], str]]]]:
@@ -161,7 +168,7 @@ def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, 
     for group in groups:
         folder = group.runs[0].folder
         files = [
-            (name, blocks, _embedded(picture) if (picture := folder / FOLDER / f"{name}.png").is_file() else "")
+            (name, blocks, embedded(picture) if (picture := folder / FOLDER / f"{name}.png").is_file() else "")
             for name, blocks in query_tables(folder)
         ]
         if files:
@@ -174,7 +181,7 @@ def _sheets(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str]]:
     )
     for folder in folders:
         for file in (folder / name for name in _SHEETS if (folder / name).is_file()):
-            yield str(file), _embedded(file)
+            yield str(file), embedded(file)
 
 
 def _sheet_command(groups: Sequence[RunGroup]) -> str:
@@ -189,7 +196,7 @@ def _sheet_command(groups: Sequence[RunGroup]) -> str:
     return f"fedsim data preview --config {config} --output {sheet}"
 
 
-def _embedded(file: Path) -> str:
+def embedded(file: Path) -> str:
     """Return a picture as a part of the page, as WebP: half the size of JPEG, a twentieth of PNG."""
     from PIL import Image
 
