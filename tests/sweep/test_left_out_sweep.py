@@ -2,13 +2,15 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.sweep.file import samples
-from fedsim.sweep.left_out import repeated
+from fedsim.sweep.left_out import repeated, report_left_out
+from fedsim.sweep.local import Result, SweepRun
 from small import refuse
 from sweep_files import read_sweep
 from tiny_run import TINY
@@ -66,6 +68,21 @@ def test_what_has_no_left_out_sets_is_refused(capsys):
     assert "--html: is a page of left-out data sets, and these runs leave none out; give --left_out" in line
     line = refuse(capsys, "sweep", "--paper", "003/figure4_batch_sizes", "--local", "--left_out", "a", "b")
     assert "--left_out: is not for --paper, whose rows have their own data" in line
+
+
+def test_a_failed_run_leaves_no_page(write_sweep, tmp_path, capsys):
+    file = write_sweep(
+        command=["${interpreter}", "-c", "raise SystemExit(1)", "${args}"], parameters={"a": {"value": 1}}
+    )
+    page, words = tmp_path / "page.html", ["--local", "--left_out", "x", "y", "--run_dir", str(tmp_path / "runs")]
+    assert main(["sweep", str(file), *words, "--html", str(page)]) == 1
+    assert "2 of 2 runs failed; call the sweep again to repeat only those" in capsys.readouterr().err
+    assert not page.exists()
+
+
+def test_runs_that_leave_out_one_set_have_no_page():
+    runs = [SweepRun({"data.unseen": ["x"], "seed_everything": seed}, (), Path("runs", str(seed))) for seed in (0, 1)]
+    assert report_left_out([Result(run, 0, {}) for run in runs], None) == ""
 
 
 @pytest.mark.slow
