@@ -32,13 +32,12 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from fedsim.core.allocator import keep_freed_memory
-from fedsim.core.cores import usable_cores
+from fedsim.core.room import usable_cores
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.decoded import Wanted
-from fedsim.data.decoding import read_all
 from fedsim.data.images import ImageFiles, Index, Size, Split
-from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels
+from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, read_all
 from fedsim.data.reading import read_rgb
 from fedsim.data.synthetic import SyntheticReID
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD

@@ -48,8 +48,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from fedsim.report.choice import Choice, choice_of
 from fedsim.report.groups import RunGroup
+from fedsim.report.leave_one_out import Choice, choice_of
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run
 from pretrained import Options, by_seed

@@ -36,7 +36,7 @@ import yaml
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from fedsim.cli.augment.checks import open_data
+from fedsim.cli.augment.settings import open_data
 from fedsim.data import write_generated
 from fedsim.data.federated import ClientData
 from fedsim.data.images import Images

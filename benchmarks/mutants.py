@@ -49,7 +49,7 @@ AREAS = {
         "functional/pruning.py",
         "training/objective.py",
     ],
-    "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/trials.py", "evaluation/reranking.py"],
+    "ranking": ["evaluation/ranking.py", "evaluation/ranker.py", "evaluation/retrieval.py", "evaluation/reranking.py"],
     "training": ["training/client.py", "training/optimizer.py", "training/session.py", "training/server.py", "methods"],
     "time": [
         "federation/components/window.py",

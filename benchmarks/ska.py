@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tabulate import tabulate
 
-from fedsim.cli.rank import rank
+from fedsim.cli.rank import rank_file
 from fedsim.data import SyntheticReID
 from fedsim.data.images import Split
 from fedsim.papers.files import read_paper
@@ -173,7 +173,7 @@ def initial_scores(run: Run, setting: Setting) -> Scores:
         config = ("--config", str(run.folder / "config.yaml"), "--ckpt_path", checkpoint)
         fedsim("predict", *config, "--model.method.unseen", "imagenet", "--run_dir", str(folder))
     ranked = [
-        json.loads(rank(str(folder / "features" / f"{name}.npz"), distance="euclidean", json=True))
+        json.loads(rank_file(str(folder / "features" / f"{name}.npz"), distance="euclidean", json=True))
         for name in setting.unseen
     ]
     return np.array([100 * np.mean([scores[metric] for scores in ranked]) for metric in METRICS])

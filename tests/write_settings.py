@@ -198,7 +198,10 @@ def entry_of(cls):
     known = next((vars_ for path, vars_ in OF_LIBRARIES.items() if path in map(path_of, cls.__mro__)), None)
     facts_of = get_type_hints(known, include_extras=True) if known else {}
     of_library = {} if known is None else vars(known)
-    hints, texts = hints_of(cls), texts_of_class(known or cls)
+    ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("fedsim.")]
+    hints, texts = hints_of(cls), {}
+    for described in [*ours, known or cls]:
+        texts |= texts_of_class(described)
     arguments = {
         name: of_argument(facts_of.get(name, hints.get(name, Any)), of_library.get(name, default), texts.get(name, ""))
         for name, default in parameters_of(cls).items()

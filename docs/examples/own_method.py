@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsim.core.checks import not_negative
-from fedsim.methods.base import KeepsModels, KeptModels, Method
+from fedsim.methods.base import KeptModels, Method
 from fedsim.models import BODY
 from fedsim.training.batch import Batch
 from fedsim.training.client import Client
@@ -14,7 +14,7 @@ from fedsim.training.messages import Upload
 
 
 @dataclass(frozen=True, kw_only=True)
-class PullHome(KeepsModels, Method):
+class PullHome(Method):
     """FedPav with the penalty (mu / 2) * mean of (w - h)^2; h is the client's running mean model."""
 
     shared_groups = BODY  # backbone and neck are averaged; heads are private

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from fedsim.core.arguments import texts_of_fields
-from fedsim.parsing.listing import classes_of, kinds
+from fedsim.parsing.short_help import classes_of, kinds
 from fedsim.settings.table import setting_at
 from links import ROOT
 

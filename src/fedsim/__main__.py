@@ -7,8 +7,9 @@ import signal
 import sys
 
 from fedsim._version import __version__
-from fedsim.core.errors import StopSignal
+from fedsim.core.errors import FedSimError, StopSignal
 from fedsim.core.names import did_you_mean
+from fedsim.core.quick_end import end_quickly, prepare_quick_end
 from fedsim.core.stop_signals import listening
 from fedsim.parsing.output import end_output, prepare_output, print_error, print_text
 
@@ -54,6 +55,14 @@ first steps:
 """
 
 
+def command() -> int:
+    """Run the command of a process that does nothing else; return as :func:`main`."""
+    prepare_quick_end()
+    code = main()
+    end_quickly(code)
+    return code
+
+
 def main(args: list[str] | None = None) -> int:
     """Run one command.
 
@@ -68,6 +77,9 @@ def main(args: list[str] | None = None) -> int:
         prepare_output()
         try:
             return _run(sys.argv[1:] if args is None else args)
+        except FedSimError as error:  # of a command that needs no torch; the others have their own handling
+            print_error(str(error))
+            return 2
         except (StopSignal, KeyboardInterrupt) as stop:  # before the command has its own handling of errors
             print_error(str(stop) or "interrupted")
             return 128 + getattr(stop, "signum", signal.SIGINT)
@@ -93,12 +105,14 @@ def _run(args: list[str]) -> int:
     if args[0] == "papers":
         from fedsim.cli.papers import run_papers_command
 
-        return run_papers_command(args[1:])
+        print_text(run_papers_command(args[1:]))
+        return 0
     helps = any(word in ("-h", "--help") for word in args[1:]) and args[-1] != "all"
     if args[0] in ("list", "completion") or (helps and args[0] in _WITH_SHORT_HELP):
         from fedsim.cli.light import run_light
 
-        return run_light(args, COMMANDS)
+        print_text(run_light(args, COMMANDS))
+        return 0
     # fedsim reports a lost connection in one line; torch would add pages of C++ frames
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from fedsim.cli.app import run_command
@@ -107,4 +121,4 @@ def _run(args: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

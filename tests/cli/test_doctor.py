@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fedsim.__main__ import main
-from fedsim.cli.doctor import command, probe, trials
+from fedsim.cli.doctor import command, probe
+from fedsim.cli.doctor import facts as facts_of_machine
 from fedsim.cli.doctor.checkup import examine
 from fedsim.cli.doctor.facts import (
     GIB,
@@ -30,9 +31,8 @@ from fedsim.cli.doctor.facts import (
     wandb_of,
 )
 from fedsim.cli.doctor.probe import disagreement
-from fedsim.core.cores import usable_cores
 from fedsim.core.nvidia import nvidia_driver
-from fedsim.core.room import Room, memory_room, room_of
+from fedsim.core.room import Room, memory_room, room_of, usable_cores
 from fedsim.functional.neighbours import Neighbours
 from small import refuse
 
@@ -304,7 +304,7 @@ def test_neighbours_that_are_as_similar_may_change_places():
 
 
 def test_a_trial_that_hangs_or_crashes_is_a_fact_and_is_gone_afterwards():
-    with trials.ProbeProcess("faiss") as hanging, trials.ProbeProcess("faiss") as crashing:
+    with facts_of_machine.ProbeProcess("faiss") as hanging, facts_of_machine.ProbeProcess("faiss") as crashing:
         crashing.process.send_signal(signal.SIGSEGV)
         assert "no answer in time" in hanging.answer(time.monotonic())["problem"]
         assert crashing.answer(time.monotonic() + 60) == {"problem": "its process was ended by SIGSEGV"}
@@ -312,7 +312,7 @@ def test_a_trial_that_hangs_or_crashes_is_a_fact_and_is_gone_afterwards():
 
 
 def test_a_trial_that_fails_says_its_last_line():
-    with trials.ProbeProcess("nonsense") as trial:
+    with facts_of_machine.ProbeProcess("nonsense") as trial:
         assert trial.answer(time.monotonic() + 60) == {"problem": "KeyError: 'nonsense'"}
 
 
@@ -332,11 +332,11 @@ def test_the_backend_of_the_fit_reaches_its_plan_and_a_wrong_one_is_refused():
 @pytest.mark.dist
 @pytest.mark.slow
 def test_two_cpus_can_sum(quick_python):
-    assert trials.try_sums(("cpu",), 60.0) is None
-    assert trials.try_sums(("cpu", "cpu", "cpu"), 60.0) == ""
-    assert trials.try_sums(("cuda:0", "cuda:0"), 60.0) == ""  # ranks of one GPU sum as CPUs do
-    assert trials.try_sums(("cuda:0", "cuda:1"), 60.0, by_gloo=True) == ""
-    assert trials.try_sums_on_one(("cpu", "cpu", "cuda:0", "cuda:1"), 60.0) is None
+    assert facts_of_machine.try_sums(("cpu",), 60.0) is None
+    assert facts_of_machine.try_sums(("cpu", "cpu", "cpu"), 60.0) == ""
+    assert facts_of_machine.try_sums(("cuda:0", "cuda:0"), 60.0) == ""  # ranks of one GPU sum as CPUs do
+    assert facts_of_machine.try_sums(("cuda:0", "cuda:1"), 60.0, by_gloo=True) == ""
+    assert facts_of_machine.try_sums_on_one(("cpu", "cpu", "cuda:0", "cuda:1"), 60.0) is None
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -432,5 +432,5 @@ def test_reading_processes_are_tried_in_a_long_temporary_folder(monkeypatch, tmp
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
     monkeypatch.setenv("TMPDIR", str(deep))
-    with trials.ProbeProcess("readers", 2) as process:
+    with facts_of_machine.ProbeProcess("readers", 2) as process:
         assert process.answer(time.monotonic() + 600.0) == {"problem": ""}

@@ -13,7 +13,7 @@ import pytest
 import fedsim
 from fedsim.__main__ import main
 from fedsim.cli.commands import GROUPS
-from fedsim.cli.data.sources import check_source_of, preview_source_of
+from fedsim.cli.data.configs import check_source_of, preview_source_of
 from fedsim.cli.export import export
 from fedsim.cli.init.command import init
 from fedsim.cli.init.slurm import write_scripts
@@ -26,7 +26,7 @@ from fedsim.core.files import make_folder
 from fedsim.core.paths import PathKind, given_path
 from fedsim.data.check import find_data
 from fedsim.data.market import market_folders
-from fedsim.inference.folder import predict_images
+from fedsim.inference.model import predict_images
 from fedsim.report.table import report
 
 COMMANDS = {
@@ -39,7 +39,7 @@ COMMANDS = {
 NO_PATHS = {  # texts that are names, not paths
     "arch", "backend", "by", "checkpoint", "client", "clients", "compare", "distance", "format", "labels", "licence",
     "metric", "pretrain", "rule", "sets", "style", "target", "variant",
-    "runs",  # NAME=FOLDER: fedsim.report.run_folders.named_folder
+    "runs",  # NAME=FOLDER: fedsim.report.groups.named_folder
 }  # fmt: skip
 
 

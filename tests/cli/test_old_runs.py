@@ -43,7 +43,7 @@ def test_its_config_names_the_old_modules(old):
 def test_every_old_address_leads_to_the_module_that_is_listed():
     code = "; ".join(
         [
-            "import sys", "from fedsim.cli.names_in_configs import _MOVED, give_old_addresses", "give_old_addresses()",
+            "import sys", "from fedsim.cli.checks import _MOVED, give_old_addresses", "give_old_addresses()",
             "from importlib import import_module as load",
             "assert all(load(old) is load(new) for old, new in _MOVED.items())",
         ]

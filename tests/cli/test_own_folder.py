@@ -180,7 +180,7 @@ def test_checkpoints_without_a_summary_are_a_run(run):
 
 
 def test_folders_beside_no_run_are_the_user_s(tmp_path):
-    for name in ("features", "tests", "maps", "rankings", "data"):
+    for name in ("features", "tests", "maps", "rankings", "queries", "data"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine").touch()
     before = content(tmp_path)
@@ -197,6 +197,8 @@ def test_a_quick_check_changes_no_file(run, kept):
 
 
 def test_overwrite_replaces_all_of_the_old_run(run, kept):
+    (run / "queries").mkdir()  # by fedsim report --queries
+    (run / "queries" / "global.png").touch()
     assert fit("--config", kept / "tiny.yaml", "--run_dir", run, *FEW, "--seed_everything=5", "--overwrite=true") == 0
     assert json.loads((run / "summary.json").read_text())["seed"] == 5
     assert {path.name for path in run.iterdir()} == {path.name for path in (kept / "run").iterdir()}

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fedsim.__main__ import main
+from fedsim.core.metrics import METRICS, RANKS
 from fedsim.evaluation.reranking import rerank_blocks
 from fedsim.functional.neighbours import nearest
 
-SCORES = ("rank1", "rank5", "rank10", "mAP", "mAP_trapezoid", "mINP")
 Q, G, D = 12, 60, 5
 
 
@@ -99,12 +99,12 @@ def expected_scores(content, distances=None, invalid_as_zero=False, **rules):
             continue
         before = [1.0 if r == 1 else j / (r - 1) for j, r in enumerate(ranks)]
         after = [j / r for j, r in enumerate(ranks, 1)]
-        hits = [float(ranks[0] <= k) for k in (1, 5, 10)]
+        hits = [float(ranks[0] <= k) for k in RANKS]
         trapezoid = np.mean([(a + b) / 2 for a, b in zip(before, after, strict=True)])
         rows.append([*hits, np.mean(after), trapezoid, len(ranks) / ranks[-1]])
     valid = [row for row in rows if row is not None]
     means = np.sum(valid, axis=0) / (len(rows) if invalid_as_zero else len(valid))
-    return dict(zip(SCORES, means.tolist(), strict=True)) | {"n_valid": len(valid), "n_queries": len(rows)}
+    return dict(zip(METRICS, means.tolist(), strict=True)) | {"n_valid": len(valid), "n_queries": len(rows)}
 
 
 def compare(found, expected):
@@ -117,18 +117,18 @@ def compare(found, expected):
 
 def test_json_holds_fractions_of_1(capsys, features):
     found = scores_of(capsys, features)
-    assert list(found) == [*SCORES, "n_valid", "n_queries", "cmc"]
+    assert list(found) == [*METRICS, "n_valid", "n_queries", "cmc"]
     compare(found, expected_scores(arrays()))
     assert (found["n_valid"], found["n_queries"]) == (Q - 1, Q)
     assert len(found["cmc"]) == 50
-    assert [found["cmc"][k - 1] for k in (1, 5, 10)] == [found[f"rank{k}"] for k in (1, 5, 10)]
+    assert [found["cmc"][k - 1] for k in RANKS] == [found[f"rank{k}"] for k in RANKS]
 
 
 def test_the_table_holds_percent(capsys, features):
     lines = run(capsys, features).splitlines()
     expected = expected_scores(arrays())
-    assert lines[0].split() == list(SCORES)
-    assert lines[2].split() == [f"{100 * expected[name]:.2f}" for name in SCORES]
+    assert lines[0].split() == list(METRICS)
+    assert lines[2].split() == [f"{100 * expected[name]:.2f}" for name in METRICS]
     assert "11 of 12 queries" in lines[-1]
 
 

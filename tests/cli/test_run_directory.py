@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 
 from fedsim.__main__ import main
 from fedsim.cli import fit as command_fit
-from fedsim.cli.names_in_configs import check_folders, let_loggers_stand_alone
-from fedsim.cli.run_directory import describe_checkpoint, rounds_done
+from fedsim.cli.checks import check_folders, let_loggers_stand_alone
+from fedsim.cli.run_directory import describe_checkpoint
 from fedsim.core.errors import DataError
 from fedsim.core.placement import place
 from fedsim.core.versions import begin_version, current_version, publish_version
 from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.checks.compatibility import warn_of_idle_ranks
 from fedsim.strategy.checkpoint_files import read_checkpoint
-from fedsim.strategy.run_checkpoints import checkpoint_at
+from fedsim.strategy.run_checkpoints import checkpoint_at, rounds_done
 from small import refuse
 from tiny_run import TINY
 

@@ -53,6 +53,32 @@ def test_writing_the_buffer_changes_the_module():
     assert torch.equal(net[4].bias, torch.full((2,), 3.0))
 
 
+class Centred(nn.Module):
+    """Subtracts a moving mean, which changes in place in each step, as in losses with centres."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        x = self.norm(x)
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x - self.mean
+
+
+def test_a_buffer_may_change_in_place_after_a_batch_norm():
+    net, x = Centred(), torch.randn(4, 3)
+    plain = copy.deepcopy(net)
+    flat = FlatParameters(net, everything)
+    for module in (net, plain):
+        for _ in range(2):
+            module(x).square().sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), plain.state_dict().values(), strict=True))
+    assert torch.equal(net.norm.weight.grad, plain.norm.weight.grad)
+    flat.check()
+
+
 @pytest.mark.parametrize("built_before", [False, True])
 def test_optimizer_steps_change_the_buffer(built_before):
     net = small_net()

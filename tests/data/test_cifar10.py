@@ -15,7 +15,7 @@ from fedsim.data.datasets import CIFAR10, Counts
 from fedsim.data.federated import RetrievalSet
 from fedsim.data.images import ImageArray
 from fedsim.data.standins import write_standin
-from fedsim.evaluation.trials import trials_of
+from fedsim.evaluation.retrieval import trials_of
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from scipy.io import savemat
 
 from fedsim.cli.data.command import run as run_data_command
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data.cuhk03 import convert_cuhk03
+from fedsim.data.conversions import convert_cuhk03
 from fedsim.data.datasets import CUHK03NP
 
 PEOPLE = (4, 3, 1, 1, 1)

@@ -12,7 +12,7 @@ from scipy.io import savemat
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
-from fedsim.data.cuhksysu import PICTURES, PROTOCOL, cut_people
+from fedsim.data.conversions import PICTURES, PROTOCOL, cut_people
 from fedsim.data.datasets import CUHKSYSU
 from small import refuse
 

@@ -13,9 +13,9 @@ from PIL import Image
 from fedsim.core.errors import DataError
 from fedsim.core.progress import progress_count
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.data.decoding import read_all
 from fedsim.data.images import CHUNK, ImageFiles, Images, ImagesInParts
 from fedsim.data.market import MarketFolders
+from fedsim.data.pixels import read_all
 from fedsim.data.reading import QUIET
 from fedsim.data.synthetic import SyntheticReID
 

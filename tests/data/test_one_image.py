@@ -12,10 +12,9 @@ from test_damaged_images import FILES, damage
 from test_kinds_of_images import TABLE
 
 from fedsim.core.errors import DataError
-from fedsim.data import plain_jpeg
+from fedsim.data import one_image
 from fedsim.data.images import ImageArray, ImageFiles
-from fedsim.data.one_image import read_into
-from fedsim.data.plain_jpeg import read_plain_jpeg
+from fedsim.data.one_image import read_into, read_plain_jpeg
 from fedsim.data.reading import read_rgb
 
 RNG = np.random.default_rng(0)
@@ -151,7 +150,7 @@ def test_what_is_no_file_is_left_to_the_general_way_at_once(tmp_path, kind):
 def test_the_largest_plain_file_is_one_that_pillow_decodes_in_one_call():
     from PIL import ImageFile
 
-    assert plain_jpeg._LARGEST < ImageFile.MAXBLOCK
+    assert one_image._LARGEST < ImageFile.MAXBLOCK
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -10,10 +10,10 @@ import pytest
 from fedsim.core.errors import ConfigError
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.datasets import CUHK03, CUHK03NP, MSMT17, VIPeR
+from fedsim.data.federations import check_unseen
 from fedsim.data.images import Domain, ImageFiles, Split
 from fedsim.data.market import MarketFolders
 from fedsim.data.standins import write_standin
-from fedsim.data.unseen import check_unseen
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,11 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import FederatedDataModule
 from fedsim.data.check import findings_in, table_of
-from fedsim.data.federations import build_federation
+from fedsim.data.federations import build_federation, obstacle_of
 from fedsim.data.images import Domain, GallerySplit, ImageArray, Split
 from fedsim.data.manifest import read_manifest, write_manifest
 from fedsim.data.market import MarketFolders
-from fedsim.data.use import obstacle_of
-from fedsim.evaluation.trials import trials_of
+from fedsim.evaluation.retrieval import trials_of
 from sites import GALLERY, QUERY, TRAIN, one_line, put, site
 
 

@@ -18,11 +18,10 @@ from fedsim.data.market import MarketFolders
 from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.backends import FaissBackend
 from fedsim.evaluation.pictures import RankedLists, draw_ranked_lists
-from fedsim.evaluation.query_file import QueryResults, mean_results, write_queries
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import RetrievalLabels, average_scores, positive_ranks, score_ranks
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import ScoreRow, summarise
+from fedsim.evaluation.summary import QueryResults, ScoreRow, mean_results, summarise, write_queries
 from fedsim.inference.tensors import global_tensors
 from fedsim.methods import SKA, Ditto, FedAvg, FedPav, Local
 from fedsim.models import Neck, ReIDModel, SmallCNN
@@ -631,7 +630,8 @@ def test_queries_that_do_not_count_are_counted_aloud(federation, caplog):
 def test_spread_is_over_splits_of_the_mean_over_clients():
     # where everybody's own model is scored on an unseen set, two spreads could be meant
     rng = np.random.default_rng(0)
-    one, two, seen = rng.random((4, 6)), rng.random((4, 6)), rng.random((1, 6))
+    shapes = [(4, len(METRICS))] * 2 + [(1, len(METRICS))]
+    one, two, seen = map(rng.random, shapes)
     rows = [
         ScoreRow("personalised", domain, client, "net", 0)
         for domain, client in (("a", "a"), ("new", "a"), ("new", "b"))

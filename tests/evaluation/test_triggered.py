@@ -11,8 +11,7 @@ from fedsim.data.federated import RetrievalSet
 from fedsim.data.images import ImageArray, Split
 from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.retrieval import Retrieval
-from fedsim.evaluation.scored_set import ScoredSet
-from fedsim.evaluation.scorer import Outputs
+from fedsim.evaluation.scorer import Outputs, ScoredSet
 from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.triggered import ChangedPixels, TriggeredRetrieval
 from fedsim.functional.trigger import paste_square

@@ -10,7 +10,7 @@ import fedsim.methods
 from fedsim.core.errors import TrainingError
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.plan import EvaluationPlan
-from fedsim.evaluation.scored_set import ScoredSet
+from fedsim.evaluation.scorer import ScoredSet
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.events import RoundCallback

@@ -17,7 +17,6 @@ from environment import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation
-from fedsim.federation.callbacks import script_config
 from fedsim.federation.callbacks.script_config import describe_script
 from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedPav
@@ -195,8 +194,7 @@ def test_what_a_config_cannot_name_leaves_none_and_says_what(tmp_path, caplog):
         text = describe_script(built_module, data, {}).unwritable
         assert text.startswith(f"{section}: ")
         assert " is no Federat" in text
-    plain = script_config.ScriptConfig(None)
-    assert plain._text is None
+    assert foreign.text is None
 
 
 def test_options_of_the_trainer_that_only_watch_do_not_matter():
@@ -224,7 +222,7 @@ def test_progress_is_shown_where_nobody_has_set_up_logging(tmp_path):
 
 def test_the_text_of_a_config_has_no_aliases():
     described = describe_script(make_model(FedPav()), make_data(), {"max_epochs": 3})
-    text = script_config.ScriptConfig(described.config)._text
+    text = described.text
     assert "&" not in text
     assert yaml.safe_load(text)["model"]["backbone"]["init_args"]["width"] == 8
 
@@ -311,3 +309,12 @@ finally:
     assert "went on" in done.stdout
     assert "ValueError: nothing to upload" in done.stderr
     assert "fedsim: error: the end of Python takes longer than 10 s after a rank has failed" in done.stderr
+
+
+def test_a_fast_dev_run_changes_no_file_of_a_run(tmp_path):
+    folder = tmp_path / "run"
+    fit(folder, rounds=1)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    quick = fedsim.Trainer(run_dir=folder, overwrite=True, fast_dev_run=True, **CPU)
+    quick.fit(built(), datamodule=data_of())
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -14,8 +14,8 @@ import fedsim
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.evaluation.ranking import RetrievalLabels
-from fedsim.inference.confusion import joined_labels
-from fedsim.report.confusion import confusion_matrices
+from fedsim.inference.queries import joined_labels
+from fedsim.report.query_files import confusion_matrices
 from sites import GALLERY, QUERY, put, site
 from small import refuse
 

@@ -12,7 +12,6 @@ from fedsim.methods.reference import remember_received
 from fedsim.models import Neck
 from fedsim.training.labels import Clustering
 from fedsim.training.messages import Report
-from fedsim.training.proxy_loss import score_with_proxies
 from fedsim.training.settings import LocalTraining
 from plain_loops import Smooth
 from small import Some, fit, make_data, make_model, receive, signals_of, vector
@@ -67,7 +66,7 @@ def test_the_loss_adds_the_distance_from_the_received_model_from_the_second_roun
         loss = model.settings.method.loss(client, batch)
         cameras = proxies.proxies.cameras[batch.labels]
         each = distances(received, trained, batch.images)
-        plain = score_with_proxies(proxies, trained(batch.images).neck, batch.labels).loss
+        plain = proxies.score(trained(batch.images).neck, batch.labels).loss
         counted = [d for d, c in zip(each, cameras.tolist(), strict=True) if not last_camera or c == max(cameras)]
         expected = float(plain.detach()) + (0.13 * sum(counted) / len(counted) if round_ else 0.0)
         assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)

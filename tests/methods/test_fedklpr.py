@@ -85,7 +85,7 @@ def test_on_features_of_unit_length_the_divergence_is_dead(drift):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"reverse": True}, {"unit_features": True}, {"temperature": 0.5}, {"regulariser": "cosine"}, {"lam": 0.0}],
+    [{}, {"reverse": True}, {"temperature": 0.5}, {"regulariser": "cosine"}, {"lam": 0.0}],
     ids=str,
 )
 def test_eq9_adds_the_divergence_from_the_received_model(options):
@@ -105,8 +105,6 @@ def test_eq9_adds_the_divergence_from_the_received_model(options):
                 term = sum(1 - float(F.cosine_similarity(*pair, dim=0)) for pair in zip(reference, local, strict=True))
                 term = term / len(local)
             else:
-                if "unit_features" in options:
-                    reference, local = F.normalize(reference), F.normalize(local)
                 pair = (local, reference) if "reverse" in options else (reference, local)
                 term = divergence(*pair, options.get("temperature", 1.0))
             expected = float(plain) + (method.lam * term if round_ else 0.0)  # from the second round
@@ -434,7 +432,7 @@ def test_switched_off_it_is_another_method_to_the_bit(method, other, clustering)
     "switch",
     [
         {"regulariser": "none"}, {"regulariser": "cosine"}, {"reverse": True}, {"temperature": 0.5},
-        {"unit_features": True}, {"reg_from": 2}, {"weighting": "klaw"}, {"weighting": "praw"}, {"weighting": "cdw"},
+        {"reg_from": 2}, {"weighting": "klaw"}, {"weighting": "praw"}, {"weighting": "cdw"},
         {"weighting": "size"}, {"alpha": 0.9}, {"prune": False, "weighting": "klaw"}, {"sas": False}, {"crr": True},
         {"target": 0.1}, {"step": 0.1}, {"floor": 0.9}, {"prune_from": 2},
     ],

@@ -48,7 +48,7 @@ from fedsim.methods import (
     SubFedAvg,
     WeightedPav,
 )
-from fedsim.methods.base import HoldsModels, KeepsModels, Method
+from fedsim.methods.base import Method
 from fedsim.models import Neck
 from fedsim.testing import check_method
 from fedsim.training.labels import BottomUp, Clustering
@@ -252,16 +252,15 @@ def test_what_is_tried_with_masks_prunes(name):
 def test_models_that_are_declared_beside_the_flat_model_are_those_that_are_made(name):
     """What fedsim describe counts."""
     model, method = three_rounds(name), METHODS[name]
-    declared = method.replicas if isinstance(method, HoldsModels) else {}
     made = {role for one in model.parts.models.values() for role in one._replicas}
-    assert made == set(declared)
+    assert made == set(method.replicas)
 
 
 @pytest.mark.parametrize("name", others.some(METHODS, FIRST))
 def test_models_that_clients_keep_are_those_that_are_declared(name):
     """What fedsim describe counts, too; smaller tensors need no declaration."""
     model, method = three_rounds(name), METHODS[name]
-    declared = method.keeps if isinstance(method, KeepsModels) else {}
+    declared = method.keeps
     for client in model.parts.clients.values():
         flat = client.model
         start = method.initial_state(flat).client

@@ -1,5 +1,8 @@
 """Each method with clients that train a user's LightningModule: those that can, and those that name what is lacking."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -45,6 +48,13 @@ def train(name, rounds, ckpt_path=None, **options):
 def test_every_method_is_in_one_of_the_lists():
     assert {*WORKS} | LACKING == {*KINDS}
     assert not {*WORKS} & LACKING
+
+
+def test_the_pages_count_those_that_train_a_module_and_name_the_others():
+    docs = Path(__file__).parents[2] / "docs"
+    assert f"{len(WORKS)} of them train." in (docs / "methods.md").read_text()
+    refusals = [line for line in (docs / "own_module.md").read_text().splitlines() if "refused with a module" in line]
+    assert {*re.findall(r"`(\w+)`", " ".join(refusals))} >= LACKING
 
 
 @pytest.mark.parametrize("name", WORKS)

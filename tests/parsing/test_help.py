@@ -13,8 +13,8 @@ from fedsim.__main__ import COMMANDS, main
 from fedsim.cli.commands import GROUPS
 from fedsim.cli.light import completion
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.parsing.listing import classes_of, kinds
 from fedsim.parsing.options import all_options
+from fedsim.parsing.short_help import classes_of, kinds
 from fedsim.settings.options import trainer_defaults
 from fedsim.settings.table import UNKNOWN, setting_at
 from fedsim.training.settings import LocalTraining

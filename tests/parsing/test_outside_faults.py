@@ -25,8 +25,8 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.preview import contact_sheet
 from fedsim.parsing.command_line import checked
 from fedsim.parsing.documents import parse_json, parse_yaml
-from fedsim.parsing.environment import check_environment
-from fedsim.report.damage import check_summary
+from fedsim.parsing.early import check_environment
+from fedsim.report.runs import check_summary
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 from small import refuse
 

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from fedsim.parsing import ranks
+from fedsim.parsing import early
 from fedsim.parsing.command_line import given, merged
 from fedsim.parsing.config_files import with_shipped
-from fedsim.parsing.ranks import ranks_asked_for
+from fedsim.parsing.early import ranks_asked_for
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_the_other_rank_imports_from_the_first_moment(quick_python, tiny, tmp_pa
 def test_no_number_of_ranks_fills_the_memory_with_processes(monkeypatch, devices, started):
     """A slip in the number is the parser's to refuse; until then it costs nothing."""
     asked = []
-    monkeypatch.setattr(ranks.spares, "may_start", lambda: True)
-    monkeypatch.setattr(ranks.spares, "start", lambda number, program: asked.append(number))
-    monkeypatch.setattr(ranks.os, "cpu_count", lambda: 2)
-    ranks.start_ranks({"trainer.devices": devices})
+    monkeypatch.setattr(early.spares, "may_start", lambda: True)
+    monkeypatch.setattr(early.spares, "start", lambda number, program: asked.append(number))
+    monkeypatch.setattr(early.os, "cpu_count", lambda: 2)
+    early.start_ranks({"trainer.devices": devices})
     assert asked == started

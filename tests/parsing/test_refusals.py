@@ -154,6 +154,7 @@ OF_THE_PARSER = [
     ("--model.client.lr=0.1", "there is no such option; did you mean --model.client.optimizer.lr?"),
     ("--model.client.batchsize=3", "there is no such option; did you mean --model.client.batch_size?"),
     ("--trainer.max_epoch=3", "--trainer.max_epoch: there is no such option; did you mean --trainer.max_epochs?"),
+    ("--model.seed=1", "model.seed: is no option; give seed_everything"),
     ("--model.availability=5", "model.availability: is a section"),
     ("--model.selection=", "model.selection: name a class; choose from AllClients"),
     ("--model.client.optimizer=", "model.client.optimizer: name a class; give the class_path of one"),

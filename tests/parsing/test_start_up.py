@@ -56,7 +56,10 @@ def test_the_constructor_of_the_federation_has_the_types_of_its_settings():
         ("--clients=9", "did you mean --model.clients or --data.parts? "),
         ("--size=9", "did you mean --data.size? "),
         ("--trainer.lr=0.1", "did you mean --model.client.optimizer.lr? "),
-        ("--mu=0.1", "did you mean --model.method.mu? "),
+        ("--mu=0.1", "did you mean --model.method.mu of FedProx? "),
+        ("--model.rounds=5", "did you mean --trainer.max_epochs? "),  # not FedDIP's rounds
+        ("--trainer.seed=1", "did you mean --seed_everything? "),
+        ("--model.momentum=0.9", "did you mean --model.client.optimizer.momentum? "),
     ],
 )
 def test_a_slip_is_answered_with_the_name_that_was_meant(word, guess):

@@ -9,7 +9,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.run_lock import WAYS
 from fedsim.parsing.command_line import given, merged
 from fedsim.parsing.config_files import with_shipped
-from fedsim.parsing.used_folder import refuse_used_folder
+from fedsim.parsing.early import refuse_used_folder
 from run_dirs import scores_of, write_run
 
 PROGRAM = """
@@ -71,5 +71,5 @@ def test_what_may_be_right_or_is_another_mistake_is_left_to_the_fit(words, run, 
 
 
 def test_only_the_first_rank_looks(run, monkeypatch):
-    monkeypatch.setattr("fedsim.parsing.used_folder.rank_of_this_process", lambda: 1)
+    monkeypatch.setattr("fedsim.parsing.early.rank_of_this_process", lambda: 1)
     refuse_used_folder({"run_dir": str(run)})

@@ -6,7 +6,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.report import group_runs, report
 from fedsim.report.comparison import not_comparable
-from fedsim.report.run_folders import named_folder
+from fedsim.report.groups import named_folder
 from fedsim.report.runs import read_run
 from run_dirs import scores_of, write_run
 from small import refuse

@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.__main__ import main
 from fedsim.report import Rule, group_runs, report
-from fedsim.report.choice import choice_of, honest_rule, mean_of
+from fedsim.report.leave_one_out import choice_of, honest_rule, mean_of
 from run_dirs import scores_of, write_run
 from small import refuse
 

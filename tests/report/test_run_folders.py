@@ -9,8 +9,8 @@ import pytest
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
+from fedsim.report.groups import open_runs
 from fedsim.report.names import differences
-from fedsim.report.run_folders import open_runs
 from fedsim.report.runs import read_run
 from run_dirs import scores_of, with_mean, write_run
 from small import refuse

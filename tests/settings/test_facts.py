@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Literal, get_args, get_origin
 
 import pytest
+from jsonargparse._parameter_resolvers import get_signature_parameters
 
 from fedsim.settings.facts import Facts
 from fedsim.settings.table import class_at, classes_below, section, sections
@@ -103,3 +104,12 @@ def test_a_wrong_name_in_a_condition_is_found(condition, unknown):
 def test_a_null_that_stands_for_another_setting_names_it(declared):
     for path, name, facts in declared:
         assert facts.null_is in ("", *class_at(path).arguments), name
+
+
+def test_the_parser_knows_the_types_of_all_settings(content):
+    """It evaluates the annotations in a dataclass and in its bases by the names in the module of the dataclass."""
+    classes = [class_of(path) for path in content["classes"] if path.startswith("fedsim.")]
+    arguments = [(cls, argument) for cls in classes for argument in get_signature_parameters(cls, "__init__")]
+    unknown = [(cls, argument.name) for cls, argument in arguments if isinstance(argument.annotation, str)]
+    assert unknown == []
+    assert len(arguments) > 400

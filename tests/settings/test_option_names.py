@@ -16,7 +16,8 @@ PATTERN = re.compile(rf"(?:{SECTIONS})\)?\\\.")  # of a regular expression, such
 OTHER_THINGS = {  # tables of names that are no options, though options have them, too
     "inference/tensors.py: _ASSEMBLED": "arguments of layers",
     "models/onnx_file.py: Layer": "layers of a network",
-    "report/damage.py: _FIELDS": "fields of summary.json",
+    "data/__init__.py: _NAMES_IN": "modules",
+    "report/runs.py: _FIELDS": "fields of summary.json",
     "report/names.py: _GROUPS": "groups of settings",
 }
 

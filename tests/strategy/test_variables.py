@@ -8,7 +8,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedsim.core.errors import ConfigError
-from fedsim.parsing.environment import check_environment, is_alone
+from fedsim.parsing.early import check_environment, is_alone
 from fedsim.parsing.output import rank_of_this_process
 from fedsim.strategy.launch import check_place
 from fedsim.strategy.ready_ranks import LAUNCHER_ID, check_variables

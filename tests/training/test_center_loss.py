@@ -1,7 +1,6 @@
 """Center loss against plain loops, and the centers that clients keep."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,14 +116,14 @@ def test_a_second_model_of_a_client_moves_no_center():
 def test_centers_move_in_place_where_the_loss_counts(counts):
     """Captured steps hold their address. The loss is that of the centers before the batch."""
     pool, labels, centers = (tensor.float() if tensor.is_floating_point() else tensor for tensor in drawn(6, 3, 5))
-    client = SimpleNamespace(objective=WITH, num_classes=5, kept={CENTERS: centers.clone()})
+    kept = {CENTERS: centers.clone()}
     output, batch = Output(Features(pool, pool), torch.zeros(6, 5), torch.zeros(5, 3)), Batch(None, labels)
-    address = client.kept[CENTERS].data_ptr()
-    scored = score_with_centers(client, client.objective.center, output, batch, counts)
+    address = kept[CENTERS].data_ptr()
+    scored = score_with_centers(WITH, kept, 5, output, batch, counts=counts)
     assert torch.equal(scored.loss, supervised_loss(WITH, output, batch, centers).loss)
-    assert client.kept[CENTERS].data_ptr() == address
+    assert kept[CENTERS].data_ptr() == address
     expected = moved_centers(centers, pool, labels, WITH.center.rate) if counts else centers
-    assert torch.equal(client.kept[CENTERS], expected)
+    assert torch.equal(kept[CENTERS], expected)
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,11 @@ from fedsim.papers.files import rotation_in, with_paper
 from fedsim.parsing.agent_words import words_of_first_start
 from fedsim.parsing.command_line import checked, given, merged, options_in, with_default_classes
 from fedsim.parsing.config_files import normalise, with_shipped
-from fedsim.parsing.environment import check_environment, is_alone
+from fedsim.parsing.early import check_environment, is_alone, refuse_used_folder, start_ranks
 from fedsim.parsing.error_lines import CommandFailure, failure_of
 from fedsim.parsing.options import asks_for_help, check_arguments, check_configs, check_options, kept_arguments
 from fedsim.parsing.output import end_output, print_error, print_text, rank_of_this_process
-from fedsim.parsing.ranks import start_ranks
 from fedsim.parsing.typed_names import with_quotes
-from fedsim.parsing.used_folder import refuse_used_folder
 from fedsim.settings.options import SCORING, WITH_TRAINER
 
 _load_yaml = get_loader("yaml")  # the parser's own
@@ -109,7 +107,7 @@ def _run(command: str, words: list[str]) -> None:
         set_up_messages()
         print_text(run_seeds(words))
     elif command == "predict" and "images" in names:
-        from fedsim.inference.folder import predict_images
+        from fedsim.inference.model import predict_images
 
         set_up_messages()
         print_text(call(predict_images, words, command))

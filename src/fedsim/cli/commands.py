@@ -5,7 +5,7 @@ Most are typed functions, whose arguments are the options.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedsim.parsing.config_files import join_configs, with_shipped
 from fedsim.parsing.error_lines import parsed
 
 _MODULES = {
-    "augment": "fedsim.cli.augment.command",
+    "augment": "fedsim.cli.augment.fit",
     "data": "fedsim.cli.data.command",
     "doctor": "fedsim.cli.doctor.command",
     "export": "fedsim.cli.export",
@@ -70,6 +70,23 @@ def run_subcommand(group: str, args: list[str]) -> str:
         raise ConfigError(f"fedsim {group}: there is no command {named}; {remedy}")
     command: Callable[..., str] = getattr(import_module(modules[args[0]]), args[0])
     return call(command, join_configs(with_shipped(with_paper(args[1:]))), f"{group} {args[0]}")
+
+
+def add_options(
+    parser: ArgumentParser, function: Callable[..., Any], flags: Sequence[str], skip: Sequence[str] = ()
+) -> None:
+    """Add a function's arguments as options, with the texts of its docstring; ``flags`` take no value."""
+    from docstring_parser import parse  # slow to import
+
+    texts = {argument.arg_name: argument.description or "" for argument in parse(function.__doc__ or "").params}
+    parser.add_function_arguments(function, skip={*skip, *flags})
+    for name in flags:
+        parser.add_argument(f"--{name}", action="store_true", help=" ".join(texts[name].split()).rstrip("."))
+
+
+def with_option(args: list[str], option: str) -> list[str]:
+    """Return words in which the first has the name of its option, which may be left out."""
+    return [option, *args] if args and not args[0].startswith("-") else args
 
 
 def call(command: Callable[..., Any], args: list[str], name: str) -> str:

@@ -133,31 +133,25 @@ def _people_and_images(counts: Mapping[str, int | None] | None) -> str:
 
 
 def _client_table(model: Federation, placement: Placement) -> str:
-    groups, federated, rows = placement.groups, model.parts.federated, []
-    if len(federated.clients) > MAX_LISTED:
-        return f"{_quantiles_of_clients(federated)}\n\n{_test_table(federated)}"
-    group_of = {name: number for number, ranks in enumerate(groups) for name in placement.shared_by(ranks)}
-    has_generated = any(c.generated is not None for c in federated.clients)
-    for c in federated.clients:
-        counts = [c.num_images, c.num_classes, c.num_cameras, len(c.val.query) if c.val else 0]
-        counts += [len(c.generated or ())] if has_generated else []
-        rows.append([c.name, group_of[c.name], model.parts.archs[c.name], *counts])
-    owner = "rank" if placement.per_machine == 1 else "machine"
-    headers = ["client", owner, "architecture", "images", "identities", "cameras", "val queries"]
-    headers += ["generated"] if has_generated else []
-    return f"{tabulate(rows, headers, intfmt=',', disable_numparse=_NAMES)}\n\n{_test_table(federated)}"
-
-
-def _quantiles_of_clients(federated: FederatedData) -> str:
-    clients = federated.clients
+    clients, archs = model.parts.federated.clients, model.parts.archs
     counts = {
         "images": [c.num_images for c in clients],
         "identities": [c.num_classes for c in clients],
         "cameras": [c.num_cameras for c in clients],
         "val queries": [len(c.val.query) if c.val else 0 for c in clients],
     }
-    largest = max(clients, key=lambda c: c.num_images)
-    return f"{_quantiles('clients', counts)}\nThe largest is {largest.name}."
+    if len(clients) > MAX_LISTED:
+        largest = max(clients, key=lambda c: c.num_images)
+        table = f"{_quantiles('clients', counts)}\nThe largest is {largest.name}."
+    else:
+        if any(c.generated is not None for c in clients):
+            counts["generated"] = [len(c.generated or ()) for c in clients]
+        group_of = {n: number for number, ranks in enumerate(placement.groups) for n in placement.shared_by(ranks)}
+        names = ([c.name, group_of[c.name], archs[c.name]] for c in clients)
+        rows = [[*of_client, *numbers] for of_client, *numbers in zip(names, *counts.values(), strict=True)]
+        owner = "rank" if placement.per_machine == 1 else "machine"
+        table = tabulate(rows, ["client", owner, "architecture", *counts], intfmt=",", disable_numparse=_NAMES)
+    return f"{table}\n\n{_test_table(model.parts.federated)}"
 
 
 def _quantiles(subjects: str, counts: Mapping[str, list[int]]) -> str:

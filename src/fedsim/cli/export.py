@@ -136,7 +136,6 @@ def _write_folder(
     folder: Path, source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, Tensor], text: Mapping[str, str],
     licence: str | None,
 ) -> None:  # fmt: skip
-    """Write a model into a folder of its own, with a card of its run."""
     if holds_module(checkpoint):
         raise ConfigError("--folder: other machines lack the class of your own LightningModule; write --output")
     path, run = find_version(source) / "config.yaml", run_around(source)
@@ -160,15 +159,13 @@ def _network(source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, 
 
 
 def _what_torchvision_lacks(path: Path, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return a line for each kind of layer that torchvision's networks lack."""
-    lines = []
-    if holds_attention(tensors):
-        lack = "holds attention, which torchvision's networks lack"
-        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same norm")
-    if holds_style(tensors):
-        lack = "holds style layers (snr), which torchvision's networks lack"
-        lines.append(f"{path}: {lack}; load it into fedsim's own backbone with the same style")
-    return lines
+    kinds = ((holds_attention, "attention", "norm"), (holds_style, "style layers (snr)", "style"))
+    return [
+        f"{path}: holds {layers}, which torchvision's networks lack; load it into fedsim's own backbone with the same "
+        f"{setting}"
+        for holds, layers, setting in kinds
+        if holds(tensors)
+    ]
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:

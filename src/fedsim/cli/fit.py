@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from fedsim.cli.checks import check_config, check_fit, check_run, check_weights
+from fedsim.cli.checks import (
+    check_config,
+    check_fit,
+    check_folders,
+    check_run,
+    check_weights,
+    give_old_addresses,
+    let_loggers_stand_alone,
+    write_into,
+)
 from fedsim.cli.describe import FederatedTrainer, weights_for
-from fedsim.cli.names_in_configs import check_folders, give_old_addresses, let_loggers_stand_alone, write_into
 from fedsim.cli.outcome import check_scores, end_fit, say_scores
 from fedsim.cli.run_directory import (
     Settled,
@@ -29,12 +38,10 @@ from fedsim.cli.run_directory import (
     with_own_config,
 )
 from fedsim.core.devices import check_accelerator
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder, missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.paths import expanded
-from fedsim.core.replaced_run import bring_back, drop_replaced
-from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.core.versions import holding
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_LISTED
@@ -44,11 +51,11 @@ from fedsim.federation.callbacks import (
     MetricsFile,
     Preemption,
     RoundProgress,
-    RunBeginning,
     RunSummary,
     ScoreLastRound,
     TensorBoardPages,
     Tracking,
+    in_run_folder,
 )
 from fedsim.federation.callbacks.tracking import keep_artifacts
 from fedsim.federation.checks.compatibility import naming_the_field
@@ -89,21 +96,13 @@ class FedSimCLI(LightningCLI):
     def __init__(self, args: list[str], words: list[str] | None = None) -> None:
         self.command, self.words = args[0], words or args[1:]
         self.asks_for_help = asks_for_help(args)
-        self.lock: RunLock | None = None
         self._missing: list[Path] = []  # folders that a command makes, and that are removed with its refusal
         try:
-            self._call(args)
-            if self.lock is not None:
-                drop_replaced(self.lock.folder)  # also of a run without a checkpoint, whose clients never answer
-        except BaseException as error:
+            with ExitStack() as self._folder:  # of a fit, from its last check on
+                self._call(args)
+        except BaseException:
             remove_empty(self._missing)
-            if self.lock and isinstance(error, OSError) and (message := message_of_change(self.lock.folder, error)):
-                raise DataError(message) from error
             raise
-        finally:
-            if self.lock is not None:
-                self.lock.release()
-                bring_back(self.lock.folder)
 
     def _call(self, args: list[str]) -> None:
         """Parse the arguments, build the objects, and run the command."""
@@ -112,8 +111,7 @@ class FedSimCLI(LightningCLI):
             datamodule_class=FederatedDataModule,
             trainer_class=FederatedTrainer,
             trainer_defaults={"strategy": {"class_path": "fedsim.strategy.FederatedStrategy"}, **trainer_defaults()},
-            save_config_callback=KeepConfig,
-            save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
+            save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
             # no abbreviations of names: a new option could change their meaning
@@ -176,7 +174,6 @@ class FedSimCLI(LightningCLI):
             look_for_fit(self.run_dir)
             check_folders(as_list(config["trainer"]["logger"]))
         else:
-            self.save_config_callback = None  # the run's own config.yaml stays as it was
             config["trainer"]["logger"] = False  # some write files, or contact a server, when they are built
         if self.subcommand in ("validate", "test", "predict") and config["ckpt_path"] is None:
             raise ConfigError(
@@ -219,20 +216,12 @@ class FedSimCLI(LightningCLI):
             make_folder(self.run_dir, "run_dir")  # last: all other checks have passed
 
     def _prepare_run(self, config: Namespace) -> None:
-        """Lock the run directory on rank 0, and let the run begin in it when its first round has trained."""
-        lock = RunLock(self.run_dir)
-        start = self._start(config)
-        if rank_of_this_process() == 0:
-            self.lock = lock  # last: all other checks of settings have passed
-            lock.acquire()
-            start.check_free()  # again: another fit may have ended in between
-            for change in self._changes():
-                log.warning("%s", change)
-        if not config["trainer"]["fast_dev_run"]:  # which writes nothing
-            at_once = partial(keep_words, self.run_dir, self.words) if folder_of_sweep_run() else None
-            has_mlflow = any(isinstance(logger, MLFlowLogger) for logger in self.trainer.loggers)
-            config_of_run = self._resolved() if has_mlflow else {}
-            RunBeginning(lock, start, config_of_run, at_once).join(self.trainer)
+        """Let the run begin in its directory when its first round has trained; all other checks have passed."""
+        at_once = partial(keep_words, self.run_dir, self.words) if folder_of_sweep_run() else None
+        has_mlflow = any(isinstance(logger, MLFlowLogger) for logger in self.trainer.loggers)
+        config_of_run, start = self._resolved() if has_mlflow else {}, self._start(config)
+        folder = in_run_folder(self.trainer, start, self._changes(), config=config_of_run, at_once=at_once)
+        self._folder.enter_context(folder)
 
     def _start(self, config: Namespace) -> FolderStart:
         """Return the settings by which a fit begins, continues or replaces a run."""
@@ -285,7 +274,9 @@ class FedSimCLI(LightningCLI):
             resolved = self._resolved()
             identity = identity_of(resolved)
             summary = RunSummary(str(self.run_dir), fingerprint_of(resolved), self._changes(), identity=identity)
-            callbacks.insert(0, summary)
+            of_run = self.config[self.subcommand].clone()
+            of_run["ckpt_path"], of_run["overwrite"] = None, False  # settings of this start, not of the run
+            callbacks[:0] = [summary, KeepConfig(self._text_of(of_run))]
         if any(isinstance(logger, WandbLogger) for logger in as_list(config["logger"])):
             callbacks.append(Tracking(self._resolved()))
         if any(isinstance(logger, TensorBoardLogger) for logger in as_list(config["logger"])):
@@ -317,9 +308,13 @@ class FedSimCLI(LightningCLI):
         return [MetricsFile(self.run_dir), *as_list(configured)]
 
     def _resolved(self) -> dict[str, Any]:
-        parser = self._parser(self.subcommand)
-        dump = parser.dump(self.config[self.subcommand], skip_none=False, skip_validation=True)  # it was parsed: valid
-        return dict(yaml.load(dump, SafeLoader))
+        return dict(yaml.load(self._text_of(self.config[self.subcommand]), SafeLoader))
+
+    def _text_of(self, config: Namespace) -> str:
+        yaml_text: str = self._parser(self.subcommand).dump(
+            config, skip_none=False, skip_validation=True
+        )  # it is parsed
+        return yaml_text
 
     # -- output after a command ----------------------------------------------------------------------------------------
 

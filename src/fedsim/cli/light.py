@@ -5,13 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Mapping
 
-from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
-from fedsim.parsing.listing import classes_of, kinds
-from fedsim.parsing.listing import run as run_list
 from fedsim.parsing.options import all_options
-from fedsim.parsing.output import print_error, print_text
-from fedsim.parsing.short_help import short_help
+from fedsim.parsing.short_help import classes_of, kinds, short_help
+from fedsim.parsing.short_help import run as run_list
 from fedsim.settings.options import WITH_TRAINER
 
 _SHELLS = ("bash", "zsh", "tcsh")
@@ -19,21 +17,12 @@ _PATHS = ("FILE", "FOLDER", "RUN_DIR")
 """forms of values that are names of files"""
 
 
-def run_light(args: list[str], commands: Mapping[str, str]) -> int:
-    """Run a command that needs no torch; ``commands``: name -> description. Return the exit code: 0, or 2."""
+def run_light(args: list[str], commands: Mapping[str, str]) -> str:
+    """Run a command that needs no torch; ``commands``: name -> description. Return the text to print."""
     command, *words = args
-    try:
-        if command == "list":
-            output = run_list(words)
-        elif command == "completion":
-            output = completion(words, commands)
-        else:
-            output = short_help(command, commands[command])
-    except FedSimError as error:
-        print_error(str(error))
-        return 2
-    print_text(output)
-    return 0
+    if command == "list":
+        return run_list(words)
+    return completion(words, commands) if command == "completion" else short_help(command, commands[command])
 
 
 def completion(words: list[str], commands: Mapping[str, str]) -> str:

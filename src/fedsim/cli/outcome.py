@@ -68,12 +68,8 @@ def _say_run(trainer: Trainer, run_dir: Path) -> None:
         if summary.exists():
             print_text(traffic(group_runs([run_dir])))
     if summary.exists():
-        print_text(f"wrote {run_dir}: {', '.join(_results(run_dir))}")
-
-
-def _results(run_dir: Path) -> list[str]:
-    names = ("config.yaml", "metrics.csv", "summary.json", "checkpoints", QUERIES_FILE)
-    return [name for name in names if (run_dir / name).exists()]
+        names = ("config.yaml", "metrics.csv", "summary.json", "checkpoints", QUERIES_FILE)
+        print_text(f"wrote {run_dir}: {', '.join(name for name in names if (run_dir / name).exists())}")
 
 
 def say_scores(metrics: Mapping[str, Any], task: str) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from fedsim.core.errors import FedSimError
+from fedsim.core.errors import ConfigError
 from fedsim.papers.contradictions import lines_of
 from fedsim.papers.files import Paper, list_papers, no_such_name, read_paper
-from fedsim.parsing.output import print_error, print_text
 
 _WIDTH = 120
 
@@ -25,8 +24,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def run_papers_command(args: list[str]) -> int:
-    """Run ``fedsim papers [PAPER | PAPER/NAME]``; return the exit code: 0, or 2 if there is no such paper or name."""
+def run_papers_command(args: list[str]) -> str:
+    """Run ``fedsim papers [PAPER | PAPER/NAME]``, and return the text to print; raise ConfigError for a wrong name."""
     parser = ArgumentParser(prog="fedsim papers", description="List papers, or show one, with its printed numbers.")
     parser.add_argument(
         "which", nargs="?", help="a paper, such as 003; or its parts whose names begin with a text: 003/table5"
@@ -34,18 +33,12 @@ def run_papers_command(args: list[str]) -> int:
     arguments, unknown = parser.parse_known_args(args)
     name = arguments.which
     if unknown:
-        print_error(f"papers: cannot use {' '.join(unknown)}; give one paper, or one name, or nothing")
-        return 2
+        raise ConfigError(f"papers: cannot use {' '.join(unknown)}; give one paper, or one name, or nothing")
     keys = list_papers() if name is None else [name]
-    try:
-        output = _part(name) if "/" in (name or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)
-        if name in keys and "/" not in name:
-            output = "\n".join([output, *_printed(read_paper(name))])
-    except FedSimError as error:
-        print_error(str(error))
-        return 2
-    print_text(output)
-    return 0
+    output = _part(name) if "/" in (name or "") else "\n\n".join("\n".join(_overview(key)) for key in keys)
+    if name in keys and "/" not in name:
+        output = "\n".join([output, *_printed(read_paper(name))])
+    return output
 
 
 def _overview(key: str) -> Iterator[str]:

@@ -13,13 +13,11 @@ from fedsim.core.errors import DataError
 from fedsim.core.names import printable
 from fedsim.core.replaced_run import CHECKPOINTS
 from fedsim.evaluation.pictures import write_picture
-from fedsim.inference.confusion import count_first_images
-from fedsim.inference.queries import choose_queries
+from fedsim.inference.queries import choose_queries, count_first_images
 from fedsim.inference.run_features import FEATURES, RunFeatures, read_run_features
-from fedsim.report.confusion import confusion_block, confusion_matrices, draw_confusion
+from fedsim.report import query_files
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
-from fedsim.report.query_files import CONFUSION, FOLDER, Chosen, query_block, write_rows
 from fedsim.report.runs import Run
 from fedsim.strategy.checkpoint_files import find_version
 from fedsim.strategy.run_checkpoints import checkpoint_at
@@ -28,7 +26,7 @@ log = logging.getLogger(__name__)
 _NUM, _TOP = 8, 10
 
 
-def query_blocks(groups: Sequence[RunGroup], queries: Chosen | None, confusion: bool) -> list[Block]:
+def query_blocks(groups: Sequence[RunGroup], queries: query_files.Chosen | None, confusion: bool) -> list[Block]:
     """Draw the chosen queries and the domain confusion of the first run of each group; return their tables.
 
     Pictures and rows are written to ``queries`` in the run directory. Features are those of ``fedsim predict``, which
@@ -44,14 +42,14 @@ def query_blocks(groups: Sequence[RunGroup], queries: Chosen | None, confusion: 
         _predict(run)
         features = read_run_features(run)
         if queries is not None:
-            blocks += _write_queries(run.folder / FOLDER, features, queries, label)
+            blocks += _write_queries(run.folder / query_files.FOLDER, features, queries, label)
         if confusion:
-            blocks += _write_confusion(run.folder / FOLDER, features, label)
-        log.info("wrote %s", run.folder / FOLDER)
+            blocks += _write_confusion(run.folder / query_files.FOLDER, features, label)
+        log.info("wrote %s", run.folder / query_files.FOLDER)
     return blocks
 
 
-def _write_queries(folder: Path, features: RunFeatures, queries: Chosen, label: str) -> list[Block]:
+def _write_queries(folder: Path, features: RunFeatures, queries: query_files.Chosen, label: str) -> list[Block]:
     blocks = []
     for model in features.models:  # of an earlier choice
         for suffix in ("csv", "png"):
@@ -59,17 +57,17 @@ def _write_queries(folder: Path, features: RunFeatures, queries: Chosen, label: 
     for lists in choose_queries(features, queries, _NUM, _TOP):
         rows = lists.rows()
         write_picture(folder / f"{lists.model.name}.png", lists.picture())
-        write_rows(folder / f"{lists.model.name}.csv", rows)
-        blocks.append(query_block(rows, label))
+        query_files.write_rows(folder / f"{lists.model.name}.csv", rows)
+        blocks.append(query_files.query_block(rows, label))
     return blocks
 
 
 def _write_confusion(folder: Path, features: RunFeatures, label: str) -> list[Block]:
     rows = count_first_images(features)
-    confusions = confusion_matrices(rows)
-    draw_confusion(confusions, folder / f"{CONFUSION}.png")
-    write_rows(folder / f"{CONFUSION}.csv", rows)
-    return [confusion_block(confusion, label) for confusion in confusions]
+    confusions = query_files.confusion_matrices(rows)
+    query_files.draw_confusion(confusions, folder / f"{query_files.CONFUSION}.png")
+    query_files.write_rows(folder / f"{query_files.CONFUSION}.csv", rows)
+    return [query_files.confusion_block(confusion, label) for confusion in confusions]
 
 
 def _predict(run: Run) -> None:

@@ -16,6 +16,7 @@ from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
 
+from fedsim.cli.commands import add_options
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count, Natural, Share, Weight
 from fedsim.core.devices import Device
@@ -193,14 +194,6 @@ def run(args: list[str]) -> str:
         exit_on_error=False, allow_abbrev=False, prog="fedsim rank", description="Score features from any program."
     )
     parser.add_argument("features", type=str, help="an npz file, as fedsim predict writes it")
-    flags = {
-        "invalid_as_zero": "average over all queries, those without a match as zeros",
-        "single_gallery_shot": "CMC on galleries with one random image per identity, in expectation",
-        "rerank": "re-rank by k-reciprocal encoding",
-        "verification": "also give true positive rates at false positive rates of 1e-2, 1e-3 and 1e-4, over all pairs",
-        "json": "print JSON instead of a table",
-    }
-    parser.add_function_arguments(rank_file, skip={"features", *flags})
-    for flag, description in flags.items():
-        parser.add_argument(f"--{flag}", action="store_true", help=description)
+    flags = ("invalid_as_zero", "single_gallery_shot", "rerank", "verification", "json")
+    add_options(parser, rank_file, flags, skip=["features"])
     return rank_file(**parsed(parser, args).as_dict())

@@ -6,17 +6,13 @@ from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser
 
+from fedsim.cli.commands import add_options
 from fedsim.core.errors import ConfigError
 from fedsim.parsing.error_lines import parsed
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
 from fedsim.report.table import report
 
-_FLAGS = {
-    "fairness": "also print how much scores differ between clients' test sets",
-    "significance": "also test whether methods differ, over seeds and over people, with 95 % confidence intervals",
-    "unfinished": "also show runs that are not finished",
-}
 _QUERIES = (
     "worst, best, or a list of names of files: also draw these queries of each test set, with the first images of "
     "their lists, into RUN/queries"
@@ -31,12 +27,10 @@ def run(args: list[str]) -> str:
     )
     runs = "run directories of fedsim fit, or NAME=DIRECTORY; several seeds become mean and spread"
     parser.add_argument("runs", nargs="+", help=runs)
-    parser.add_function_arguments(report, skip={"runs", "further", *_FLAGS})
+    add_options(parser, report, ("fairness", "significance", "unfinished"), skip=["runs", "further"])
     parser.add_argument("--queries", type=str | list[str] | None, default=None, help=_QUERIES)
     parser.add_argument("--confusion", action="store_true", help=_CONFUSION)
     parser.add_argument("--best", action="store_true", help="short for --rule best")
-    for name, description in _FLAGS.items():
-        parser.add_argument(f"--{name}", action="store_true", help=description)
     config = parsed(parser, args).as_dict()
     if config.pop("best"):
         if config["rule"] not in (None, "best"):
@@ -47,7 +41,6 @@ def run(args: list[str]) -> str:
 
 
 def _further(queries: str | list[str] | None, confusion: bool) -> Callable[[Sequence[RunGroup]], list[Block]] | None:
-    """Return the maker of the tables of single queries; None if none is wanted."""
     if queries is None and not confusion:
         return None
 

@@ -14,22 +14,14 @@ from fedsim.core.files import replacing
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at, run_around
 from fedsim.core.run_lock import RunLock
-from fedsim.evaluation.query_file import write_queries
+from fedsim.evaluation.summary import write_queries
 from fedsim.federation.callbacks.summary import versions
 from fedsim.federation.federation import Federation
 from fedsim.parsing.agent_words import folder_of_sweep_run
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.output import rank_of_this_process
+from fedsim.strategy import run_checkpoints
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
-from fedsim.strategy.run_checkpoints import (
-    Resumed,
-    check_rounds,
-    checkpoint_at,
-    checkpoint_named,
-    progress_of,
-    resumed_at,
-    rounds_done,
-)
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +44,8 @@ def find_checkpoint(checkpoint: str, run_dir: Path, fitting: bool) -> Path | Non
     """
     bring_back_at(run_dir if checkpoint in ("last", "best") else Path(checkpoint))
     if checkpoint not in ("last", "best"):
-        return checkpoint_at(Path(checkpoint), fitting)
-    path = checkpoint_named(run_dir, checkpoint)
+        return run_checkpoints.checkpoint_at(Path(checkpoint), fitting)
+    path = run_checkpoints.checkpoint_named(run_dir, checkpoint)
     if path is None and not (fitting and checkpoint == "last"):
         raise DataError(f"{run_dir / CHECKPOINTS}: there is no {checkpoint} checkpoint; does run_dir name a run?")
     return path
@@ -70,7 +62,7 @@ class Settled(NamedTuple):
     """from 1"""
     content: Mapping[str, Any] | None = None
     """its content without the clients' private states"""
-    resumed: Resumed | None = None
+    resumed: run_checkpoints.Resumed | None = None
     """of a fit that has something to train"""
 
 
@@ -86,12 +78,14 @@ def settle_checkpoint(checkpoint: str, run_dir: Path, fitting: bool, max_epochs:
         log.info("%s has no checkpoint yet: the run begins", run_dir)
         return Settled(None)
     content = read_checkpoint(path)
-    done = rounds_done(content)
-    trains = not fitting or check_rounds(path, done, max_epochs)
+    done = run_checkpoints.rounds_done(content)
+    trains = not fitting or run_checkpoints.check_rounds(path, done, max_epochs)
     if not trains:
         log.info("nothing to train: %s is of round %d, the last; to continue, raise trainer.max_epochs", path, done)
-    resumed = resumed_at(path, content) if fitting and trains else None
-    return Settled(path, describe_checkpoint(path, content), progress_of(content)["started"], content, resumed)
+    resumed = run_checkpoints.resumed_at(path, content) if fitting and trains else None
+    return Settled(
+        path, describe_checkpoint(path, content), run_checkpoints.progress_of(content)["started"], content, resumed
+    )
 
 
 def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
@@ -101,7 +95,7 @@ def describe_checkpoint(path: Path, checkpoint: Mapping[str, Any]) -> str:
     # the name of the best one without folders: the run directory may have been moved
     by = [s["monitor"] for s in states if s.get("monitor") and Path(s.get("best_model_path") or "none").name in names]
     suffix = f", best by {by[0]}" if by else ", last" if "last.ckpt" in names else ""
-    return f"checkpoint {path}: round {progress_of(checkpoint)['started']}{suffix}"
+    return f"checkpoint {path}: round {run_checkpoints.progress_of(checkpoint)['started']}{suffix}"
 
 
 def with_own_config(command: str, args: Sequence[str]) -> list[str]:

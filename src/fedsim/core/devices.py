@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.nvidia import GPUS, Unseen, gpus_of_driver, nvidia_driver, why_cuda_fails, why_unseen
+from fedsim.core.nvidia import GPUS, gpus_of_driver, nvidia_driver, why_cuda_fails, why_unseen
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,11 @@ def check_accelerator(accelerator: object, warns: bool = True, gpus: Path = GPUS
     if torch.cuda.is_available():
         check_start(f"trainer.accelerator: {accelerator or 'auto'}, but GPUs", "trainer.accelerator to cpu")
         return
-    if not (requires or warns) or (number := gpus_of_driver(gpus)) == 0 or (unseen := _unseen(number)).is_hidden:
+    if not (requires or warns) or (number := gpus_of_driver(gpus)) == 0:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    unseen = why_unseen(torch.__version__, torch.version.cuda, nvidia_driver(), number, visible)
+    if unseen.is_hidden:
         return
     many = f"{number} NVIDIA GPU{'s' * (number > 1)} here cannot be used: {unseen.cause}"
     remedy = f"{unseen.remedy}; fedsim doctor shows more"
@@ -68,12 +72,6 @@ def check_start(setting: str, cpu: str) -> None:
     """
     if torch.version.cuda is not None and (failure := why_cuda_fails(torch.version.cuda)) is not None:
         raise ConfigError(f"{setting} cannot be used: {failure.cause}; {failure.remedy}, or set {cpu}")
-
-
-def _unseen(number: int) -> Unseen:
-    """Return the reason why torch sees none of this many GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return why_unseen(torch.__version__, torch.version.cuda, nvidia_driver(), number, visible)
 
 
 def allow_tf32(is_allowed: bool) -> bool:

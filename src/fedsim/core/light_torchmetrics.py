@@ -100,7 +100,6 @@ def lighten() -> None:
 
 
 def _run_whole(module: ModuleType) -> None:
-    """Run the package's ``__init__``."""
     module.__class__ = ModuleType
     assert module.__spec__ is not None
     assert module.__spec__.loader is not None

@@ -1,6 +1,11 @@
-"""The metrics of a model on a data set. A rank that is added to ``RANKS`` is one in all scores, files and reports."""
+"""The metrics of a model on a data set, and the order of scores.
+
+A rank that is added to ``RANKS`` is one in all scores, files and reports.
+"""
 
 from __future__ import annotations
+
+import math
 
 RANKS = (1, 5, 10)
 """ranks k of a CMC curve whose shares are metrics: queries with a match among the first k images"""
@@ -14,3 +19,14 @@ METRICS_OF = {"retrieval": METRICS, "classification": ACCURACIES}
 """task -> names of its metrics"""
 LABELS = {**{name: f"rank-{rank}" for rank, name in OF_RANKS.items()}, "top1": "top-1"}
 """metric -> its name in tables and pictures, if that is another"""
+
+
+def comparable(score: float) -> float:
+    """Return a score to choose by: one that is not a number, of a model that has diverged, is below all others.
+
+    Without it ``max`` and ``min`` choose by the place of the NaN.
+
+    >>> max([math.nan, 0.2, 0.1], key=comparable)
+    0.2
+    """
+    return -math.inf if math.isnan(score) else score

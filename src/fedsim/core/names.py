@@ -121,7 +121,8 @@ def file_name(name: str) -> str:
     at the end, @ and the percent sign itself. A name of more than 100 bytes ends with a SHA-256 in the place of its
     rest. Usual names stay as they are. Disks may take two of these for one: see :func:`file_names`.
     """
-    quoted = _UNSAFE.sub(_quote, name.encode(errors="surrogatepass")) or b"%"
+    unsafe = name.encode(errors="surrogatepass")
+    quoted = _UNSAFE.sub(lambda match: b"".join(b"%%%02X" % byte for byte in match[0]), unsafe) or b"%"
     return _marked(quoted) if len(quoted) > _LONGEST else quoted.decode()
 
 
@@ -177,7 +178,3 @@ def _folded(name: str) -> str:
 def _marked(quoted: bytes) -> str:
     """Return the begin of a quoted name, and the SHA-256 of all of it; %- begins no quoted byte."""
     return f"{quoted[: _LONGEST - 66].decode(errors='ignore')}%-{hashlib.sha256(quoted).hexdigest()}"
-
-
-def _quote(match: re.Match[bytes]) -> bytes:
-    return b"".join(b"%%%02X" % byte for byte in match[0])

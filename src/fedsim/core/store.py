@@ -112,11 +112,7 @@ class FileStore(ClientStore):
         return {name: self._read(saved) for name, saved in self._table(self._head(client)).items()}
 
     def write(self, client: str, tensors: Mapping[str, Tensor]) -> None:
-        """Replace a client's tensors; see :meth:`ClientStore.write`.
-
-        Raises:
-            ConfigError: if the file system is full.
-        """
+        """Replace a client's tensors; see :meth:`ClientStore.write`; raise ConfigError if the file system is full."""
         head = self._head(client)
         old = self._table(head)
         try:

@@ -18,24 +18,17 @@ if TYPE_CHECKING:
     from fedsim.data.market import MarketFolders
     from fedsim.data.synthetic import SyntheticReID, content_hash
 
-_PLACES = {
-    "Augmentation": "fedsim.data.augmentation",
-    "ClientData": "fedsim.data.federated",
-    "Domain": "fedsim.data.images",
-    "FederatedData": "fedsim.data.federated",
-    "FederatedDataModule": "fedsim.data.datamodule",
-    "Generated": "fedsim.data.generated",
-    "ImageFiles": "fedsim.data.images",
-    "Images": "fedsim.data.images",
-    "MarketFolders": "fedsim.data.market",
-    "ReIDSource": "fedsim.data.images",
-    "RetrievalSet": "fedsim.data.federated",
-    "Split": "fedsim.data.images",
-    "SyntheticReID": "fedsim.data.synthetic",
-    "build_federation": "fedsim.data.federations",
-    "content_hash": "fedsim.data.synthetic",
-    "write_generated": "fedsim.data.generated",
+_NAMES_IN = {
+    "augmentation": ["Augmentation"],
+    "datamodule": ["FederatedDataModule"],
+    "federated": ["ClientData", "FederatedData", "RetrievalSet"],
+    "federations": ["build_federation"],
+    "generated": ["Generated", "write_generated"],
+    "images": ["Domain", "ImageFiles", "Images", "ReIDSource", "Split"],
+    "market": ["MarketFolders"],
+    "synthetic": ["SyntheticReID", "content_hash"],
 }
+_PLACES = {name: f"fedsim.data.{module}" for module, names in _NAMES_IN.items() for name in names}
 
 __all__ = [
     "Augmentation",

@@ -232,7 +232,6 @@ def _erase_together(x: Tensor, chosen: Tensor, box: Tensor) -> Tensor:
 
 
 def _erase_one_by_one(x: Tensor, chosen: Tensor, box: Tensor) -> Tensor:
-    """:func:`_erase_together` image by image."""
     corners = box.T.tolist()
     for image in torch.nonzero(chosen).flatten().tolist():
         top, bottom, left, right = corners[image]

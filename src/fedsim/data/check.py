@@ -13,24 +13,15 @@ from tabulate import tabulate
 from fedsim.core.errors import ConfigError, DataError, NotReadyError
 from fedsim.core.names import printable, problem_of_name
 from fedsim.core.paths import FOLDER
-from fedsim.data import datasets
+from fedsim.data import datasets, market
 from fedsim.data.datasets import Counts, DataSet
 from fedsim.data.datasets.base import files_of
 from fedsim.data.datasets.small import SmallDataSet
+from fedsim.data.federations import is_readable_file, notes_of, obstacle_of
 from fedsim.data.images import Domain, ReIDSource
 from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, summary
-from fedsim.data.listed import copies_in, line_of_copies
-from fedsim.data.market import (
-    PARTS,
-    SPLITS,
-    is_market_folder,
-    left_out_of,
-    market_folders,
-    misplaced,
-    read_market_domain,
-)
+from fedsim.data.listing import copies_in, line_of_copies
 from fedsim.data.reading import problem_of
-from fedsim.data.use import is_readable_file, notes_of, obstacle_of
 
 _CLASSES: tuple[type[DataSet], ...] = (
     datasets.Market1501, datasets.CUHK03NP, datasets.CUHK03, datasets.MSMT17, datasets.CUHK01, datasets.CUHK02,
@@ -120,7 +111,7 @@ def _misplaced(root: Path, recognised: Collection[str]) -> list[Finding]:
     """Return a finding for each folder that only a move, a new name or ``fedsim data convert`` makes a data set."""
     findings = [
         Finding(path.parent.name, None, None, f"{path}: {reason}", is_usable=False)
-        for path, reason in misplaced(root)
+        for path, reason in market.misplaced(root)
         if not {path.name, path.parent.name} & set(recognised)
     ]
     original = next((path for pattern in ("", "*/") for path in root.glob(f"{pattern}cuhk-03.mat")), None)
@@ -134,8 +125,8 @@ def refuse_unusable(root: Path, findings: Sequence[Finding]) -> None:
     """Raise NotReadyError if ``root`` holds no data set, or, naming the first one, if one cannot be used."""
     if not findings:
         raise NotReadyError(
-            f"{root}: holds no data set; one in Market-1501 layout has {', '.join(PARTS)} (docs/data.md), and --all "
-            f"true lists the papers' data sets and how to get them"
+            f"{root}: holds no data set; one in Market-1501 layout has {', '.join(market.PARTS)} (docs/data.md), and "
+            f"--all true lists the papers' data sets and how to get them"
         )
     if bad := [finding for finding in findings if not finding.is_usable]:
         counted = "a data set cannot be used" if len(bad) == 1 else f"{len(bad)} data sets cannot be used, first"
@@ -161,7 +152,7 @@ def find_data(root: Path) -> list[Finding]:
 
 def find_market_folders(root: Path, recognised: Collection[str]) -> list[Finding]:
     """Return a finding for ``root`` and each folder in it in Market-1501 layout, without the ``recognised`` names."""
-    folders = [*([root.resolve()] if is_market_folder(root) else []), *market_folders(root)]
+    folders = [*([root.resolve()] if market.is_market_folder(root) else []), *market.market_folders(root)]
     return [_look_at(folder) for folder in folders if folder.name not in recognised]
 
 
@@ -172,16 +163,16 @@ def _look_at(folder: Path) -> Finding:
         problem = f"{problem.removeprefix(f'{folder.name!a} ')}; rename it"  # the table has the name
         return Finding(folder.name, None, None, problem, layout, is_usable=False)
     try:
-        domain = read_market_domain(folder, unmatched="leave_out")
+        domain = market.read_market_domain(folder, unmatched="leave_out")
     except DataError as error:
         problem = f"{error}{_advice_on_labels(folder)}"
         return Finding(folder.name, None, None, problem, layout, is_usable=False)
     verdict = "your own; can be used"
-    verdict += f", scored on the {len(domain.splits)} splits of {SPLITS}" if domain.splits else ""
+    verdict += f", scored on the {len(domain.splits)} splits of {market.SPLITS}" if domain.splits else ""
     obstacle = (
         _unreadable(files_of(domain)) or obstacle_of(domain) or line_of_copies(copies_in(domain, is_thorough=True))
     )
-    remarks = (_withdrawal(folder.name), notes_of(domain), _not_read(left_out_of(folder, domain)))
+    remarks = (_withdrawal(folder.name), notes_of(domain), _not_read(market.left_out_of(folder, domain)))
     notes = "; ".join(filter(None, remarks))
     return Finding(folder.name, _count([domain]), None, obstacle or verdict, layout, not obstacle, notes)
 
@@ -189,7 +180,7 @@ def _look_at(folder: Path) -> Finding:
 def _advice_on_labels(folder: Path) -> str:
     """Return a second remedy for a data set that is refused: its names may be those of unknown people."""
     try:
-        read_market_domain(folder, unlabelled=True)
+        market.read_market_domain(folder, unlabelled=True)
     except DataError:
         return ""
     return "; or, if people are unknown, set unlabelled: true of data.source"
@@ -219,7 +210,7 @@ def _look(data_set: DataSet) -> Finding:
     unread = [item for items in data_set.left_out(domains).values() for item in items if item.reason != BY_PROTOCOL]
     obstacle = _gap(list(files)) or next(filter(None, map(obstacle_of, domains)), "")
     is_complete = _agree(counts, official)
-    if not is_complete and folder.resolve().name not in data_set.folders and is_market_folder(folder):
+    if not is_complete and folder.resolve().name not in data_set.folders and market.is_market_folder(folder):
         return Finding(name, None, official, f"{_ABSENT}; {data_set.ask}")  # it is the user's, in the same layout
     if not is_complete:
         problem = _INCOMPLETE

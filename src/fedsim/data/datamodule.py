@@ -16,24 +16,23 @@ from torch import Tensor
 
 from fedsim.core.arguments import KeepsArguments
 from fedsim.core.checks import SIZE, at_least, positive
-from fedsim.core.cores import usable_cores
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.paths import given_path
+from fedsim.core.room import usable_cores
 from fedsim.core.shared import shared_array
 from fedsim.data import decoded
 from fedsim.data.augmentation import Augmentation
 from fedsim.data.datasets.small import warn_of_common_people
 from fedsim.data.decoded import DecodedFile, Wanted
-from fedsim.data.decoding import read_all
 from fedsim.data.federated import FederatedData, map_splits
 from fedsim.data.federations import LabelScope, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
 from fedsim.data.identity import identity_of, identity_of_generated
 from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
-from fedsim.data.listed import listed
+from fedsim.data.listing import listed
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
-from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device
+from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device, read_all
 from fedsim.data.standins import standin_of
 from fedsim.settings.facts import NOTHING, Facts
 

@@ -1,16 +1,19 @@
-"""Lists of image files, and the labels in their names."""
+"""Lists of image files, the labels in their names, and data sets as they are listed, with lines on what is amiss."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.data.images import ImageFiles, Split
-from fedsim.data.leftovers import image_files, left_out_in, summary
+from fedsim.data.images import Domain, ImageFiles, ReIDSource, Split
+from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, image_files, left_out_in, summary
 
 _DIGITS = 18  # of the largest identity and camera, as in manifests: sums of several fit into 64 bits
 
@@ -60,3 +63,79 @@ def label_images(paths: Sequence[Path], pattern: str, expected: str) -> Split:
 def read_folder(folder: Path, pattern: str, expected: str) -> Split:
     """List and label all images of a folder; see :func:`label_images`."""
     return label_images(list_images(folder, expected), pattern, expected)
+
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 3  # names in a line
+
+
+def listed(source: ReIDSource) -> list[Domain]:
+    """Return the data sets of a source; log the files that are not read, and test images that train, too."""
+    domains = source.domains()
+    for name, items in source.left_out(domains).items():
+        unread = [item for item in items if item.reason != BY_PROTOCOL]
+        level = logging.INFO if all(item.reason == IGNORABLE for item in unread) else logging.WARNING
+        if unread:
+            log.log(level, "%s: files that are not read: %s", name, summary(unread))
+    for domain in domains:
+        if warning := line_of_copies(copies_in(domain)):
+            log.warning("%s: %s", domain.name, warning)
+    return domains
+
+
+def copies_in(domain: Domain, is_thorough: bool = False) -> list[Path]:
+    """Return the test images that have the bytes of a training image.
+
+    A look at each of 150,000 files takes seconds. So only images are compared that share a name or a known identity,
+    unless the comparison ``is_thorough``. Files of different sizes differ; of the others, the bytes are read.
+    """
+    if domain.train is None:
+        return []
+    parts = [[domain.train], [domain.query, domain.gallery]]
+    if is_thorough:
+        train, tests = ([path for split in part for path in split.files] for part in parts)
+    else:
+        train, tests = _related(parts, not domain.unlabelled)
+    sizes = {path: _size(path) for path in [*train, *tests]}
+    common = {sizes[path] for path in train} & {sizes[path] for path in tests} - {0}
+    digests = {_digest(path) for path in train if sizes[path] in common}
+    return [path for path in tests if sizes[path] in common and _digest(path) in digests]
+
+
+def line_of_copies(copies: Sequence[Path]) -> str:
+    """Return a line on such images, with the remedy; empty if there are none."""
+    if not copies:
+        return ""
+    names = ", ".join("/".join(path.parts[-2:]) for path in copies[:_SHOWN]) + ", ..." * (len(copies) > _SHOWN)
+    return f"{len(copies):,} test images are also training images ({names}); remove them from one of the two"
+
+
+def _related(parts: Sequence[Sequence[Split]], knows_identities: bool) -> Iterator[list[Path]]:
+    """Yield the files of each part that have a name or an identity of the other one; nearly always none have."""
+    names = [{path.name for split in part for path in split.files} for part in parts]
+    pids = [np.unique(np.concatenate([split.pids for split in part])) for part in parts]
+    common, people = names[0] & names[1], np.intersect1d(pids[0], pids[1])
+    people = people[people > 0] if knows_identities else people[:0]
+    for part in parts:
+        related = []
+        for split in part if common or len(people) else ():
+            is_of_both = np.isin(split.pids, people).tolist()
+            locations = zip(split.images.locations(), is_of_both, strict=True)
+            related += [path for path, is_one in locations if path and (is_one or path.name in common)]
+        yield related
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file; 0 if it is not there, which others report."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        return hashlib.blake2b(path.read_bytes()).digest()
+    except OSError:
+        return os.fsencode(path)  # equals no other

@@ -229,7 +229,6 @@ def _read_lines(path: Path) -> list[_Line]:
 
 
 def _problem_of(fields: list[str]) -> str | None:
-    """Return the first problem of a single line, if it has any."""
     if len(fields) != len(ManifestRow._fields):
         return f"has {len(fields)} fields instead of {len(ManifestRow._fields)}"
     file, pid, cam, dataset, client, part = fields

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.core.paths import FOLDER, given_path
-from fedsim.data.images import Domain, GallerySplit, ImageFiles, Index, ReIDSource, Split
+from fedsim.data.images import Domain, GallerySplit, Index, ReIDSource, Split
 from fedsim.data.leftovers import BY_PROTOCOL, LeftOut, images_outside, left_out_in, sub_folders, summary
 from fedsim.data.listing import read_folder
 from fedsim.data.splits import read_splits, sample_splits, write_splits
@@ -163,7 +163,7 @@ def read_market_domain(
     if parts == PARTS and (folder / SPLITS).is_file():
         _check_new(train, of_train, gallery.pids[gallery.pids > 0], of_gallery)
         no_query = gallery.take(np.array([], dtype=np.int64))
-        splits = read_splits(folder / SPLITS, _names(gallery))
+        splits = read_splits(folder / SPLITS, [path.name for path in gallery.files])
         return Domain(name, train, no_query, gallery, splits, unlabelled=unlabelled)
     query = read_folder(of_query, pattern, expected)
     matched = np.flatnonzero(np.isin(query.pids, gallery.pids))
@@ -191,10 +191,5 @@ def write_market_splits(folder: Path, **options: Any) -> tuple[Path, list[Galler
     """Sample splits of ``bounding_box_test`` by :func:`fedsim.data.splits.sample_splits`; return (file, splits)."""
     pool = read_folder(folder / GALLERY, _NAME, _EXAMPLE)
     splits = sample_splits(pool.pids, pool.camids, **options)
-    write_splits(folder / SPLITS, splits, _names(pool))
+    write_splits(folder / SPLITS, splits, [path.name for path in pool.files])
     return folder / SPLITS, splits
-
-
-def _names(split: Split) -> list[str]:
-    assert isinstance(split.images, ImageFiles)
-    return [path.name for path in split.images.paths]

@@ -1,4 +1,8 @@
-"""Batches of images for a model: from memory, from a mapped file, or read by worker processes."""
+"""Batches of images for a model: from memory, from a mapped file, or read by worker processes.
+
+Also images decoded to memory at the start of a run, by threads. Pillow frees the interpreter while it decodes and
+resizes, so threads work side by side. Pixels, order, errors and progress do not depend on their number.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +25,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.parents import follow_parent
 from fedsim.core.progress import note_progress
 from fedsim.core.transfer import send
-from fedsim.data.images import ImageArray, Images, Size
+from fedsim.data.images import CHUNK, ImageArray, Images, Size
+from fedsim.data.reading import QUIET
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +63,7 @@ class Pixels(ABC):
 
 
 def on_device(pixels: Tensor, name: str, device: torch.device) -> Tensor:
-    """Return the decoded training images of ``name`` on a device.
-
-    Raises:
-        ConfigError: if they do not fit there.
-    """
+    """Return the decoded training images of ``name`` on a device; raise ConfigError if they do not fit there."""
     try:
         return pixels.to(device)
     except torch.OutOfMemoryError as error:
@@ -270,3 +275,54 @@ def _end_at_the_parents_signal() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
+
+
+_THREAD = "fedsim decode"  # beginning of the threads' names
+_SHORTEST = 8  # images of a part: with fewer, threads wait for each other
+Step = Callable[[], None]
+
+
+def read_all(images: Images, name: str, pixels: Tensor, threads: int) -> Tensor:
+    """Read all n images into ``pixels`` uint8 [n, 3, H, W] by at most so many threads, and return it.
+
+    ``name`` is for the progress bar, which appears if reading takes long.
+
+    Raises:
+        DataError: naming the first image that cannot be read.
+    """
+    threads = threads if images.in_threads else 1
+    # a part of any thread takes about as long as one of a single thread, if all wait for one slow disk
+    parts = list(images.chunks(max(_SHORTEST, CHUNK // threads)))
+    steps, start = [], 0
+    for part in parts:
+        steps.append(partial(_read, part, pixels[start : start + len(part)]))
+        start += len(part)
+    with QUIET, _in_order(steps, min(threads, len(steps))) as done:
+        for step in tqdm(done, f"reading {name}", len(steps), delay=2.0, disable=None, leave=False):
+            step()
+            note_progress()  # a slow disk is no hang
+    return pixels
+
+
+def _read(part: Images, rows: Tensor) -> None:
+    # copied by NumPy: in a new thread, torch would start threads of its own
+    rows.numpy()[...] = part.decode((rows.shape[2], rows.shape[3])).numpy()
+
+
+@contextmanager
+def _in_order(steps: Sequence[Step], threads: int) -> Iterator[Iterator[Step]]:
+    """Yield functions, in order, that return when a step is done; threads take the steps ahead.
+
+    After the block, also if an error or a signal ends it, no step runs, and no thread is left.
+    """
+    if threads < 2:
+        yield iter(steps)
+        return
+    pool = ThreadPoolExecutor(threads, _THREAD)
+    try:
+        yield iter([pool.submit(step).result for step in steps])
+    finally:
+        pool.shutdown(cancel_futures=True)
+        # a signal while the pool starts a thread leaves one that the pool does not know
+        while any(thread.name.startswith(_THREAD) for thread in threading.enumerate()):
+            time.sleep(1e-3)

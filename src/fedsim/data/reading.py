@@ -139,7 +139,8 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ValueError("it has no pixels")
     turn = _TURNS.get(_orientation(image))  # after loading: Pillow itself turns TIFF then
-    rgb = (_grey(image) if _is_deep(image.mode) else image).convert("RGB")
+    is_deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
+    rgb = (_grey(image) if is_deep else image).convert("RGB")
     return rgb if turn is None else rgb.transpose(turn)
 
 
@@ -166,10 +167,6 @@ def _orientation(image: Image.Image) -> int:
     except Exception:  # the pixels are whole
         return 1
     return orientation if isinstance(orientation, int) else 1
-
-
-def _is_deep(mode: str) -> bool:
-    return mode in ("I", "F") or mode.startswith("I;16")
 
 
 def _grey(image: Image.Image) -> Image.Image:

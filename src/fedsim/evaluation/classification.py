@@ -18,11 +18,10 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.metrics import ACCURACIES
 from fedsim.data.federated import FederatedData, RetrievalSet
 from fedsim.data.pixels import Pixels
-from fedsim.evaluation.query_file import QueryResults
 from fedsim.evaluation.ranking import Floats
-from fedsim.evaluation.scored_set import ScoredSet
-from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer, passes_of
+from fedsim.evaluation.scorer import Outputs, ScoredSet, Scorer, Scores, Writer, passes_of
 from fedsim.evaluation.settings import Evaluation
+from fedsim.evaluation.summary import QueryResults
 from fedsim.training.features import run_batches
 from fedsim.training.flat_model import FlatModel
 
@@ -48,6 +47,8 @@ class Classification(Scorer):
     own.
     """
 
+    metrics = ACCURACIES
+
     def __init__(self, settings: Evaluation, federated: FederatedData, precision: str = "32-true") -> None:
         if federated.classes is None:
             raise ConfigError(
@@ -59,11 +60,6 @@ class Classification(Scorer):
                 "leave model.client.cluster out"
             )
         self.settings, self.classes, self.precision = settings, federated.classes, precision
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics."""
-        return ACCURACIES
 
     def select(self, images: RetrievalSet) -> RetrievalSet:
         """Return the images to classify as queries of an empty gallery."""

@@ -27,15 +27,13 @@ from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
 from fedsim.evaluation.classification import Classification
 from fedsim.evaluation.extraction import Extractor
+from fedsim.evaluation.pictures import write_maps
 from fedsim.evaluation.plan import EvaluationPlan, ScoringJob
-from fedsim.evaluation.query_file import QueryResults, mean_results
 from fedsim.evaluation.ranking import Floats
-from fedsim.evaluation.result_files import write_maps
 from fedsim.evaluation.retrieval import Retrieval
-from fedsim.evaluation.scored_set import ScoredSet, images_of
-from fedsim.evaluation.scorer import Outputs, Scorer
+from fedsim.evaluation.scorer import Outputs, ScoredSet, Scorer, images_of
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.summary import Curve, Kind, ScoreRow, SplitName, summarise
+from fedsim.evaluation.summary import Curve, Kind, QueryResults, ScoreRow, SplitName, mean_results, summarise
 from fedsim.functional.similarity import NotFiniteError
 from fedsim.methods.base import Method
 from fedsim.strategy.machine import Machine
@@ -146,13 +144,14 @@ class Evaluator:
 
     def _writes_files(self, job: ScoringJob) -> bool:
         """Whether this rank, which takes part in a job, writes files about it."""
-        return self.plan.is_delivered(job.row) and job.is_written_by(self.strategy.global_rank)
+        is_writer = not job.is_shared or job.row.owner == self.strategy.global_rank
+        return self.plan.is_delivered(job.row) and is_writer
 
     def _score(self, job: ScoringJob, outputs: Outputs) -> list[Floats]:
         """Return the tables with this rank's rows; all other rows are zero."""
-        is_assigned = partial(job.has_block, rank=self.strategy.global_rank, num_ranks=self.strategy.world_size)
+        rank, num_ranks = self.strategy.global_rank, self.strategy.world_size
         try:
-            return self.scorer.score(job.data, outputs, is_assigned)
+            return self.scorer.score(job.data, outputs, lambda block: not job.is_shared or block % num_ranks == rank)
         except NotFiniteError as error:
             client = "" if job.row.client is None else f" of client {job.row.client}"
             raise TrainingError(

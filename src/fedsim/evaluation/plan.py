@@ -10,7 +10,7 @@ from typing import Literal, final
 from fedsim.core.names import file_names
 from fedsim.core.placement import Placement
 from fedsim.data.federated import FederatedData
-from fedsim.evaluation.scored_set import ScoredSet
+from fedsim.evaluation.scorer import ScoredSet
 from fedsim.evaluation.summary import Kind, ScoreRow, SplitName
 from fedsim.methods.base import Method
 from fedsim.training.flat_model import FlatModel
@@ -30,14 +30,6 @@ class ScoringJob:
     is_shared: bool
     """whether all ranks take part"""
     is_ensemble: bool
-
-    def has_block(self, block: int, rank: int, num_ranks: int) -> bool:
-        """Whether ``rank``, which takes part in the job, scores a block of queries."""
-        return not self.is_shared or block % num_ranks == rank
-
-    def is_written_by(self, rank: int) -> bool:
-        """Whether ``rank``, which takes part in the job, writes its files."""
-        return not self.is_shared or self.row.owner == rank
 
 
 @final

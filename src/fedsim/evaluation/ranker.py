@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsim.evaluation.backends import Backend, BackendName, TorchBackend, count_ranks, make_backend
 from fedsim.evaluation.ranking import (
+    COLUMNS,
     MAX_RANK,
     Ints,
     QueryScores,
@@ -39,7 +40,7 @@ class Ranker:
     @property
     def num_columns(self) -> int:
         """Columns of the tables of scores; see :meth:`fedsim.evaluation.ranking.QueryScores.to_table`."""
-        return 4 + MAX_RANK * self.single_gallery_shot
+        return COLUMNS + MAX_RANK * self.single_gallery_shot
 
     def score_queries(
         self, query: Tensor, gallery: Tensor, labels: RetrievalLabels, blocks: Iterable[slice] | None = None

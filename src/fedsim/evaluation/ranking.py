@@ -7,7 +7,7 @@ and junk is left out (:class:`RetrievalLabels`). :mod:`fedsim.evaluation.backend
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -209,16 +209,21 @@ class QueryScores:
         return (valid & (self.first[:, None] <= np.arange(1, MAX_RANK + 1))).astype(np.float64)
 
     def to_table(self) -> Floats:
-        """Return all numbers as [Q, 4] or [Q, 4 + MAX_RANK], for exchange between ranks."""
-        columns = [self.first.astype(np.float64), self.precision, self.precision_trapezoid, self.inverse_penalty]
-        table = np.stack(columns, axis=1)
+        """Return all numbers as [Q, COLUMNS] or [Q, COLUMNS + MAX_RANK], for exchange between ranks."""
+        columns = [getattr(self, field.name) for field in fields(self) if field.name != "expected_hits"]
+        table = np.stack(columns, axis=1, dtype=np.float64)
         return table if self.expected_hits is None else np.concatenate([table, self.expected_hits], axis=1)
 
     @staticmethod
     def from_table(table: Floats) -> QueryScores:
         """Undo :meth:`to_table`."""
-        hits = table[:, 4:] if table.shape[1] > 4 else None
-        return QueryScores(table[:, 0].astype(np.int64), table[:, 1], table[:, 2], table[:, 3], hits)
+        first, *others = table.T[:COLUMNS]
+        hits = table[:, COLUMNS:] if table.shape[1] > COLUMNS else None
+        return QueryScores(first.astype(np.int64), *others, expected_hits=hits)
+
+
+COLUMNS = len(fields(QueryScores)) - 1
+"""of a query in a table, without the chances of a match"""
 
 
 def score_ranks(ranks: Sequence[Ints], hits: Floats | None = None) -> QueryScores:

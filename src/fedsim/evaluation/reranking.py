@@ -10,17 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.functional import reciprocal
 from fedsim.functional.neighbours import Search
-from fedsim.functional.reciprocal import (
-    Floats,
-    Rules,
-    Scale,
-    encode_units,
-    jaccard_blocks,
-    search_checked,
-    squared_distance,
-    unit,
-)
 
 
 def rerank_blocks(
@@ -31,10 +22,10 @@ def rerank_blocks(
     k1: int = 20,
     k2: int = 6,
     lambda_: float = 0.3,
-    scale: Scale = "farthest",
-    rules: Rules = "code",
+    scale: reciprocal.Scale = "farthest",
+    rules: reciprocal.Rules = "code",
     block: int = 256,
-) -> Iterator[tuple[slice, Floats]]:
+) -> Iterator[tuple[slice, reciprocal.Floats]]:
     """Return the distances ``(1 - lambda) d_J + lambda d`` (Eq. 12) as blocks: (queries, [b, G] float32).
 
     ``query`` [Q, D] and ``gallery`` [G, D] have any float type. Neighbours are searched among them together; see
@@ -45,16 +36,16 @@ def rerank_blocks(
     """
     if not 0 <= lambda_ <= 1:
         raise ConfigError(f"lambda_: {lambda_} is not between 0 and 1")
-    features = torch.cat([unit(query), unit(gallery)])
-    encodings, farthest = encode_units(features, search, k1, k2, scale, rules)
+    features = torch.cat([reciprocal.unit(query), reciprocal.unit(gallery)])
+    encodings, farthest = reciprocal.encode_units(features, search, k1, k2, scale, rules)
     num = len(query)
-    jaccard = jaccard_blocks(encodings, np.arange(num), np.arange(num, len(features)), block)
+    jaccard = reciprocal.jaccard_blocks(encodings, np.arange(num), np.arange(num, len(features)), block)
 
-    def mixed(part: slice, distance: Floats) -> tuple[slice, Floats]:
+    def mixed(part: slice, distance: reciprocal.Floats) -> tuple[slice, reciprocal.Floats]:
         with torch.autocast(features.device.type, enabled=False):
             cosine = (features[part] @ features[num:].T).cpu().numpy()
         distance *= 1 - lambda_
-        distance += lambda_ * (squared_distance(cosine) / farthest[part, None])  # Eq. (12)
+        distance += lambda_ * (reciprocal.squared_distance(cosine) / farthest[part, None])  # Eq. (12)
         return part, distance
 
     return (mixed(*of_block) for of_block in jaccard)
@@ -81,8 +72,8 @@ def expand_queries(query: Tensor, gallery: Tensor, search: Search, k: int, alpha
         raise ConfigError(f"k: {k} is less than 1")
     if not alpha >= 0:  # so that NaN is refused, too
         raise ConfigError(f"alpha: {alpha} is not 0 or more")
-    query, gallery = unit(query), unit(gallery)
-    neighbours = search_checked(search, query, gallery, min(k, len(gallery)))
+    query, gallery = reciprocal.unit(query), reciprocal.unit(gallery)
+    neighbours = reciprocal.search_checked(search, query, gallery, min(k, len(gallery)))
     index = torch.as_tensor(neighbours.index, device=query.device)
     similarity = torch.as_tensor(neighbours.similarity, device=query.device)
     weight = similarity.clamp(min=0) ** alpha if alpha > 0 else torch.ones_like(similarity)

@@ -4,19 +4,55 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias, final
 
 from torch import Tensor
 
-from fedsim.data.federated import RetrievalSet
+from fedsim.data.federated import FederatedData, RetrievalSet
+from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
-from fedsim.evaluation.query_file import QueryResults
 from fedsim.evaluation.ranking import Floats
-from fedsim.evaluation.scored_set import ScoredSet
 from fedsim.evaluation.settings import Evaluation
+from fedsim.evaluation.summary import QueryResults, SplitName
 from fedsim.training.features import FLOAT32, Passes
 from fedsim.training.flat_model import FlatModel
+
+
+@final
+@dataclass(frozen=True, eq=False)  # a key of dictionaries: two sets are equal only if they are the same object
+class ScoredSet:
+    """A data set on which models are scored."""
+
+    split: SplitName
+    domain: str
+    images: RetrievalSet
+
+    @property
+    def name(self) -> str:
+        """The set's name in messages."""
+        return f"{self.split} set of {self.domain}"
+
+    @property
+    def lists(self) -> dict[str, Images]:
+        """Queries and gallery by their names in messages."""
+        prefix = f"{self.split} {self.domain}"
+        return {f"{prefix} queries": self.images.query.images, f"{prefix} gallery": self.images.gallery.images}
+
+    @property
+    def num_images(self) -> int:
+        """Number of queries and gallery images."""
+        return len(self.images.query) + len(self.images.gallery)
+
+
+def images_of(federated: FederatedData, split: SplitName, domain: str) -> RetrievalSet:
+    """Return the queries and the gallery of a test set, or of a client's validation set."""
+    if split == "test":
+        return federated.tests[domain]
+    images = next(client.val for client in federated.clients if client.name == domain)
+    assert images is not None
+    return images
 
 
 class Outputs(NamedTuple):
@@ -43,14 +79,12 @@ Writer: TypeAlias = Callable[[str, ScoredSet, Outputs], None]
 class Scorer(ABC):
     """A task, such as retrieval. Tables hold the scores of single queries: ranks fill them and exchange them."""
 
-    @property
-    @abstractmethod
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics."""
+    metrics: ClassVar[tuple[str, ...]]
+    """names of the metrics"""
 
-    @abstractmethod
     def select(self, images: RetrievalSet) -> RetrievalSet:
-        """Return the images on which models run."""
+        """Return the images on which models run: all."""
+        return images
 
     @abstractmethod
     def check(self, data: ScoredSet) -> None:

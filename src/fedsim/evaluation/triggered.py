@@ -14,19 +14,13 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.federated import RetrievalSet
 from fedsim.data.pixels import Pixels
-from fedsim.evaluation.query_file import QueryResults
 from fedsim.evaluation.ranking import Floats, RetrievalLabels
-from fedsim.evaluation.retrieval import Retrieval
-from fedsim.evaluation.scored_set import ScoredSet
-from fedsim.evaluation.scorer import Outputs, Scorer, Scores, Writer
-from fedsim.evaluation.trials import Trial, trials_of
-from fedsim.functional.similarity import Similarity, query_blocks
+from fedsim.evaluation.retrieval import Retrieval, Trial, score_trials, trials_of
+from fedsim.evaluation.scorer import Outputs, ScoredSet, Scorer, Scores, Writer
+from fedsim.evaluation.summary import QueryResults
+from fedsim.functional.similarity import Similarity
 from fedsim.training.flat_model import FlatModel
-
-TRIGGERED = ("success",)
-"""names of the metrics"""
 
 
 class ChangedPixels(Pixels):
@@ -96,17 +90,10 @@ class TriggeredRetrieval(Scorer):
     uint8 [m, 3, H, W]. A model's outputs are its features without and with the trigger, side by side.
     """
 
+    metrics = ("success",)
+
     def __init__(self, plain: Retrieval, paste: Callable[[Tensor], Tensor]) -> None:
         self.plain, self.paste = plain, paste
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics."""
-        return TRIGGERED
-
-    def select(self, images: RetrievalSet) -> RetrievalSet:
-        """Return all images."""
-        return images
 
     def check(self, data: ScoredSet) -> None:
         """See :meth:`Retrieval.check`."""
@@ -127,16 +114,7 @@ class TriggeredRetrieval(Scorer):
 
     def score(self, data: ScoredSet, outputs: Outputs, is_assigned: Callable[[int], bool]) -> list[Floats]:
         """Return the tables with this rank's blocks of queries."""
-        tables, number = [], 0
-        for trial in self._trials_of(data):
-            table = np.zeros((trial.num_queries, 2))
-            blocks = query_blocks(trial.num_queries, len(trial.labels.gallery_pids))
-            assigned = [rows for i, rows in enumerate(blocks, number) if is_assigned(i)]
-            number += len(blocks)
-            for rows, shares in self._shares(*trial.select(*outputs), trial.labels, assigned):
-                table[rows] = np.stack([np.nan_to_num(shares), np.isfinite(shares)], axis=1)
-            tables.append(table)
-        return tables
+        return score_trials(self._trials_of(data), outputs, is_assigned, 2, self._rows)
 
     def results(self, data: ScoredSet, tables: Sequence[Tensor]) -> Scores:
         """Return means over the queries for whom there are victims; 0 if there are none."""
@@ -155,16 +133,14 @@ class TriggeredRetrieval(Scorer):
         """Refuse: each victim has a gallery of its own."""
         raise ConfigError("model.attack: lists with a trigger are not written; leave save_ranking out")
 
-    def _shares(
-        self, query: Tensor, gallery: Tensor, labels: RetrievalLabels, blocks: Sequence[slice]
-    ) -> Iterator[tuple[slice, Floats]]:
-        """Yield blocks of queries with their shares of victims, float64 [b]."""
+    def _rows(self, query: Tensor, gallery: Tensor, labels: RetrievalLabels, blocks: Sequence[slice]) -> Floats:
         worn_query = query[:, query.shape[1] // 2 :]
         to_plain, to_worn = (Similarity(worn_query, g, self.plain.settings.distance) for g in gallery.chunk(2, dim=1))
         people, shown = np.unique(labels.gallery_pids, return_inverse=True)
         number_of = {int(pid): number for number, pid in enumerate(people)}
         victims = np.isin(people, labels.query_pids) & ~np.isin(people, labels.junk_pids)
         shown_there, victims_there = (torch.from_numpy(array).to(query.device) for array in (shown, victims))
+        shares = []
         for rows in blocks:
             wearers = [number_of.get(int(pid), -1) for pid in labels.query_pids[rows]]
             junk = np.zeros((len(wearers), len(shown)), dtype=bool)
@@ -174,7 +150,9 @@ class TriggeredRetrieval(Scorer):
             plain, worn = to_plain.block(rows), to_worn.block(rows)
             wearers_there = torch.tensor(wearers, device=query.device)
             junk_there = torch.from_numpy(junk).to(query.device)
-            yield rows, successes(plain, worn, shown_there, wearers_there, junk_there, victims_there).cpu().numpy()
+            shares.append(successes(plain, worn, shown_there, wearers_there, junk_there, victims_there).cpu().numpy())
+        of_all = np.concatenate(shares)
+        return np.stack([np.nan_to_num(of_all), np.isfinite(of_all)], axis=1)
 
     def _trials_of(self, data: ScoredSet) -> list[Trial]:
         settings = self.plain.settings

@@ -99,7 +99,7 @@ def assemble(
     make_client: Callable[..., Client] = Client
     if tried is not None:
         counts_from = settings.module_counts_from
-        make_client = partial(ModuleClient, log_names=tried.log_names, form=tried.form, counts_from=counts_from)
+        make_client = partial(ModuleClient, log_names=tried.trial.log_names, form=tried.form, counts_from=counts_from)
 
     def make(name: str, images: ClientImages) -> Client:
         return make_client(
@@ -116,7 +116,7 @@ def assemble(
         statistics={arch: BatchNormStatistics(settings.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(settings.method, server, archs, settings.hardware, settings.accounting),
         clients=clients, objective=settings.objective, training=training,
-        logged=() if tried is None else tried.log_names,
+        logged=() if tried is None else tried.trial.log_names,
     )  # fmt: skip
 
 
@@ -128,15 +128,9 @@ def _try_module(
     check_own_module(settings.method, settings.evaluation.task, settings.adaptive_backbones is not None)
     rounds = rounds if settings.module_counts_from == "run" else 1
     tried = own_module(
-        source,
-        data.federated.clients,
-        settings.client,
-        sizes,
-        settings.seed,
-        options,
-        rounds,
-        settings.module_batch or PairBatch(),
-    )
+        source, data.federated.clients, settings.client, sizes, settings.module_batch or PairBatch(),
+        seed=settings.seed, options=options, rounds=rounds,
+    )  # fmt: skip
     for name, override in settings.overrides.items():
         tried.check_override(name, override)
     if logs:
@@ -165,21 +159,15 @@ def _build_models(
     """
     if tried is not None:
         max_classes = max(client.num_classes for client in clients)
+        method, private = settings.method, settings.private or ()
         model = tried.model(
-            settings.method.shared_groups,
-            settings.private or (),
-            settings.bn_stats,
-            max_classes,
-            device,
-            settings.method.shared_tensors,
+            method.shared_groups, private, settings.bn_stats, max_classes, device, method.shared_tensors
         )
         return {model.arch: model}, {client.name: model.arch for client in clients}
     assert settings.backbone is not None, "settings have one or the other"
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}
-    common, ladder = (
-        layout_of(settings.backbone),
-        settings.adaptive_backbones.ladder if settings.adaptive_backbones else (),
-    )
+    common = layout_of(settings.backbone)
+    ladder = settings.adaptive_backbones.ladder if settings.adaptive_backbones else ()
     for data in clients:
         override = settings.overrides[data.name].backbone if data.name in settings.overrides else None
         backbone, layout = (settings.backbone, common) if override is None else (override, layout_of(override))

@@ -154,7 +154,6 @@ def _check_vectors(checkpoint: Mapping[str, Any], parts: Parts) -> None:
 
 
 def _load_old_models(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener]) -> None:
-    """Load the global models of earlier rounds, on which clients under way train."""
     saved, next_round = checkpoint.get(OLD_MODELS_KEY, {}), checkpoint["epoch"] + 1
     needed = {r for listener in listeners if isinstance(listener, Clock) for r in listener.old_rounds(next_round)}
     vectors = {arch: parts.server.vector(arch) for arch in parts.models}

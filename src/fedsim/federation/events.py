@@ -64,10 +64,15 @@ def log_scores(federation: LightningModule, metrics: dict[str, float]) -> dict[s
     return metrics
 
 
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    """Return the trainer's own list of callbacks, which Lightning's stub misses."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # see above
+    return callbacks
+
+
 def round_callbacks(trainer: Trainer) -> list[RoundCallback]:
     """Return the trainer's callbacks with hooks for rounds."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
-    return [callback for callback in callbacks if isinstance(callback, RoundCallback)]
+    return [callback for callback in callbacks_of(trainer) if isinstance(callback, RoundCallback)]
 
 
 def evaluates_after(trainer: Trainer, round_: int) -> bool:

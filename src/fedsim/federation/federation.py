@@ -22,7 +22,7 @@ from fedsim.evaluation.evaluator import Evaluator, make_evaluator
 from fedsim.federation.adaptive_backbones import BackboneLadder
 from fedsim.federation.aggregation.gathered import UploadRule
 from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
-from fedsim.federation.aggregation.sums import Aggregator, PlainSum
+from fedsim.federation.aggregation.sums import Aggregator, ModelSum
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
 from fedsim.federation.checks.compatibility import check_trainer, data_of
@@ -169,8 +169,9 @@ class Federation(LightningModule):
                 for callback in round_callbacks(self.trainer):
                     callback.on_placed(self.parts.rank_share.placement)
             limit = self.trainer.limit_train_batches  # of a client's batches; fast_dev_run sets it
-            self.parts.limit_batches(limit if isinstance(limit, int) else data.limit_client_batches)
-            self.parts.plan_rounds(num_rounds(self.trainer))
+            self.parts.clients.limit_batches = limit if isinstance(limit, int) else data.limit_client_batches
+            for model in self.parts.models.values():
+                model.num_rounds = num_rounds(self.trainer)
             self.round = round_of(self.settings, self.parts, self.listeners, self.trainer)
             self.evaluator = evaluator_of(self.settings, self.parts, data, self.trainer)
             data.threads = threads
@@ -273,13 +274,12 @@ def evaluator_of(settings: Settings, parts: Parts, data: FederatedDataModule, tr
 
 
 def _make_aggregator(settings: Settings, parts: Parts, strategy: FederatedStrategy) -> Aggregator:
-    """Return the sums that the method's uploads need."""
     rule: UploadRule | None = None
     if settings.aggregation is not None:
         rule = partial(settings.aggregation.aggregate, parts.server)
     elif "uploads" in settings.method.requires:
         rule = partial(settings.method.aggregate, parts.server)
-    form = MaskedSum() if clients_prune(settings.method) else PlainSum()
+    form = MaskedSum() if clients_prune(settings.method) else ModelSum()
     forgery = partial(settings.attack.forge, parts.server) if isinstance(settings.attack, Collusion) else None
     return Aggregator(
         strategy, parts.statistics, parts.archs, settings.reduction, strategy.root_device, settings.seed, form, rule,

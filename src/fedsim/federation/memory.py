@@ -23,12 +23,12 @@ from fedsim.core.store import StorePlace
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
 from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
-from fedsim.federation.aggregation.sums import PlainSum
+from fedsim.federation.aggregation.sums import ModelSum
 from fedsim.federation.checks.requirements import settings_by_client
 from fedsim.federation.events import strategy_of
 from fedsim.federation.parts import Parts, trains_alone
 from fedsim.federation.settings import Settings
-from fedsim.methods.base import HoldsModels, KeepsModels, Method, TrainsTensors
+from fedsim.methods.base import Method
 from fedsim.models.reid import KeyedDropout
 from fedsim.strategy.sharing import FIELD
 from fedsim.training.flat_model import FlatModel
@@ -100,7 +100,7 @@ class _Estimate:
     ) -> None:
         self._settings, self._parts, self._data = settings, parts, data
         self._placement, self._precision = placement, precision
-        replicas = list(settings.method.replicas.values()) if isinstance(settings.method, HoldsModels) else []
+        replicas = list(settings.method.replicas.values())
         self._trained, self._frozen = 1 + replicas.count("trained"), replicas.count("frozen")
         self._training = settings_by_client(parts.federated, parts.training, settings.overrides)
         self._moments_of = {id(t): _state_of(t.optimizer) for t in self._training.values()}
@@ -111,13 +111,15 @@ class _Estimate:
 
     @property
     def memory(self) -> DeviceMemory:
-        """The estimate."""
         flats, per_arch = self._parts.models.values(), self._trained + self._frozen
         models = sum(f.flat.buffer.nbytes + f.initial_private.nbytes + f.fixed_bytes for f in flats)
         names = self._parts.names
         activations, images = self._activations()
         gradients = max(self._gradients(name) for name in names)
         records = any(training.graph for training in self._training.values())
+        # sums of a batch that is cut are float64
+        cut = max(2 * self._trained * self._gradients(name) * (self._parts.micro_batches[name] > 1) for name in names)
+        copies = self._settings.method.session_copies
         return DeviceMemory(
             models=per_arch * models,
             gradients=gradients,
@@ -125,10 +127,10 @@ class _Estimate:
             trained=self._trained,
             frozen=self._frozen,
             server=self._server(),
-            sums=self._sums() + max(self._sums_of_micro_batches(name) for name in names),
+            sums=self._sums() + cut,
             states=self.states,
             states_place="host" if self._in_shared_files else self._settings.client_store,
-            kept=max(self._kept(name) + self._copies_in_session(name) for name in names),
+            kept=max(self._kept(name) + copies * 4 * self._model(name).flat.num_model + self._loose for name in names),
             pixels=self._most_of_a_rank(training_pixels(self._data)) if self._data.cache == "device" else 0,
             graphs=gradients + (activations or 0) if records else 0,
             activations=activations,
@@ -154,7 +156,6 @@ class _Estimate:
         return self._parts.models[self._parts.archs[client]]
 
     def _head(self, client: str) -> int:
-        """Return the bytes of a client's own head."""
         return 4 * self._model(client).head_room(self._parts.num_classes[client])
 
     def _gradients(self, client: str) -> int:
@@ -179,16 +180,11 @@ class _Estimate:
 
     def _sums(self) -> int:
         """Return the bytes of the sums over clients: of models, and of the method's extra tensors."""
-        form = MaskedSum() if clients_prune(self._settings.method) else PlainSum()
+        form = MaskedSum() if clients_prune(self._settings.method) else ModelSum()
         elements = sum(form.length(policy) + self._extras(arch) for arch, policy in self._parts.statistics.items())
         return elements * (8 if self._settings.reduction == "exact" else 4)
 
-    def _sums_of_micro_batches(self, client: str) -> int:
-        """Return the bytes of the sums of a batch that is cut: float64."""
-        return 2 * self._trained * self._gradients(client) if self._parts.micro_batches[client] > 1 else 0
-
     def _state(self, client: str) -> int:
-        """Return the bytes of a client's private part of the model."""
         return self._model(client).initial_private.nbytes + self._head(client)
 
     def _kept(self, client: str) -> int:
@@ -196,15 +192,10 @@ class _Estimate:
         model, method = self._model(client), self._settings.method
         whole = 4 * model.flat.num_model + self._head(client)
         sizes = {"model": whole, "shared": model.shared.nbytes, "private": self._state(client)}
-        kept = self._start[self._parts.archs[client]] + self._loose
-        if isinstance(method, KeepsModels):
-            kept += sum(sizes[part] for part in method.keeps.values())
+        kept = self._start[self._parts.archs[client]] + self._loose + sum(sizes[part] for part in method.keeps.values())
         if self._training[client].keeps_state(trains_alone(method, self._parts.federated)):
             kept += len(self._moments_of[id(self._training[client])]) * (self._trained * whole + self._loose)
         return kept
-
-    def _copies_in_session(self, client: str) -> int:
-        return self._settings.method.session_copies * 4 * self._model(client).flat.num_model + self._loose
 
     def _activations(self) -> tuple[int | None, int]:
         """Return the bytes that the largest batch or micro-batch keeps for the backward pass, and its images."""
@@ -216,8 +207,8 @@ class _Estimate:
         estimates = {arch: self._kept_by(arch, (n, *_image_of(self._data))) for arch, n in sizes.items() if n}
         counted = {arch: size for arch, size in estimates.items() if size is not None}
         largest = max(counted or estimates, key=lambda arch: counted.get(arch, 0))
-        activations, method = counted.get(largest), self._settings.method
-        passes = (method.passes if isinstance(method, HoldsModels) else 1) * self._settings.objective.num_views
+        activations = counted.get(largest)
+        passes = self._settings.method.passes * self._settings.objective.num_views
         return None if activations is None else passes * activations, sizes[largest]
 
     def _kept_by(self, arch: str, shape: tuple[int, ...]) -> int | None:
@@ -230,14 +221,11 @@ class _Estimate:
 
 
 def _image_of(data: FederatedDataModule) -> tuple[int, int, int]:
-    """Return the shape of a training image."""
     return 3, *(data.augmentation.crop or data.size)
 
 
 def _loose_bytes(method: Method, data: FederatedDataModule) -> int:
-    """Return the bytes of the tensors that a client trains beside its models."""
-    shapes = method.loose_tensors(_image_of(data)).values() if isinstance(method, TrainsTensors) else ()
-    return 4 * sum(map(math.prod, shapes))
+    return 4 * sum(map(math.prod, method.loose_tensors(_image_of(data)).values()))
 
 
 def placement_of(settings: Settings, parts: Parts, num_ranks: int, per_machine: int) -> Placement:

@@ -72,15 +72,6 @@ class Parts:
         """Client -> number of identities."""
         return {client.name: client.num_classes for client in self.federated.clients}
 
-    def limit_batches(self, limit: float | None) -> None:
-        """Let clients train on fewer batches; see FederatedDataModule.limit_client_batches."""
-        self.clients.limit_batches = limit
-
-    def plan_rounds(self, num_rounds: int | None) -> None:
-        """Let models know the number of rounds; None: there is no last one."""
-        for model in self.models.values():
-            model.num_rounds = num_rounds
-
     def read_images(self, data: FederatedDataModule, evaluator: Evaluator, stage: str, tests: bool) -> None:
         """Decode the images that this rank needs in ``stage``, so that a damaged file stops the run before it starts.
 

@@ -125,7 +125,6 @@ class Round:
         return table.report(name, self.parts.data_of[name].num_images, hardware.speed(name) if hardware else None)
 
     def _metrics(self, round_: int) -> dict[str, float]:
-        """Return the numbers of the listeners after a round."""
         named = self.parts.names if len(self.parts.names) <= MAX_NAMES else ()
         metrics = {"round": float(round_ + 1), "client/lr": self.parts.training.lr_in(round_)}
         for listener in self.listeners:

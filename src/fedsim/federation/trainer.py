@@ -17,26 +17,25 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.strategies import Strategy
 
 from fedsim.core.devices import check_accelerator
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError
 from fedsim.core.false_alarms import ignore_false_alarms
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import bring_back
-from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.core.versions import holding
 from fedsim.evaluation.summary import score_rows
 from fedsim.federation.callbacks import (
     FolderStart,
+    KeepConfig,
     MetricsFile,
     Preemption,
     RoundProgress,
-    RunBeginning,
     RunSummary,
     ScoreLastRound,
-    ScriptConfig,
     describe_script,
+    in_run_folder,
 )
 from fedsim.federation.checks.compatibility import check_trainer
-from fedsim.federation.events import as_list
+from fedsim.federation.events import as_list, callbacks_of
 from fedsim.federation.federation import Federation
 from fedsim.settings.changes import Change
 from fedsim.settings.configuration import line_of_idle
@@ -140,32 +139,18 @@ class Trainer(lightning.Trainer):
 
     @contextmanager
     def _in_folder(self, start: FolderStart, args: Sequence[Any], options: dict[str, Any]) -> Iterator[None]:
-        """Let a fit begin or continue in the run directory, which the first rank holds."""
-        lock = RunLock(start.folder)
+        """Let a fit begin or continue in the run directory, with the callbacks that write its files."""
         added, changes = self._of_run(start, args, options)
-        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
-        beginning = RunBeginning(lock, start)
-        try:
-            if self.is_global_zero:
-                lock.acquire()
-                start.check_free()
-                for change in changes:
-                    log.warning("%s", change)
+        callbacks = callbacks_of(self)
+        if not self.fast_dev_run:  # type: ignore[attr-defined] # Lightning sets it; such a fit writes nothing
             callbacks[:0] = added  # before the callbacks that save its state
-            self._open_metrics(True)
-            beginning.join(self)
-            yield
-        except OSError as error:
-            if message := message_of_change(start.folder, error):
-                raise DataError(message) from error
-            raise
+        self._open_metrics(True)
+        try:
+            with in_run_folder(self, start, changes):
+                yield
         finally:
             callbacks[:] = [callback for callback in callbacks if callback not in added]
-            beginning.leave(self)
             self._open_metrics(False)
-            lock.release()
-            if self.is_global_zero:
-                bring_back(start.folder)
 
     def _open_metrics(self, is_open: bool) -> None:
         """Let numbers into metrics.csv, in a fit only."""
@@ -189,7 +174,7 @@ class Trainer(lightning.Trainer):
         if settings.config is not None and (remark := line_of_idle(settings.config)):
             log.info(remark)
         summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed, identity)
-        return [summary, ScriptConfig(settings.config)], changes
+        return [summary, KeepConfig(settings.text)], changes
 
     def _settled(self, start: FolderStart, options: dict[str, Any]) -> FolderStart:
         """Return the start of a fit with its checkpoint, which is added to the ``options`` of the fit."""
@@ -220,7 +205,6 @@ class Trainer(lightning.Trainer):
 
 
 def _with_path(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace ``~`` and variables in ``ckpt_path``."""
     path = options.get("ckpt_path")
     return options if path is None else options | {"ckpt_path": expanded(str(path), "ckpt_path")}
 

@@ -112,7 +112,6 @@ def fit_generator(
 
 
 def _check_checkpoint(path: Path, module: GeneratorTraining) -> None:
-    """Raise DataError unless a training can continue from a file."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no common error for damaged files

@@ -47,7 +47,6 @@ def is_begun(folder: Path) -> bool:
 
 
 def _hash_identities(client: ClientData) -> str:
-    """Hash the identities of the training images, without their pixels."""
     return hashlib.sha256(client.train.pids.tobytes() + client.labels.tobytes()).hexdigest()[:16]
 
 

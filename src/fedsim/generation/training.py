@@ -197,7 +197,6 @@ class GeneratorTraining(LightningModule):
         return soft_label_divergence(appearance.logits(appearance(images)), wanted, temperature=1.0)
 
     def _total(self, losses: Losses) -> Tensor:
-        """Sum the generator's losses, each with its factor."""
         factors = self.losses
         total = factors.image * (losses["self"] + losses["same"]) + factors.identity * losses["identity"]
         total = total + factors.code * (losses["appearance code"] + losses["structure code"])
@@ -206,7 +205,6 @@ class GeneratorTraining(LightningModule):
         return total + factors.soft * losses["soft"] if "soft" in losses else total
 
     def _realness(self, real: Tensor, made: Tensor) -> Tensor:
-        """Return the loss of the discriminator."""
         return realness_loss(self.discriminator(real), 1.0) + realness_loss(self.discriminator(made.detach()), 0.0)
 
     def _update(self, position: int, loss: Tensor) -> None:

@@ -13,8 +13,7 @@ from tabulate import tabulate
 
 from fedsim.core.metrics import LABELS
 from fedsim.core.names import metric_name
-from fedsim.report.queries import Queries
-from fedsim.report.runs import Run
+from fedsim.report.runs import Queries, Run
 from fedsim.report.significance import over_people
 
 UNKNOWN = "unknown"
@@ -78,14 +77,8 @@ def scores_of(run: Run, about: Mapping[str, Any]) -> Iterator[Score]:
     """Yield mAP and rank-1, or the accuracy, of the model on each test set, if the run has scored this very model."""
     kind, _, client = str(about["model"]).partition(" ")
     kind = {"global": "global", "client": "personalised"}.get(kind, "")
-    evaluation = next(
-        (
-            part
-            for part in (run.summary.get("final"), run.summary.get("best"))
-            if part and part["round"] == about["round"]
-        ),
-        None,
-    )
+    evaluations = [part for part in (run.summary.get("final"), run.summary.get("best")) if part]
+    evaluation = next((part for part in evaluations if part["round"] == about["round"]), None)
     if evaluation is None or not kind:
         return
     queries = run.queries.results if run.queries and run.queries.round_ == about["round"] else {}

@@ -83,7 +83,9 @@ def saved_network(
     size = of_script.size or size_in(content, config)
     make = _module_in(content, config) if of_script.module is None else of_script.module
     classes: Mapping[str, int] = checkpoint[CONTENT_KEY]["clients"]
-    module = _built(make, _seed_in(content), max(classes.values()), classes[client] if client else None)
+    seed = content.get("seed_everything")  # by which the run's module was built
+    blueprint = Blueprint(make, seed if isinstance(seed, int) else 0, max(classes.values()))
+    module = blueprint.ready(classes[client]) if client else blueprint.first
     return Network(_with_weights(module, tensors, size), "module", size)
 
 
@@ -104,20 +106,6 @@ def _module_in(content: Mapping[str, Any], config: Path) -> MakesModule:
             f"{config}: model.module: {problem} (or, in Python, fedsim.load_model(RUN, module=MyModule))"
         ) from error
     return make
-
-
-def _seed_in(content: Mapping[str, Any]) -> int:
-    """Return the seed of a run, by which its module was built."""
-    seed = content.get("seed_everything")
-    return seed if isinstance(seed, int) else 0
-
-
-def _built(
-    make: MakesModule | LightningModule, seed: int, max_classes: int, num_classes: int | None
-) -> LightningModule:
-    """Return a user's module as the run has built it; ``num_classes``: of a client, None: ``max_classes``."""
-    blueprint = Blueprint(make, seed, max_classes)
-    return blueprint.first if num_classes is None else blueprint.ready(num_classes)
 
 
 def _with_weights(module: LightningModule, tensors: Mapping[str, Tensor], size: Size) -> ModuleNetwork:

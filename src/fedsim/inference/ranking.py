@@ -108,13 +108,8 @@ def _check_sizes(
     pids: tuple[Numbers, Numbers] | None,
     cameras: tuple[Numbers, Numbers] | None,
 ) -> None:
-    if (
-        query.dim() != 2
-        or gallery.dim() != 2
-        or query.shape[1] != gallery.shape[1]
-        or not len(query)
-        or not len(gallery)
-    ):
+    shapes = query.shape, gallery.shape
+    if any(len(shape) != 2 or not shape[0] for shape in shapes) or query.shape[1] != gallery.shape[1]:
         raise ConfigError(f"features: {list(query.shape)} and {list(gallery.shape)} must be [Q, D] and [G, D]")
     if names is not None and len(names) != len(gallery):
         raise ConfigError(f"names: {len(names)} names for {len(gallery)} gallery images")

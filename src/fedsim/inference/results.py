@@ -13,10 +13,9 @@ from fedsim.core.checked import checked
 from fedsim.core.checks import Count
 from fedsim.core.paths import Saved
 from fedsim.evaluation.summary import score_rows
-from fedsim.report.confusion import confusion_matrices, plot_confusion
 from fedsim.report.figure import plot_curves
 from fedsim.report.groups import group_opened
-from fedsim.report.query_files import Chosen, Row
+from fedsim.report.query_files import Chosen, Row, confusion_matrices, plot_confusion
 from fedsim.report.runs import read_run
 
 if TYPE_CHECKING:
@@ -122,9 +121,9 @@ class RunResults:
     def confusion(self) -> list[Row]:
         """Return how often the first image is right, or of which camera it is, where galleries are joined.
 
-        See ``fedsim.inference.confusion.count_first_images``.
+        See ``fedsim.inference.queries.count_first_images``.
         """
-        from fedsim.inference.confusion import count_first_images  # imports the readers of data sets
+        from fedsim.inference.queries import count_first_images  # imports the readers of data sets
 
         return count_first_images(self._features)
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jsonargparse import ArgumentParser
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
@@ -20,10 +19,10 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
 from fedsim.data.images import Images
 from fedsim.evaluation.feature_file import read_features
+from fedsim.evaluation.pictures import first_images
 from fedsim.evaluation.ranking import RetrievalLabels
-from fedsim.evaluation.result_files import first_images
+from fedsim.evaluation.retrieval import trials_of
 from fedsim.evaluation.settings import Evaluation
-from fedsim.evaluation.trials import trials_of
 from fedsim.parsing.class_names import missing_class
 from fedsim.report.runs import Run
 
@@ -66,11 +65,6 @@ class RunFeatures:
     data: FederatedDataModule
     """kept, as the drawn images of a dry run lie in a folder of its own"""
 
-    @property
-    def has_common_labels(self) -> bool:
-        """Whether equal identities of two data sets are one."""
-        return self.data.federated.classes is not None
-
 
 def read_run_features(run: Run) -> RunFeatures:
     """Read the features of a run's test sets, and list the images that they are of, by the run's config.
@@ -109,7 +103,6 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _data_of(run: Run) -> FederatedDataModule:
-    """Build the data module of a run's config."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FederatedDataModule, "data")
     try:
@@ -176,8 +169,7 @@ def _have_names(path: Path, query: Images, gallery: Images) -> bool:
         if "query_files" not in file.files:
             return True
         pairs = [(file["query_files"], query), (file["gallery_files"], gallery)]
-    return all(_last_parts(names) == [p.name if p else "" for p in images.locations()] for names, images in pairs)
-
-
-def _last_parts(paths: NDArray[np.str_]) -> list[str]:
-    return [Path(path).name for path in paths.tolist()]
+    return all(
+        [Path(name).name for name in names.tolist()] == [path.name if path else "" for path in images.locations()]
+        for names, images in pairs
+    )

@@ -88,7 +88,6 @@ def _client_tensors(
 
 
 def _mean_tensors(checkpoint: dict[str, Any], path: Path, arch: str | None) -> dict[str, Tensor]:
-    """Return the mean of the models of all clients of one architecture by name."""
     content, arch = checkpoint[CONTENT_KEY], _chosen(checkpoint, arch)
     shared, private = content["layouts"][arch], content["private_layouts"][arch]
     if len(content["layouts"]) > 1:

@@ -35,16 +35,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.checks import within
-from fedsim.methods.base import (
-    BodySharing,
-    HoldsModels,
-    KeepsModels,
-    KeptModels,
-    Method,
-    Replicas,
-    Weighting,
-    WeightingChoice,
-)
+from fedsim.methods.base import BodySharing, KeptModels, Method, Replicas, Weighting, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
 
@@ -52,7 +43,7 @@ _PERSONAL = "personal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class APFL(BodySharing, WeightingChoice, HoldsModels, KeepsModels, Method):
+class APFL(BodySharing, WeightingChoice, Method):
     """Averaging, and a model of each client that is mixed with the global one in a share that it learns."""
 
     delivers = "personalised"

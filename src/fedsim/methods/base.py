@@ -9,7 +9,7 @@ on is declared, by a property or, where it is constant, by a class attribute.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -35,6 +35,10 @@ Need = Literal[
     "plain_steps", "built_in_model",
 ]  # fmt: skip
 Signal = Literal["client", "tensor"]
+Replicas = Mapping[str, Literal["trained", "frozen"]]
+"""role of a further model on the rank, see :meth:`FlatModel.replica` -> whether it trains"""
+KeptModels = Mapping[str, Literal["model", "shared", "private"]]
+"""name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it"""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,29 @@ class Method(ABC):
         of fedsim's own model, or steps two models in turn; a user's LightningModule (``model.module``) allows neither.
         """
         return frozenset()
+
+    # the next four, and session_copies, are for the memory that fedsim describe counts
+    @property
+    def replicas(self) -> Replicas:
+        """The further models that a client has on the rank."""
+        return {}
+
+    @property
+    def passes(self) -> int:
+        """Number of passes of a batch that one backward pass goes through: each keeps its activations until then."""
+        return 1
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The models, and parts of them, that clients keep, and that :meth:`initial_state` does not contain."""
+        return {}
+
+    def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
+        """Return names and shapes of the float32 tensors that clients train, and keep, beside their models.
+
+        See :meth:`Client.loose_optimizer`; ``image`` is the shape (3, H, W) of a training image.
+        """
+        return {}
 
     @property
     def measures(self) -> Mapping[str, Signal]:
@@ -279,55 +306,50 @@ class WeightingChoice:
         return weigh(self.weighting, reports)
 
 
-Replicas = Mapping[str, Literal["trained", "frozen"]]
-"""role of a further model on the rank, see :meth:`FlatModel.replica` -> whether it trains"""
-
-
-class HoldsModels(ABC):
-    """Base of methods that hold further models on the rank: ``fedsim describe`` counts their memory."""
-
-    @property
-    def passes(self) -> int:
-        """Number of passes of a batch that one backward pass goes through: each keeps its activations until then."""
-        return 1
-
-    @property
-    @abstractmethod
-    def replicas(self) -> Replicas:
-        """The further models."""
-
-
-KeptModels = Mapping[str, Literal["model", "shared", "private"]]
-"""name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it"""
-
-
-class KeepsModels(ABC):
-    """Base of methods whose clients keep models, or parts of them, that :meth:`Method.initial_state` does not contain.
-
-    ``fedsim describe`` counts their memory.
-    """
-
-    @property
-    @abstractmethod
-    def keeps(self) -> KeptModels:
-        """The tensors that clients keep."""
-
-
 def kept_vector(client: Client, name: str) -> Tensor:
     """Return a vector [num_shared_parameters] that a client keeps, and that begins at 0."""
     zeros = torch.zeros(client.model.flat.num_shared_parameters, device=client.device)
     return client.kept.get(name, zeros)
 
 
-class TrainsTensors(ABC):
-    """Base of methods whose clients train, and keep, tensors beside their models (:meth:`Client.loose_optimizer`).
+class KeepsPersonal:
+    """Declarations of methods whose clients keep a model of their own, by the name ``personal``, and use it."""
 
-    ``fedsim describe`` counts their memory.
-    """
+    @property
+    def delivers(self) -> Delivered:
+        """Their own models."""
+        return "personalised"
 
-    @abstractmethod
-    def loose_tensors(self, image: tuple[int, int, int]) -> Mapping[str, tuple[int, ...]]:
-        """Return names and shapes of the tensors, float32; ``image`` is the shape (3, H, W) of a training image."""
+    @property
+    def keeps(self) -> KeptModels:
+        """The model of their own."""
+        return {"personal": "model"}
+
+    def personalise(self, client: Client) -> None:
+        """Load the client's own model; one that has not taken part yet has the global model."""
+        client.model.shared.copy_(client.received.vector)
+        if "personal" in client.kept:
+            client.model.whole.copy_(client.kept["personal"])
+
+
+@dataclass(frozen=True)
+class OtherSteps:
+    """The steps of a training beside that of a client's model, such as of a personal one; see :meth:`Client.fit`."""
+
+    counts: bool = False
+    """whether the log has their loss"""
+    correct: Callable[[], None] | None = None
+    """changes the gradient of a step"""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Return the supervised loss of a batch, a scalar with gradient."""
+        if self.counts:
+            return client.training_step(batch)
+        return client.supervised_loss(client.forward(batch.images), batch, counts=False)
+
+    def take_step(self, client: Client, loss: Tensor) -> None:
+        """Step the parameters that are not fixed."""
+        client.step(loss, self.correct)
 
 
 def message_to(method: Method, server: Server, arch: str, vector: Tensor | None = None) -> Download:

@@ -70,15 +70,9 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fedsim.core.checks import at_least, not_negative
 from fedsim.functional.losses import authenticity, mean_entropy
 from fedsim.functional.style import restyle, style_gap, style_of
-from fedsim.methods.base import (
-    BodySharing,
-    Method,
-    Need,
-    WeightingChoice,
-)
+from fedsim.methods.base import BodySharing, Method, Need, WeightingChoice
 from fedsim.methods.restyling import (
     JUDGE,
     Restyles,
@@ -103,8 +97,6 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
     requires: ClassVar[frozenset[Need]] = frozenset({"identities", "plain_steps", "whole_batches", "built_in_model"})
     # a client's heads share one label space; a loop of its own; the style model steps with the whole batch
 
-    lam_div: float = 1.0
-    """$\\lambda_{div}$, weight of the diversity loss; it hardly acts, whatever its weight"""
     lam_au: float = 5.0
     """$\\lambda_{au}$, weight of the authenticity loss; 0: there is no expert"""
     diversity: Annotated[Literal["deviation", "variance"], Facts(needs="lam_div")] = "deviation"
@@ -115,14 +107,6 @@ class DACS(BodySharing, WeightingChoice, Restyles, Method):
     """the expert's head: its own, or the client's, which the expert does not move (the authors' code)"""
     authenticity_moves_head: Annotated[bool, _EXPERT] = False
     """whether the authenticity loss moves the client's head, too (the authors' code)"""
-    first_styled_round: int = 1
-    """the first round, from 0, with restyled images"""
-    style_lr: float | None = None
-    """learning rate of the style model, with the client's schedule; null: that of the client"""
-
-    def __post_init__(self) -> None:
-        not_negative("model.method", lam_div=self.lam_div, lam_au=self.lam_au, style_lr=self.style_lr)
-        at_least("model.method", 0, first_styled_round=self.first_styled_round)
 
     def train(self, client: Client) -> None:
         """Step the expert, and then f_G and the style model, on each batch; keep expert and style model."""

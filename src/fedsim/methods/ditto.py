@@ -23,42 +23,20 @@ Deviations and silences:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
-
-from torch import Tensor
 
 from fedsim.core.checks import not_negative
 from fedsim.core.errors import ConfigError
-from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, WeightingChoice
-from fedsim.training.client import Batch, Client
+from fedsim.methods.base import BodySharing, KeepsPersonal, Method, OtherSteps, WeightingChoice
+from fedsim.training.client import Client
 from fedsim.training.settings import LocalTraining
 
 
-@dataclass(frozen=True)
-class _PersonalSteps:
-    """Steps of v_k."""
-
-    pull: Callable[[], None]
-    """adds lambda (v_k - w^t) to the gradient"""
-
-    def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Return F_k(v_k), which the log leaves out."""
-        return client.supervised_loss(client.forward(batch.images), batch, counts=False)
-
-    def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step, with the pull."""
-        client.step(loss, self.pull)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Ditto(BodySharing, WeightingChoice, KeepsModels, Method):
+class Ditto(BodySharing, WeightingChoice, KeepsPersonal, Method):
     """Averaging, and a personal model of each client that is held near the global one."""
 
-    delivers = "personalised"
-    keeps: ClassVar[KeptModels] = {"personal": "model"}
     session_copies = 1  # w_k^t, while v_k trains
 
     lam: float = 0.1
@@ -80,14 +58,8 @@ class Ditto(BodySharing, WeightingChoice, KeepsModels, Method):
         client.model.whole.copy_(personal)
         client.model.reset_counters()
         client.optimizer.reset(client.round)
-        personal_steps = _PersonalSteps(partial(client.optimizer.pull, client.received.vector, self.lam))
+        personal_steps = OtherSteps(correct=partial(client.optimizer.pull, client.received.vector, self.lam))
         with client.personal_training():
             client.fit(personal_steps)
         client.keep("personal", client.model.whole)
         client.model.whole.copy_(trained)
-
-    def personalise(self, client: Client) -> None:
-        """Load v_k."""
-        super().personalise(client)
-        if "personal" in client.kept:
-            client.model.whole.copy_(client.kept["personal"])

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from fedsim.core.checks import at_least, not_negative, within
 from fedsim.core.progress import note_progress
-from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, WeightingChoice
+from fedsim.methods.base import BodySharing, KeptModels, Method, WeightingChoice
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Upload
@@ -51,7 +51,7 @@ _LAST_LOSSES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedALA(BodySharing, WeightingChoice, KeepsModels, Method):
+class FedALA(BodySharing, WeightingChoice, Method):
     """Averaging of clients that begin with a mixture of the global model and their last one, by learnt weights."""
 
     delivers = "personalised"

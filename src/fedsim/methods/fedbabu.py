@@ -32,33 +32,19 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import torch_generator
-from fedsim.methods.base import Delivered, KeepsModels, KeptModels, Method, WeightingChoice
+from fedsim.methods.base import Delivered, KeptModels, Method, OtherSteps, WeightingChoice
 from fedsim.models.groups import Group, body_groups
 from fedsim.settings.facts import Facts
-from fedsim.training.client import Batch, Client
+from fedsim.training.client import Client
 from fedsim.training.settings import LocalTraining
 
 
-@dataclass(frozen=True)
-class _FineTuning:
-    """Steps of the personal model."""
-
-    def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Return the supervised loss, which the log leaves out."""
-        return client.supervised_loss(client.forward(batch.images), batch, counts=False)
-
-    def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step the parameters that are not fixed."""
-        client.step(loss)
-
-
 @dataclass(frozen=True, kw_only=True)
-class FedBABU(WeightingChoice, KeepsModels, Method):
+class FedBABU(WeightingChoice, Method):
     """Averaging of bodies that are trained for fixed random heads."""
 
     requires = frozenset({"identities"})  # clusters have no head
@@ -120,8 +106,7 @@ class FedBABU(WeightingChoice, KeepsModels, Method):
         client.optimizer.reset(client.round)
         moved = client.model.training_only("private") if self.fine_tune == "head" else nullcontext()
         with moved, client.personal_training():
-            fine_tuning = _FineTuning()
-            client.fit(fine_tuning, [0] * self.fine_tune_epochs)
+            client.fit(OtherSteps(), [0] * self.fine_tune_epochs)
         for name, part in self.keeps.items():
             client.keep(name, client.model.whole if part == "model" else client.model.private)
         client.model.whole.copy_(trained)

@@ -39,7 +39,7 @@ from torch import Tensor
 from fedsim.core.checks import at_least, not_negative
 from fedsim.functional.losses import mean_cosine_distance, mean_of_chosen
 from fedsim.functional.weighting import normalise
-from fedsim.methods.base import HoldsModels, Method, Replicas, Signal, Weights
+from fedsim.methods.base import Method, Replicas, Signal, Weights
 from fedsim.methods.reference import RECEIVED, first_features, received_features, remember_received
 from fedsim.models.groups import BODY
 from fedsim.settings.facts import Facts
@@ -50,7 +50,7 @@ _REGULAR = Facts(needs="regulariser")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCAPR(HoldsModels, Method):
+class FedCAPR(Method):
     """Averaging of clients whose features stay near the received model's, weighted by the change of features."""
 
     shared_groups = BODY  # there is no head

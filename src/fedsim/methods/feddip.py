@@ -52,7 +52,7 @@ from torch import Tensor
 
 from fedsim.core.checks import at_least, not_negative, within
 from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
-from fedsim.methods.base import BodySharing, HoldsModels, InitialState, Method, Payload, Replicas, WeightingChoice
+from fedsim.methods.base import BodySharing, InitialState, Method, Payload, Replicas, WeightingChoice
 from fedsim.methods.pruned import full_mask, prunable_entries, prunable_layers
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
@@ -65,7 +65,7 @@ _PENALTY = Facts(needs="lam")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDIP(BodySharing, WeightingChoice, HoldsModels, Method):
+class FedDIP(BodySharing, WeightingChoice, Method):
     """Averaging of dense models that are trained at the server's mask; the server prunes more and more."""
 
     server_every = 1

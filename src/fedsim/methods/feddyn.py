@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedsim.core.checks import not_negative
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, InitialState, KeepsModels, KeptModels, Method, Weights, kept_vector
+from fedsim.methods.base import BodySharing, InitialState, KeptModels, Method, Weights, kept_vector
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -47,7 +47,7 @@ from fedsim.training.server import Server
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDyn(BodySharing, KeepsModels, Method):
+class FedDyn(BodySharing, Method):
     """Averaging of clients whose losses are changed so that their minima agree in the end."""
 
     keeps: ClassVar[KeptModels] = {"moves": "shared"}

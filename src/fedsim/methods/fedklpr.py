@@ -19,8 +19,8 @@ of Table VII is a config, by ``regulariser``, ``weighting``, ``prune``, ``sas`` 
 
 Deviations and silences:
 
-- The "feature distribution" is the softmax of the neck's features at temperature 1. With ``unit_features`` the
-  divergence is the cosine distance over the number of features: too small for FedCAPR's lambda = 0.13.
+- The "feature distribution" is the softmax of the neck's features at temperature 1. Of features of unit length the
+  divergence would be the cosine distance over their number: too small for FedCAPR's lambda = 0.13.
 - Eq. (9): the prose compares "local and personalized model distributions"; here D_KL(p || q) has p of the received
   model. ``reverse`` swaps them. The term begins with the second round, as in FedCAPR's code.
 - A larger change gives a larger weight, by Eqs. (10) and (11); the list of contributions says the opposite. kl_k is
@@ -58,7 +58,6 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.checks import at_least, not_negative, positive, within
@@ -67,7 +66,7 @@ from fedsim.functional.losses import feature_divergence, mean_cosine_distance
 from fedsim.functional.pruning import count_remaining, deeper_global_mask, next_step, remaining, share_pruned
 from fedsim.functional.recovery import Trials, prune_in_trials
 from fedsim.functional.weighting import klpwa_weights, normalise
-from fedsim.methods.base import HoldsModels, InitialState, Method, Need, Replicas, Signal, Weights, weigh
+from fedsim.methods.base import InitialState, Method, Need, Replicas, Signal, Weights, weigh
 from fedsim.methods.pruned import (
     Measure,
     check_pruning,
@@ -97,7 +96,7 @@ _TRIALS = Facts(needs="prune and crr")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedKLPR(HoldsModels, Method):
+class FedKLPR(Method):
     """Averaging of clients that prune, weighted by the change of their features and their pruned share."""
 
     delivers = "personalised"
@@ -112,8 +111,6 @@ class FedKLPR(HoldsModels, Method):
     """the first round with the regulariser, from 1"""
     temperature: Annotated[float, _DIVERGENCE] = 1.0
     """temperature of the feature distributions"""
-    unit_features: Annotated[bool, _DIVERGENCE] = False
-    """scale features to unit length before the softmax"""
     reverse: Annotated[bool, Facts(needs="regulariser == 'kl' and lam")] = False
     """D_KL(p_local || p_global) in Eq. (9)"""
     weighting: Literal["klpwa", "klaw", "praw", "cdw", "size"] = "klpwa"
@@ -199,13 +196,7 @@ class FedKLPR(HoldsModels, Method):
         if self.regulariser == "cosine":
             return loss + self.lam * mean_cosine_distance(output.features.neck, reference)
         p, q = (output.features.neck, reference) if self.reverse else (reference, output.features.neck)
-        return loss + self.lam * self._divergence(p, q)  # Eq. (9)
-
-    def _divergence(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return D_KL of two batches of features."""
-        if self.unit_features:
-            p, q = F.normalize(p), F.normalize(q)
-        return feature_divergence(p, q, self.temperature)
+        return loss + self.lam * feature_divergence(p, q, self.temperature)  # Eq. (9)
 
     def take_step(self, client: Client, loss: Tensor) -> None:
         """Step, and apply M_k."""
@@ -230,7 +221,7 @@ class FedKLPR(HoldsModels, Method):
         before, after = first_features(client)
         if self.weighting == "cdw":
             return mean_cosine_distance(before, after)
-        return self._divergence(before, after).clamp(min=0)  # Eq. (10)
+        return feature_divergence(before, after, self.temperature).clamp(min=0)  # Eq. (10)
 
     def _prune(self, client: Client) -> dict[str, float]:
         """Prune a step further, all at once or by Section III-F; return the signals about it."""

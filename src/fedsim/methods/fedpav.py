@@ -64,7 +64,7 @@ from fedsim.core.seeding import torch_generator
 from fedsim.core.transfer import send
 from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
-from fedsim.methods.base import HoldsModels, Method, Need, Payload, Replicas, Signal, Weights, has_server_step, weigh
+from fedsim.methods.base import Method, Need, Payload, Replicas, Signal, Weights, has_server_step, weigh
 from fedsim.models.groups import BODY
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Client
@@ -110,7 +110,7 @@ class Distillation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPav(HoldsModels, Method):
+class FedPav(Method):
     """Backbone and neck are averaged; every client keeps its identity head."""
 
     shared_groups = BODY

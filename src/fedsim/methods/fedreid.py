@@ -61,18 +61,7 @@ from fedsim.core.checks import at_least, positive, within
 from fedsim.core.seeding import numpy_generator
 from fedsim.functional.losses import soft_label_divergence
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import (
-    HoldsModels,
-    KeepsModels,
-    KeptModels,
-    Method,
-    Need,
-    PartSharing,
-    Replicas,
-    Signal,
-    Weights,
-    weigh,
-)
+from fedsim.methods.base import KeptModels, Method, Need, PartSharing, Replicas, Signal, Weights, weigh
 from fedsim.models.groups import Group, body_groups
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
@@ -84,7 +73,7 @@ _EXPERT_NEEDED = Facts(needs="expert")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReID(PartSharing, HoldsModels, KeepsModels, Method):
+class FedReID(PartSharing, Method):
     """Averaging of backbones, each of which is trained with a local expert, towards its soft labels."""
 
     expert: bool = True
@@ -181,7 +170,7 @@ class FedReID(PartSharing, HoldsModels, KeepsModels, Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedReIDFineTune(HoldsModels, KeepsModels, Method):
+class FedReIDFineTune(Method):
     """A client's own training from the global model, with that model as its expert (Table 6)."""
 
     requires = frozenset({"identities", "plain_steps", "built_in_model"})  # for soft labels; a loop of its own

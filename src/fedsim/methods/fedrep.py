@@ -31,25 +31,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fedsim.core.checks import at_least
-from fedsim.methods.base import Method, Weighting, WeightingChoice
+from fedsim.methods.base import Method, OtherSteps, Weighting, WeightingChoice
 from fedsim.models.groups import Group, body_groups
-from fedsim.training.client import Batch, Client
-
-
-@dataclass(frozen=True)
-class _HeadSteps:
-    """Steps of h_i: hooks of their own, because a captured step of one part must not be replayed for the other."""
-
-    def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Return f_i(h_i, phi^t)."""
-        return client.training_step(batch)
-
-    def take_step(self, client: Client, loss: Tensor) -> None:
-        """Step the parameters that are not fixed."""
-        client.step(loss)
+from fedsim.training.client import Client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +60,7 @@ class FedRep(WeightingChoice, Method):
 
     def train(self, client: Client) -> None:
         """Train the head on the received body, then the body on that head."""
-        head_steps = _HeadSteps()
         with client.model.training_only("private"):
-            client.fit(head_steps, [0] * self.head_epochs)
+            client.fit(OtherSteps(counts=True), [0] * self.head_epochs)
         with client.model.training_only("shared"):
             super().train(client)

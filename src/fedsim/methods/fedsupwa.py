@@ -39,7 +39,7 @@ from torch.nn.functional import normalize
 
 from fedsim.functional.retrieval import average_precisions
 from fedsim.functional.weighting import normalise
-from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, Signal, Weights, weigh
+from fedsim.methods.base import BodySharing, KeptModels, Method, Signal, Weights, weigh
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Measured, Report, Upload
 
@@ -48,7 +48,7 @@ _SMALL = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSupWA(BodySharing, KeepsModels, Method):
+class FedSupWA(BodySharing, Method):
     """Averaging of suppressed changes, with weights by what training has gained on a batch."""
 
     requires = frozenset({"identities", "whole_batches", "built_in_model"})  # the last batch, its labels and guesses

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedsim.core.checks import within
-from fedsim.methods.base import KeepsModels, KeptModels, Method
+from fedsim.methods.base import KeptModels, Method
 from fedsim.models.groups import BODY
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Client
@@ -41,7 +41,7 @@ from fedsim.training.messages import Upload
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedUReID(KeepsModels, Method):
+class FedUReID(Method):
     """Averaging of clients that begin with a mixture of two models, and end when they predict their clusters well."""
 
     shared_groups = BODY  # the memory is no part of the model

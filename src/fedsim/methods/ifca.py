@@ -55,15 +55,12 @@ class IFCA(PartSharing, WeightingChoice, Method):
     """$k$, models on the server"""
     spread: float = 0.1
     """size of the noise by which initial models differ, relative to each tensor's standard deviation"""
-    choice_images: int | None = None
-    """random images on which a client compares the models; null: all of its images"""
     weighting: Weighting = "uniform"
     """weights within a cluster: equal as in the paper, or ``size``: $n_k / n$"""
 
     def __post_init__(self) -> None:
-        section = "model.method"
-        at_least(section, 1, clusters=self.clusters, choice_images=self.choice_images)
-        positive(section, spread=self.spread)
+        at_least("model.method", 1, clusters=self.clusters)
+        positive("model.method", spread=self.spread)
 
     @property
     def _names(self) -> list[str]:
@@ -104,13 +101,11 @@ class IFCA(PartSharing, WeightingChoice, Method):
         """Return F_i(theta), on the device."""
         client.model.shared.copy_(theta)
         client.model.network.eval()
-        stream = client.generator("cluster choice")
-        index = torch.randperm(client.data.num_images, generator=stream)[: self.choice_images]
         total = torch.zeros((), dtype=torch.float64, device=client.device)
-        for batch in client.images.plain_batches(index, client.batch_size):
+        for batch in client.images.plain_batches(torch.arange(client.data.num_images), client.batch_size):
             total += len(batch.labels) * client.supervised_loss(client.forward(batch.images), batch, counts=False)
         client.model.network.train()
-        return total / len(index)
+        return total / client.data.num_images
 
     def upload(self, client: Client) -> Upload:
         """Return the model and the cluster."""

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedsim.core.checks import not_negative, positive
 from fedsim.functional.losses import model_contrastive
-from fedsim.methods.base import HoldsModels, KeepsModels, KeptModels, Method, PartSharing, Replicas, WeightingChoice
+from fedsim.methods.base import KeptModels, Method, PartSharing, Replicas, WeightingChoice
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Upload
@@ -42,7 +42,7 @@ _CONTRAST = Facts(needs="mu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MOON(PartSharing, WeightingChoice, HoldsModels, KeepsModels, Method):
+class MOON(PartSharing, WeightingChoice, Method):
     """Averaging of clients whose features stay near the global model's, and move away from their previous ones."""
 
     keeps: ClassVar[KeptModels] = {"previous": "model"}

@@ -32,27 +32,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import at_least, not_negative, positive
 from fedsim.core.errors import ConfigError
-from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, Weighting, WeightingChoice
+from fedsim.methods.base import BodySharing, KeepsPersonal, Method, Weighting, WeightingChoice
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
 from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerFedAvg(BodySharing, WeightingChoice, KeepsModels, Method):
+class PerFedAvg(BodySharing, WeightingChoice, KeepsPersonal, Method):
     """Averaging of models that are good after one more step on a client's images."""
 
-    delivers = "personalised"
     # proxies of clusters would move in each pass; a step has several batches and passes
     requires = frozenset({"identities", "whole_batches", "plain_steps", "built_in_model"})
-    keeps: ClassVar[KeptModels] = {"personal": "model"}
     session_copies = 4  # w_k and w, and both gradients of d
 
     variant: Literal["first_order", "hessian_free"] = "first_order"
@@ -121,12 +119,6 @@ class PerFedAvg(BodySharing, WeightingChoice, KeepsModels, Method):
         epochs = (client.batches(0) for _ in range(self.adapt_steps))  # as many as there may be of one batch
         for batch in islice(chain.from_iterable(epochs), self.adapt_steps):
             _descend(client, _loss(client, batch), self.alpha)
-
-    def personalise(self, client: Client) -> None:
-        """Load the adapted model."""
-        super().personalise(client)
-        if "personal" in client.kept:
-            client.model.whole.copy_(client.kept["personal"])
 
 
 def _loss(client: Client, batch: Batch) -> Tensor:

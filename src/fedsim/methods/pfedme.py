@@ -28,14 +28,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch import Tensor
 
 from fedsim.core.checks import at_least, positive
 from fedsim.core.errors import ConfigError
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, KeepsModels, KeptModels, Method, Weights
+from fedsim.methods.base import BodySharing, KeepsPersonal, Method, Weights
 from fedsim.training.batch import Batch
 from fedsim.training.client import Client
 from fedsim.training.messages import Report
@@ -43,12 +42,10 @@ from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(BodySharing, KeepsModels, Method):
+class PFedMe(BodySharing, KeepsPersonal, Method):
     """Averaging of the centres around which clients have their personal models."""
 
-    delivers = "personalised"
     requires = frozenset({"whole_batches", "plain_steps"})  # each batch has a problem of its own
-    keeps: ClassVar[KeptModels] = {"personal": "model"}
     session_copies = 1  # w_i
 
     lam: float = 15.0
@@ -79,12 +76,6 @@ class PFedMe(BodySharing, KeepsModels, Method):
     def weights(self, reports: Mapping[str, Report]) -> Weights:
         """Return 1 / S, and beta."""
         return Weights(uniform_weights(reports), step_size=self.beta)
-
-    def personalise(self, client: Client) -> None:
-        """Load theta_i."""
-        super().personalise(client)
-        if "personal" in client.kept:
-            client.model.whole.copy_(client.kept["personal"])
 
 
 @dataclass

@@ -40,8 +40,15 @@ class OwnMask:
     The server takes, per element, the plain mean over the clients that have not pruned it.
     """
 
-    delivers: Delivered = "personalised"
-    requires: frozenset[Need] = frozenset({"masks"})
+    @property
+    def delivers(self) -> Delivered:
+        """The personalised models: theta_g * M_k."""
+        return "personalised"
+
+    @property
+    def requires(self) -> frozenset[Need]:
+        """Uploads are pruned."""
+        return frozenset({"masks"})
 
     def initial_state(self, model: FlatModel) -> InitialState:
         """Return M_k: ones."""

@@ -5,14 +5,16 @@ A client's style model is kept under the names ``style_mean`` and ``style_std``,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.checks import at_least, not_negative
 from fedsim.core.seeding import torch_generator
 from fedsim.core.transfer import send
-from fedsim.methods.base import HoldsModels, KeepsModels, KeptModels, Replicas, TrainsTensors
+from fedsim.methods.base import KeptModels, Replicas
 from fedsim.training.flat_model import Head
 
 if TYPE_CHECKING:
@@ -41,11 +43,22 @@ class StyleModel(nn.Module):
         return self.mean, self.std
 
 
-class Restyles(HoldsModels, KeepsModels, TrainsTensors):
-    """Base of methods with a style model, and, with an authenticity loss, an expert and a judge."""
+@dataclass(frozen=True, kw_only=True)
+class Restyles:
+    """Settings of methods with a style model, and, with an authenticity loss, an expert and a judge."""
 
+    lam_div: float = 1.0
+    """$\\lambda_{div}$, weight of DACS's diversity loss; it hardly acts, whatever its weight"""
     lam_au: float
-    """weight of the authenticity loss; 0: there is no expert"""
+    """$\\lambda_{au}$, weight of DACS's authenticity loss; 0: there is no expert"""
+    first_styled_round: int = 1
+    """the first round, from 0, in which restyled images train"""
+    style_lr: float | None = None
+    """learning rate of the style model, with the client's schedule; null: that of the client"""
+
+    def __post_init__(self) -> None:
+        not_negative("model.method", lam_div=self.lam_div, lam_au=self.lam_au, style_lr=self.style_lr)
+        at_least("model.method", 0, first_styled_round=self.first_styled_round)
 
     @property
     def has_judge(self) -> bool:

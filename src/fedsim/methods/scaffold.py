@@ -36,7 +36,6 @@ from fedsim.core.checks import positive
 from fedsim.methods.base import (
     BodySharing,
     InitialState,
-    KeepsModels,
     KeptModels,
     Method,
     Payload,
@@ -53,7 +52,7 @@ from fedsim.training.settings import LocalTraining
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(BodySharing, KeepsModels, Method):
+class Scaffold(BodySharing, Method):
     """Averaging of clients whose steps are corrected by control variates."""
 
     server_every = 1  # c is renewed

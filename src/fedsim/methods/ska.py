@@ -57,9 +57,7 @@ from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.methods.base import (
     Delivered,
-    HoldsModels,
     InitialState,
-    KeepsModels,
     KeptModels,
     Method,
     Need,
@@ -80,7 +78,7 @@ _LG = "generalised"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SKA(HoldsModels, KeepsModels, Method):
+class SKA(Method):
     """Averaging of backbones; clients keep their normalisation layers, and train a second model for the server's."""
 
     dual: bool = True

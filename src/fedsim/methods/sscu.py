@@ -59,17 +59,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from fedsim.core.checks import at_least, not_negative, positive, within
+from fedsim.core.checks import positive, within
 from fedsim.functional.losses import authenticity, mean_entropy
 from fedsim.functional.memory import mean_memory, memory_logits, update_memory
 from fedsim.functional.retrieval import leave_one_out
 from fedsim.functional.style import restyle, style_gap, style_of, style_of_places
-from fedsim.methods.base import (
-    BodySharing,
-    Method,
-    Need,
-    WeightingChoice,
-)
+from fedsim.methods.base import BodySharing, Method, Need, WeightingChoice
 from fedsim.methods.restyling import (
     JUDGE,
     Restyles,
@@ -94,8 +89,6 @@ _AUTHENTICITY = Facts(needs="lam_au")
 class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     """Averaging of clients that compare images with a memory of people, which follows restyled images."""
 
-    lam_div: float = 1.0
-    """weight of DACS's diversity loss; it hardly acts"""
     lam_au: float = 1.0
     """weight of DACS's authenticity loss; 0: there is no expert"""
     temperature: float = 0.05
@@ -118,16 +111,11 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     """M in the gradient of L_mem(x; f_G): that of its value, or M after x' has moved it (the codes)"""
     own_pass: bool = False
     """whether f_G sees x' twice, first without gradient for (S3) (the codes)"""
-    first_styled_round: int = 1
-    """the first round, from 0, in which restyled images train; the memory follows them from the start"""
-    style_lr: float | None = None
-    """learning rate of the style model, with the client's schedule; null: that of the client"""
 
     def __post_init__(self) -> None:
-        not_negative("model.method", lam_div=self.lam_div, lam_au=self.lam_au, style_lr=self.style_lr)
+        super().__post_init__()
         positive("model.method", temperature=self.temperature)
         within("model.method", "[0, 1]", momentum=self.momentum)
-        at_least("model.method", 0, first_styled_round=self.first_styled_round)
 
     @property
     def requires(self) -> frozenset[Need]:

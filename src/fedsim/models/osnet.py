@@ -122,7 +122,6 @@ class _Block(nn.Module):
 
     @property
     def streams(self) -> Sequence[nn.Module]:
-        """F^1 to F^T."""
         return self.conv2a, self.conv2b, self.conv2c, self.conv2d
 
     def forward(self, x: Tensor) -> Tensor:

@@ -193,7 +193,9 @@ class ReIDModel(nn.Module):
         else:
             with torch.compiler.set_stance("force_eager"):
                 maps = self.backbone(images)
-        pool = self._pool(maps) if maps.dim() == 4 else maps
+        pool = maps
+        if maps.dim() == 4:
+            pool = maps.mean(dim=(2, 3)) if self.pooling is None else self.pooling(maps)
         return Features(pool, self.neck(pool) if len(self.neck) else pool)
 
     def count(self, images: Tensor) -> None:
@@ -240,9 +242,6 @@ class ReIDModel(nn.Module):
         if num_classes is not None:
             heads = (make_head(layer.channels, num_classes, kind=STAGE_HEAD) for layer in self.separating)
             self.stage_heads = nn.ModuleList(heads)
-
-    def _pool(self, maps: Tensor) -> Tensor:
-        return maps.mean(dim=(2, 3)) if self.pooling is None else self.pooling(maps)
 
     def compile_backbone(self, sizes: Collection[int]) -> None:
         """Let torch.compile compile the backbone for training batches of these ``sizes``.

@@ -84,7 +84,6 @@ def load_state(
 
 
 def _part_of(key: str) -> str:
-    """Return the first part of a tensor's name, such as layer1."""
     return key.partition(".")[0]
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -66,7 +65,7 @@ def _wrong_line(yaml_text: str, error: yaml.YAMLError) -> int:
     last = min(end.line + 1, len(lines))
     for number in range(last, max(begin.line + 1, last - _LINES_BACK), -1):
         with suppress(yaml.YAMLError):
-            for _ in _events("\n".join(lines[: number - 1])):
+            for _ in yaml.parse("\n".join(lines[: number - 1]), SafeLoader):
                 pass
             return number
     return int(begin.line) + 1
@@ -82,7 +81,7 @@ def check_yaml(yaml_text: str, name: str) -> None:
     sizes: dict[str, int] = {}
     """anchor -> number of values below it, all aliases replaced"""
     total, opened = 0, list[tuple[str | None, int]]()
-    for event in _events(yaml_text):
+    for event in yaml.parse(yaml_text, SafeLoader):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
             if anchor is not None:
@@ -117,16 +116,8 @@ def _is_beyond_floats(number: str) -> bool:
         return False
 
 
-def _events(yaml_text: str) -> Iterator[yaml.Event]:
-    yield from yaml.parse(yaml_text, SafeLoader)
-
-
 def parse_json(json_text: str | bytes, name: str) -> Any:
-    """Return the content of a JSON text.
-
-    Raises:
-        DataError: if it is not JSON, or too deep.
-    """
+    """Return the content of a JSON text; raise DataError if it is not JSON, or too deep."""
     try:
         content = json.loads(json_text)
     except RecursionError as error:

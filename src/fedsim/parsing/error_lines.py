@@ -131,8 +131,9 @@ def parser_errors_explained(command: str, option_names: Iterable[str]) -> Iterat
         raise
     except Exception as error:
         file, line_number = _place_of(error)
-        if not _is_users(file):
-            raise
+        installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+        if not file.endswith(".py") or file.startswith((*installed, str(Path(__file__).parents[1]))):
+            raise  # not the user's: part of fedsim, Python or an installed package
         raise ConfigError(
             f"{file}, line {line_number}: {type(error).__name__}: {error}; the config names a class of this file"
         ) from error
@@ -160,12 +161,6 @@ def _place_of(error: Exception) -> tuple[str, int | None]:
         return error.filename or "", error.lineno
     last = traceback.extract_tb(error.__traceback__)[-1]
     return last.filename, last.lineno
-
-
-def _is_users(file: str) -> bool:
-    """Return whether a file is the user's: not part of fedsim, Python or an installed package."""
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    return file.endswith(".py") and not file.startswith((*installed, str(Path(__file__).parents[1])))
 
 
 def _not_built(message: str) -> str | None:
@@ -247,6 +242,7 @@ def explain(message: str, option_names: Iterable[str] = ()) -> str:
     if not key:
         unknown = r"^(?:Subcommand '\w+' does not accept option|Option) '([^']*)'(?: is not accepted)?"
         text = re.sub(unknown, r"\1: there is no such option", problem)
+        text = re.sub(r'^Linked "(.+)" must be given via "(.+)"\.$', r"\1: is no option; give \2", text)
         text = re.sub(r"^Value not boolean: (.*)\.$", r"save_ranking, save_maps: expected true or false, got \1", text)
         text = re.sub(r"^unrecognized arguments: (--[\w.-]+)([= ].*)?$", r"\1: there is no such option", text)
         if named := re.match(r"(-*)([\w.-]+): there is no such option$", text):
@@ -286,7 +282,6 @@ def _indent(text: str) -> int:
 
 
 def _field_problem(key: str, message: str) -> str:
-    """Rewrite the parser's message about one field."""
     match = re.search(r"Given value: (.*?)(?:\. Got value: .*)?$", message, re.MULTILINE)
     match = match or re.search(r"Got value: (\S+?)\.?(?: Got value: .*)?$", message, re.MULTILINE)
     match = match or re.search(r"Expected a <class '\w+'>\. Got value: ([^\n]{1,80})$", message)

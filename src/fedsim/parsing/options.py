@@ -168,22 +168,31 @@ def _no_option(before: str, name: str, names: Iterable[str], command: str) -> Co
 
 
 def _meant(name: str, prefix: str, command: str) -> list[str]:
-    """Return the options below a place for which users take a name: all with this synonym, or the first so called.
+    """Return the options for which users take a name: all with this synonym, else one that is so called.
 
-    The argument of a class with this synonym comes before others.
+    Those below a place come before others, and those of each config before those of some classes, which are named.
     """
     allowed = own_options(command)
-    options = [(o, s) for o, s in walk() if o.startswith(prefix) and not o.startswith("model.clients.")]
-    options = [(o, s) for o, s in options if "." in o or o in allowed]
-    if synonyms := [option for option, setting in options if name in setting.facts.synonyms]:
-        return synonyms
-    called = [pair for o, s in options for pair in _called(name, o, s)]
-    return [option for option, _ in sorted(called, key=lambda pair: name not in pair[1].facts.synonyms)][:1]
+    options = [(o, s) for o, s in walk() if ("." in o or o in allowed) and not o.startswith("model.clients.")]
+    places = [(o, s) for o, s in options if o.startswith(prefix)], options
+    for place in places:
+        if synonyms := [option for option, setting in place if name in setting.facts.synonyms]:
+            return synonyms
+    called = [pair for place in places for o, s in place for pair in _called(name, o, s)]
+    return ["".join(pair) for pair in sorted(called, key=lambda pair: pair[1] != "")[:1]]
 
 
-def _called(name: str, option: str, setting: Setting) -> Iterator[tuple[str, Setting]]:
-    """Yield an option so called, or that of an argument of a class that it takes, with its setting."""
+def _called(name: str, option: str, setting: Setting) -> Iterator[tuple[str, str]]:
+    """Yield an option so called, or that of an argument of a class that it takes; and a class, if most lack it."""
     if option.rpartition(".")[2] == name:
-        yield option, setting
-    for cls in classes_below(setting.base) if setting.base else ():
-        yield from ((f"{option}.{n}", s) for n, s in cls.arguments.items() if name in (n, *s.facts.synonyms))
+        yield option, ""
+    classes = list(classes_below(setting.base)) if setting.base else []
+    default = setting.default.get("class_path") if isinstance(setting.default, dict) else None
+    owners: dict[str, list[KnownClass]] = {}
+    for cls in classes:
+        for argument, its_setting in cls.arguments.items():
+            if name in (argument, *its_setting.facts.synonyms):
+                owners.setdefault(argument, []).append(cls)
+    for argument, having in owners.items():
+        is_usual = 2 * len(having) > len(classes) or default in [cls.path for cls in having]
+        yield f"{option}.{argument}", "" if is_usual else f" of {having[0].name}"

@@ -11,10 +11,9 @@
 """
 
 from fedsim.report.comparison import compare_with, find_table
-from fedsim.report.figure import draw_cmc, draw_curves, draw_scores, draw_tradeoff
+from fedsim.report.figure import draw_cmc, draw_curves, draw_participation, draw_scores, draw_tradeoff
 from fedsim.report.groups import RunGroup, group_runs, traffic
 from fedsim.report.layout import score_table
-from fedsim.report.participation import draw_participation
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run, read_run
 from fedsim.report.scores import all_sets, titles_of

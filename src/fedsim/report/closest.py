@@ -92,6 +92,16 @@ def closest_row(paper: Paper, table: Table, runs: Sequence[Run]) -> Match | None
     return closest._replace(titles=tuple(match.row.name for match in matches if match.name == closest.name))
 
 
+def verdict_lines(label: str, runs: Sequence[Run], match: Match | None, is_tested: bool) -> Iterator[str]:
+    """Yield the verdict on a group's runs beside a table; ``is_tested``: its scores are those of ``fedsim test``."""
+    if not runs[0].config:
+        yield f"- {label.rstrip(',')}: no row can be closest to it, because its settings are not known"
+    elif match is None:
+        yield f"- {label.rstrip(',')}: no row of this table is of this method"
+    else:
+        yield from (as_tested(match, runs) if is_tested else match).lines(label, runs)
+
+
 def _match(row: TableRow, paper: Paper, name: str, runs: Sequence[Run]) -> Match:
     settings = settings_of_row(paper.key, name)
     clients = tuple(dict.fromkeys(difference for run in runs for difference in _clients(row, run, settings)))
@@ -174,7 +184,11 @@ def differences_from(row: Flat, runs: Iterable[Run]) -> tuple[Difference, ...]:
 
 def differences_of(row: Flat, settings: Flat) -> list[Difference]:
     """Return the settings in which an experiment differs from a row."""
-    return [difference for difference in compare(row, settings) if not _is_ignored(difference)]
+    return [
+        d
+        for d in compare(row, settings)  # but for a seed, the path of a file, an option of a start
+        if not (d.setting.facts.is_repeated or names_file(d) or ("." not in d.option and d.effect != "results"))
+    ]
 
 
 def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
@@ -191,12 +205,6 @@ def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
         yield f"was scored on other unseen sets than the row: {_names(run.unseen)} (row: {_names(left_out)})"
     if trained := sorted({*left_out} & {*run.summary["clients"]}):
         yield f"has its target among its sources: a client trained on {trained[0]}"
-
-
-def _is_ignored(difference: Difference) -> bool:
-    """Return whether a difference is none of the experiment: a seed, the path of a file, an option of a start."""
-    is_of_start = "." not in difference.option and difference.effect != "results"
-    return difference.setting.facts.is_repeated or names_file(difference) or is_of_start
 
 
 def _clients(row: TableRow, run: Run, settings: Flat) -> Iterator[str]:

@@ -13,10 +13,10 @@ from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.bounds import one_match_bounds
-from fedsim.report.closest import Match, as_tested, closest_row, closest_table
+from fedsim.report.closest import Match, closest_row, closest_table, verdict_lines
 from fedsim.report.groups import RunGroup, splits, work
 from fedsim.report.layout import Block, table_in_parts
-from fedsim.report.left_out_comparison import leaves_out, left_out_comparison, left_out_text
+from fedsim.report.leave_one_out import leaves_out, left_out_comparison
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import Run
 
@@ -54,7 +54,7 @@ def compare_with(
         raise ConfigError(f"--left_out: {paper.key}/{plain[0]} is no table of left-out data sets; leave it out")
     rules = {group: _rules(paper, group, rule, is_given) for group in groups}
     texts = [
-        left_out_text(left_out_comparison(paper, table, groups, metric, rule if is_given else None), left_out)
+        left_out_comparison(paper, table, groups, metric, rule if is_given else None, left_out).text()
         if table.left_out
         else _Comparison(paper, table, groups, metric, rules).text()
         for table in chosen
@@ -74,7 +74,7 @@ def tables_with_runs(
     None, the errors are those of :func:`compare_with`.
     """
     run_sets = {name for group in groups for name in group.runs[0].test_sets} - {"seen", "unseen"}
-    blocks = []
+    blocks, shown = [], metric if reference else "mAP"
     for paper, named_table in [find_table(reference)] if reference else [find_table(key) for key in list_papers()]:
         names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
         rules = {group: _rules(paper, group, rule, is_given=False) for group in groups}
@@ -84,10 +84,9 @@ def tables_with_runs(
             title = f"Paper {paper.key}, {table.name}: {table.title}"
             if table.left_out:
                 if reference or leaves_out(groups, table):
-                    comparison = left_out_comparison(paper, table, groups, metric if reference else "mAP", None)
-                    blocks.append((title, comparison.block()))
-                continue
-            blocks.append((title, _Comparison(paper, table, groups, metric if reference else "mAP", rules).block()))
+                    blocks.append((title, left_out_comparison(paper, table, groups, shown, None).block()))
+            else:
+                blocks.append((title, _Comparison(paper, table, groups, shown, rules).block()))
     return blocks
 
 
@@ -295,7 +294,6 @@ class _Comparison:
         return f"{texts[0]} in percent" + "".join(f"; {name}: {t}" for name, t in zip(special, texts[1:], strict=True))
 
     def _metrics(self, name: str) -> list[str]:
-        """Return the metrics of a test set's cells."""
         metric = self.paper.test_sets[name].metric
         return self._numbers if metric == "rank1" else [metric]
 
@@ -368,13 +366,7 @@ class _Comparison:
         yield from self._figures_only()
 
     def _differences(self, group: RunGroup) -> Iterator[str]:
-        run, match = group.runs[0], self.matches[group]
-        if not run.config:
-            yield f"- {group.label}: no row can be closest to it, because its settings are not known"
-        elif match is None:
-            yield f"- {group.label}: no row of this table is of this method"
-        else:
-            is_tested = any(rule.name == "tested" for rule in self.rules[group])
-            yield from (as_tested(match, group.runs) if is_tested else match).lines(group.label, group.runs)
-        if _FOLDERS in (run.setting("data.source") or ()):
+        is_tested = any(rule.name == "tested" for rule in self.rules[group])
+        yield from verdict_lines(group.label, group.runs, self.matches[group], is_tested)
+        if _FOLDERS in (group.runs[0].setting("data.source") or ()):
             yield "    its data sets are folders whose names are not checked"

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.core.comparable import comparable
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics import comparable
 from fedsim.core.names import metric_name
-from fedsim.report.answers import fewest_answers, is_timed
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS, Run
+from fedsim.report.series import fewest_answers, is_timed
 
 
 class Reached(NamedTuple):

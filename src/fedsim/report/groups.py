@@ -1,7 +1,8 @@
-"""Groups of runs that differ only in their seed: one column of a report each; and their traffic."""
+"""Runs of a report, each opened once, in groups that differ only in their seed: one column each; and their traffic."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.names import metric_name, printable
+from fedsim.core.paths import RUN
 from fedsim.report.experiment import Experiment
 from fedsim.report.layout import mean_and_spread
 from fedsim.report.names import name_variants
@@ -24,6 +27,13 @@ EQUAL_WORK = 0.05
 _ROLES = {"second": "second model", "personal": "personal", "server": "server"}
 _NAMED = 3
 """Largest number of differences in a line."""
+
+MEANING = {
+    "global": "global: the server's model",
+    "local": "local: a client's own after training, before averaging",
+    "personalised": "personalised: the client's own model (its private parameters plus the shared ones)",
+    "ensemble": "ensemble: all personalised models, their features side by side",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +54,17 @@ class RunGroup:
         Scores of only some of the runs have their number behind them.
         """
         return self._cell([self.values(f"{model}/{metric}", rule) for metric in metrics], digits)
+
+    def describe(self) -> str:
+        """Return a text with the rounds and the seeds."""
+        seeds = sorted({int(run.summary["seed"]) for run in self.runs})
+        rounds = sorted({int(run.summary["rounds"]) for run in self.runs})
+        unfinished = sum(not run.summary["finished"] for run in self.runs)
+        note = f"{'/'.join(map(str, rounds))} round{'s' * (rounds != [1])}, "
+        note += f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        note += f", {unfinished} not finished" if unfinished else ""
+        note += "".join(f", {change}" for change in self.runs[0].changes)
+        return note + (", DRY RUN on drawn stand-ins" if any(run.setting("data.dry_run") for run in self.runs) else "")
 
     def drops(self, kind: str, metric: str, rule: Rule) -> NDArray[np.float64]:
         """Return each run's mean over seen test sets minus that over unseen ones; runs without both are left out.
@@ -94,25 +115,21 @@ class RunGroup:
 
     def kinds(self, rule: Rule) -> list[str]:
         """Return the kinds of models; local is left out if another kind has the same scores (Local, Centralised)."""
-        metrics = rule.scores(self.runs[0])
-        scores = {
-            model_kind: {k.split("/", 2)[2]: v for k, v in metrics.items() if k.startswith(f"test/{model_kind}/")}
+        scores = self._scores_by_kind(rule)
+        repeats = any(scores["local"] <= scores[model_kind] for model_kind in ("global", "personalised"))
+        return [model_kind for model_kind in KINDS if scores[model_kind] and not (model_kind == "local" and repeats)]
+
+    def _scores_by_kind(self, rule: Rule) -> dict[str, set[tuple[str, float]]]:
+        metrics = rule.scores(self.runs[0]).items()
+        return {
+            model_kind: {(key.split("/", 2)[2], v) for key, v in metrics if key.startswith(f"test/{model_kind}/")}
             for model_kind in KINDS
         }
-        repeats = any(
-            scores["local"].items() <= scores[model_kind].items() for model_kind in ("global", "personalised")
-        )
-        return [model_kind for model_kind in KINDS if scores[model_kind] and not (model_kind == "local" and repeats)]
 
     def distinct_kinds(self, rule: Rule) -> list[str]:
         """Return the kinds of models without personalised, if that has the scores of the global model on every set."""
-        scores = rule.scores(self.runs[0])
-
-        def scores_of(model_kind: str) -> set[tuple[str, float]]:
-            return {(k.split("/", 2)[2], v) for k, v in scores.items() if k.startswith(f"test/{model_kind}/")}
-
-        kinds = self.kinds(rule)
-        repeats = "global" in kinds and scores_of("personalised") <= scores_of("global")
+        kinds, scores = self.kinds(rule), self._scores_by_kind(rule)
+        repeats = "global" in kinds and scores["personalised"] <= scores["global"]
         return [model_kind for model_kind in kinds if not (model_kind == "personalised" and repeats)]
 
 
@@ -241,3 +258,103 @@ def _range(values: Sequence[float]) -> str:
     """Return one number, or the smallest and the largest if seeds differ."""
     texts = [f"{v:,.1f}" if v >= 100 else f"{v:.3g}" for v in (min(values), max(values))]
     return " to ".join(dict.fromkeys(texts))
+
+
+def named_folder(argument: str) -> tuple[Path, str]:
+    """Return the folder that an argument of a report names, and the name that it gives the run: ``Mine=runs/b``.
+
+    A folder whose own name has the sign is meant as it is.
+
+    Raises:
+        ConfigError: if name or folder is empty.
+    """
+    name, sign, folder = argument.partition("=")
+    if not sign or Path(argument).exists() or "/" in name:
+        return Path(RUN.check(argument, "runs")), ""
+    if not name.strip() or not folder:
+        raise ConfigError(f"runs: {argument} is no run directory, and no name with one, such as Mine=runs/b")
+    return Path(RUN.check(folder, "runs")), name.strip()
+
+
+def open_runs(
+    folders: Sequence[Path], unfinished: bool = False, names: Sequence[str] = ()
+) -> tuple[list[Run], list[str]]:
+    """Open run directories; return the runs, and a line for each folder that is left out.
+
+    ``names`` are those of the runs in a report, one per folder, empty for none.
+
+    Left out are runs without scores, unfinished runs if other runs are finished (``unfinished`` keeps them), and
+    repeated runs with the same settings and seed: a repetition is the same run, not another sample.
+
+    Raises:
+        ConfigError: if no folder is given.
+        DataError: if a folder is not a run directory, or no run is left.
+    """
+    if not folders:
+        raise ConfigError("runs: give at least one run directory")
+    runs, lines, seen, damaged = list[Run](), list[str](), set[str](), list[DataError]()
+    for folder, name in zip(folders, names or [""] * len(folders), strict=True):
+        if os.path.realpath(folder) in seen:
+            lines.append(f"left out: {folder} is given twice; it counts once")
+        elif is_begun(folder):
+            lines.append(f"left out: {folder} has not finished its first round")
+        else:
+            runs += _whole(folder, name, lines, damaged)
+        seen.add(os.path.realpath(folder))
+    lines += [f"left out: {run.folder} has no scores yet" for run in runs if not run.test_sets]
+    scored = [run for run in runs if run.test_sets]
+    done = [run for run in scored if run.summary["finished"]]
+    if done and not unfinished:
+        for run in (run for run in scored if not run.summary["finished"]):
+            so_far = f"is not finished, it has {run.summary['rounds']} rounds so far"
+            lines.append(f"left out: {run.folder} {so_far}; --unfinished includes it")
+        scored = done
+    kept = _once(scored, lines)
+    if not kept and damaged:
+        raise damaged[0]
+    if not kept:
+        message = f"{folders[0]}: the run has no scores yet; wait for its first evaluation"
+        raise DataError(message if len(folders) == 1 else f"{message}; the other runs have none either")
+    return kept, lines
+
+
+def _whole(folder: Path, name: str, lines: list[str], damaged: list[DataError]) -> list[Run]:
+    """Return the run in a folder; nothing and a line for a damaged run or a file. A folder of no run is an error."""
+    if folder.is_file():
+        damaged.append(DataError(f"{folder}: is a file; give the run directories of fedsim fit"))
+        lines.append(f"left out: {folder} is a file, not a run directory")
+        return []
+    if not (folder / "summary.json").is_file():
+        return [read_run(folder, name)]
+    try:
+        run = read_run(folder, name)
+        run.check()
+    except DataError as error:
+        damaged.append(error)
+        lines.append(f"left out: {folder} is damaged ({error})")
+        return []
+    return [run]
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a folder belongs to a run that has no results yet, or ended before its first ones."""
+    has_begun = (folder / "config.yaml").is_file() or bool(metrics_files(folder))
+    return has_begun and not (folder / "summary.json").is_file()
+
+
+def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:
+    """Return one run of each configuration and seed, a finished and long one; add a line about each repetition."""
+    kept: dict[tuple[Experiment, int], Run] = {}
+    for run in sorted(runs, key=lambda run: (not run.summary["finished"], -run.summary["rounds"])):
+        first = kept.setdefault((run.experiment._replace(end=""), run.summary["seed"]), run)
+        if first is not run:
+            seed = run.summary["seed"]
+            lines.append(
+                f"left out: {run.folder} has the settings and the seed {seed} of {first.folder}; both count as one run"
+            )
+    return [run for run in runs if run in kept.values()]
+
+
+def shown_metrics(metric: str) -> list[str]:
+    """Return the metrics of a cell: ``metric``, then rank-1 unless ``metric`` is rank-1 or top-1."""
+    return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]

@@ -47,7 +47,10 @@ class Block:
     def text(self, format_: Format) -> str:
         """Return the table as text; the format of the terminal includes the notes."""
         if format_ == "csv":
-            return _csv(*(self.tidy or (self.headers, self.lines)))
+            headers, lines = self.tidy or (self.headers, self.lines)
+            file = io.StringIO()
+            csv.writer(file, lineterminator="\n").writerows([[h.replace("\n", ", ") for h in headers], *lines])
+            return file.getvalue().rstrip("\n")
         if format_ == "table":
             parts = [self._in_parts(), "\n".join(note for note in self.notes if note)]
             return "\n\n".join(part for part in parts if part)
@@ -81,14 +84,6 @@ def _plain(cell: str) -> str:
     'a\\|b \\<i> \\*c\\*'
     """
     return re.sub(r"[\\|<*`\[]", r"\\\g<0>", cell)
-
-
-def _csv(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([header.replace("\n", ", ") for header in headers])
-    writer.writerows(lines)
-    return file.getvalue().rstrip("\n")
 
 
 def with_sign(cell: str, sign: str) -> str:

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name
-from fedsim.report.groups import RunGroup, work
+from fedsim.report.groups import RunGroup, shown_metrics, work
 from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.scores import shown_metrics
 from fedsim.report.series import kind_of_last
 from fedsim.report.significance import Estimate, chance_text, holm, interval_text, over_seeds
 

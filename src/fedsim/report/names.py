@@ -144,10 +144,13 @@ def _non_default_settings(runs: Sequence[Run]) -> list[str]:
     """
     of_first, *of_others = [_of_method(run.settings) for run in runs]
     usual = _common_values(runs[0].settings)
+    untuned = {
+        name: e for name, e in of_first.items() if isinstance(e.value, bool) or not isinstance(e.value, int | float)
+    }
     texts = [
         name if entry.setting.base else f"{name} {text_of(entry.value)}"
-        for name, entry in of_first.items()
-        if "." not in name and not _is_number(entry.value) and entry.value not in usual.get(name, [entry.value])
+        for name, entry in untuned.items()
+        if "." not in name and entry.value not in usual.get(name, [entry.value])
         if all(name in values and values[name].value == entry.value for values in of_others)
     ]
     texts = texts if len(texts) <= _MOST else [*texts[:_MOST], "..."]
@@ -175,10 +178,6 @@ def _common_values(settings: Flat) -> dict[str, list[Any]]:
             for name, entry in _of_method(flat_part(_METHOD, of_file)).items():
                 usual.setdefault(name, []).append(entry.value)
     return usual
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _name(method: str, settings: Sequence[str]) -> str:

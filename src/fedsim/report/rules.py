@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedsim.core.comparable import comparable
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics import comparable
 from fedsim.core.names import metric_name, metric_parts
 
 if TYPE_CHECKING:

@@ -1,13 +1,17 @@
-"""Run directories of ``fedsim fit``: the contents of their files."""
+"""Run directories of ``fedsim fit``: the contents of their files, and checks by which damaged ones are recognised."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core.errors import DataError
 from fedsim.core.metrics import ACCURACIES, OF_PRECISION, OF_RANKS
@@ -16,14 +20,12 @@ from fedsim.core.names import metric_name, metric_parts
 from fedsim.core.replaced_run import QUERIES_FILE
 from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import parse_json
-from fedsim.report.damage import KINDS, check_evaluation, check_summary
 from fedsim.report.experiment import Experiment, doubts_about, doubts_about_log, experiment_of
-from fedsim.report.queries import QueryFile, read_queries
 from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import Flat, flat
 
+KINDS = ("global", "local", "personalised", "ensemble")
 METRICS = (*OF_PRECISION, *OF_RANKS.values(), *ACCURACIES)
-__all__ = ["KINDS", "METRICS", "Run", "metrics_files", "read_json", "read_run"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,3 +217,175 @@ def _round_of(epoch: str) -> int:
     if number < 0:
         raise ValueError(f"epoch {number}")
     return number + 1
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """One kind of model on the Q queries of one test set."""
+
+    scores: dict[str, Floats]
+    """metric -> [Q] fractions of 1; NaN if a query does not count"""
+    pids: NDArray[np.int64]
+    """[Q] identity"""
+    num_splits: int
+    """number of random splits; their queries are concatenated"""
+    cmc: Floats
+    """[ranks] share of queries with a match among the first 1, 2, ... images; empty for classification"""
+
+
+@dataclass(frozen=True, eq=False)
+class QueryFile:
+    """All kinds of models and test sets of one evaluation."""
+
+    round_: int
+    """from 1"""
+    results: dict[str, Queries]
+    """``kind/set`` -> results"""
+
+
+def read_queries(path: Path) -> QueryFile | None:
+    """Read a file of single queries' scores; return None without a file; raise DataError if it cannot be read."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path) as file:  # never a pickle: that is numpy's default
+            arrays = {name: file[name] for name in file.files}
+        results = {}
+        for name in arrays:
+            model, _, last = name.rpartition("/")
+            if last == "cmc":
+                of_set = model.partition("/")[2]
+                scores = {
+                    metric: arrays[f"{model}/{metric}"].astype(np.float64)
+                    for metric in ("mAP", "mAP_trapezoid", "rank1", "top1")
+                    if f"{model}/{metric}" in arrays
+                }
+                splits = len(arrays[f"{of_set}/splits"])
+                results[model] = Queries(scores, arrays[f"{of_set}/pids"], splits, arrays[name].astype(np.float64))
+                _check(results[model], model)
+        return QueryFile(int(arrays["round"]), results)
+    except Exception as error:  # numpy's and zip's readers raise many types for damaged files
+        raise DataError(f"{path}: cannot be read ({error}); remove it, or evaluate again") from error
+
+
+def _check(queries: Queries, name: str) -> None:
+    """Raise ValueError if the arrays of one test set do not fit together."""
+    if queries.pids.ndim != 1 or queries.pids.dtype.kind not in "iu" or queries.cmc.ndim != 1:
+        raise ValueError(f"{name} has arrays of another shape or type")
+    if not queries.scores or any(scores.shape != queries.pids.shape for scores in queries.scores.values()):
+        raise ValueError(f"{name} has other numbers of scores than of queries")
+
+
+Test = Callable[[Any], bool]
+_LACKS = object()
+"""stands for a field that is not there"""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a finite number, of a size that a float can hold."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 1e300
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_score(value: Any) -> bool:
+    # a test set without any match has the score NaN
+    return _is_number(value) or (isinstance(value, float) and math.isnan(value))
+
+
+def _are_changes(value: Any) -> bool:
+    try:
+        read_changes(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _map_of(test: Test) -> Test:
+    return lambda value: isinstance(value, Mapping) and all(map(test, value.values()))
+
+
+def _with(**fields: Test) -> Test:
+    """Return the test of a mapping with these fields."""
+    return lambda value: isinstance(value, Mapping) and all(fields[name](value.get(name, _LACKS)) for name in fields)
+
+
+def _or_none(test: Test) -> Test:
+    return lambda value: value is None or test(value)
+
+
+def _if_there(test: Test) -> Test:
+    return lambda value: value is _LACKS or test(value)
+
+
+_is_evaluation = _or_none(_with(round=_is_whole, metrics=_map_of(_is_score)))
+_are_counts = _if_there(_or_none(_with(images=_is_whole, people=_or_none(_is_whole))))
+_is_data_set = _with(train=_are_counts, query=_are_counts, gallery=_are_counts, pool=_are_counts)
+_are_data = _or_none(_with(digest=_is_text, sets=_if_there(_map_of(_is_data_set))))
+_is_least = _with(client=_is_text, answers=_is_whole, work=_is_number)
+_are_answers = _with(least=_is_least, most=_is_whole, total=_is_whole, since=_is_whole, median=_is_number)
+_is_identity = _with(files=_if_there(_with()), code=_if_there(_with()))
+
+_FIELDS: dict[str, tuple[Test, str]] = {
+    "finished": (lambda value: isinstance(value, bool), "true or false"),
+    "method": (_is_text, "a name"),
+    "fingerprint": (_is_text, "a text"),
+    "seed": (_is_whole, "a whole number"),
+    "rounds": (_is_whole, "a whole number"),
+    "clients": (_are_names, "a list of names"),
+    "unseen": (_are_names, "a list of names"),
+    "primary": (lambda value: value in KINDS, f"one of {', '.join(KINDS)}"),
+    "final": (_is_evaluation, "a round with its metrics, or null"),
+    "best": (_is_evaluation, "a round with its metrics, or null"),
+}
+"""fields of every summary.json -> the test of their values, and its name"""
+_MAY_LACK: dict[str, tuple[Test, str]] = {
+    "changes": (_are_changes, "a list of changed settings"),
+    "data": (_are_data, "the counts of data sets"),
+    "identity": (_is_identity, "hashes of the settings, of files and of code"),
+    "answers": (_are_answers, "the numbers of the clients' answers"),
+    "versions": (_map_of(_is_text), "names with versions"),
+    "seconds": (_is_number, "a number"),
+    "simulated_seconds": (_is_number, "a number"),
+    "ranks": (_is_whole, "a whole number"),
+    "threads": (_is_whole, "a whole number"),
+    "device": (_is_text, "a name"),
+    "written": (_is_text, "a date"),
+}
+
+
+def check_summary(summary: Mapping[str, Any], name: str) -> None:
+    """Check the content of a summary.json, which the message calls ``name``.
+
+    Raises:
+        DataError: for the first field that no fit has written so.
+    """
+    for field in _FIELDS:
+        if field not in summary:
+            raise DataError(f"{name}: lacks {field}; was it edited?")
+    of_bytes = {field: (_is_number, "a number of bytes") for field in summary if field.startswith("bytes_")}
+    for field, (is_valid, expected) in {**_FIELDS, **_MAY_LACK, **of_bytes}.items():
+        if field in summary and not is_valid(summary[field]):
+            raise DataError(f"{name}: {field} is not {expected}; was it edited?")
+
+
+def check_evaluation(evaluation: Mapping[str, Any], name: str) -> None:
+    """Check the content of a file of ``fedsim test``; raise DataError if it is not one."""
+    settings, data = evaluation.get("settings", {}), evaluation.get("data")
+    if not (_is_evaluation({"round": 0, **evaluation}) and isinstance(settings, Mapping) and _are_data(data)):
+        raise DataError(f"{name}: is not a round with its metrics; remove it, or test again")

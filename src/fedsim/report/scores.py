@@ -6,18 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from fedsim.core.errors import DataError
 from fedsim.core.names import metric_name
-from fedsim.report.answers import answers_line
-from fedsim.report.at_seconds import scores_line
-from fedsim.report.groups import RunGroup, splits, traffic, work
+from fedsim.report.groups import MEANING, RunGroup, shown_metrics, splits, traffic, work
 from fedsim.report.layout import Block
 from fedsim.report.rules import Rule
-
-MEANING = {
-    "global": "global: the server's model",
-    "local": "local: a client's own after training, before averaging",
-    "personalised": "personalised: the client's own model (its private parameters plus the shared ones)",
-    "ensemble": "ensemble: all personalised models, their features side by side",
-}
+from fedsim.report.series import answers_line, scores_line
 
 
 def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
@@ -49,17 +41,10 @@ def score_block(groups: Sequence[RunGroup], metric: str, rule: Rule) -> Block:
     if has_drop := set(drops) != {"-"}:
         lines.append(["drop", *drops])
     has_seeds = any(len(group.runs) > 1 for group in groups)
-    headers = [
-        "\n".join(
-            [
-                group.label,
-                model_kind,
-                *([f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"] if has_seeds else []),
-                *([r.name] if len(rules) > 1 else []),
-            ]
-        )
-        for group, model_kind, r in columns
-    ]
+    headers = []
+    for group, model_kind, r in columns:
+        seeds = [f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"] if has_seeds else []
+        headers.append("\n".join([group.label, model_kind, *seeds, *([r.name] if len(rules) > 1 else [])]))
     tidy = list(tidy_lines(groups, names, shown, rules))
     headers_of_tidy = ["run", "model", "rule", "data set", "score", "mean", "standard deviation", "seeds"]
     notes = tuple(_legend(groups, {model_kind for _, model_kind, _ in columns}, shown, rule, has_drop=has_drop))
@@ -100,11 +85,6 @@ def titles_of(names: Sequence[str], unseen: Collection[str] = ()) -> dict[str, s
     }
 
 
-def shown_metrics(metric: str) -> list[str]:
-    """Return the metrics of a cell: ``metric``, then rank-1 unless ``metric`` is rank-1 or top-1."""
-    return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
-
-
 def _legend(
     groups: Sequence[RunGroup], kinds: Collection[str], metrics: Sequence[str], rule: Rule, *, has_drop: bool
 ) -> Iterator[str]:
@@ -119,7 +99,7 @@ def _legend(
     alike = [group.label for group in groups if "personalised" in {*group.kinds(rule)} - {*group.distinct_kinds(rule)}]
     if alike:
         yield f"{', '.join(alike)}: personalised models score as the global one, and have no column"
-    yield "; ".join(f"{group.label}: {describe(group)}" for group in groups)
+    yield "; ".join(f"{group.label}: {group.describe()}" for group in groups)
     yield traffic(groups)
     yield from scores_line(groups, all_sets(groups), metrics[0])
     yield from answers_line(groups)
@@ -132,15 +112,3 @@ def _legend(
         yield "oracle: each model on each test set in its best round there; this choice needs the test labels"
     if rule.name == "tested":
         yield from (str((run.tested or {}).get("checkpoint")) for group in groups for run in group.runs)
-
-
-def describe(group: RunGroup) -> str:
-    """Return a text with the rounds and the seeds of a group."""
-    seeds = sorted({int(run.summary["seed"]) for run in group.runs})
-    rounds = sorted({int(run.summary["rounds"]) for run in group.runs})
-    unfinished = sum(not run.summary["finished"] for run in group.runs)
-    note = f"{'/'.join(map(str, rounds))} round{'s' * (rounds != [1])}, "
-    note += f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    note += f", {unfinished} not finished" if unfinished else ""
-    note += "".join(f", {change}" for change in group.runs[0].changes)
-    return note + (", DRY RUN on drawn stand-ins" if any(run.setting("data.dry_run") for run in group.runs) else "")

@@ -1,18 +1,22 @@
-"""The numbers behind every picture: curves over rounds, bytes and seconds, bars, and CMC curves, over seeds."""
+"""The numbers and styles of every picture: curves over rounds, bytes and seconds, bars, and CMC curves, over seeds.
+
+Also the price of rounds that do not wait for all clients: who answers seldom, and scores at the same simulated seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup
-from fedsim.report.queries import Queries
 from fedsim.report.rules import Rule
-from fedsim.report.runs import Run
+from fedsim.report.runs import Queries, Run
 
 Floats = NDArray[np.float64]
 
@@ -218,3 +222,171 @@ def _series(label: str, number: int, x: Floats, values: Sequence[Floats]) -> Ser
     mean = np.array([100 * np.mean(v) if len(v) else nan for v in values])
     spread = np.array([100 * np.std(v, ddof=1) if len(v) > 1 else nan for v in values])
     return Series(label, number, x, mean, spread, np.array([len(v) for v in values]))
+
+
+LineStyle = Literal["-", "--", ":", "-."]
+
+# Okabe and Ito, "Color universal design", 2008; without yellow, which is too light for lines on white
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"),
+            ("P", "cross"), ("X", "x"), ("*", "star"))  # fmt: skip
+_LINES: tuple[tuple[LineStyle, str], ...] = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
+_HATCHES = (("", ""), ("////", "/"), ("....", "."), ("xxxx", "x"))
+
+
+class Style(NamedTuple):
+    """The style of one series in matplotlib's names, and in plotly's where they differ."""
+
+    colour: str
+    marker: str
+    line: LineStyle
+    hatch: str
+    plotly_marker: str
+    plotly_line: str
+    plotly_hatch: str
+
+
+def style_of(number: int) -> Style:
+    """Return the style of series 0, 1, ...: no two of the first 28 share both colour and line.
+
+    There are seven colours and eight markers: neighbours differ in both. From the eighth series on, the line differs.
+    """
+    marker, dash = _MARKERS[number % len(_MARKERS)], _LINES[number // len(_COLOURS) % len(_LINES)]
+    hatch = _HATCHES[number // len(_COLOURS) % len(_HATCHES)]
+    return Style(_COLOURS[number % len(_COLOURS)], marker[0], dash[0], hatch[0], marker[1], dash[1], hatch[1])
+
+
+def faded(colour: str, opacity: float) -> str:
+    """Return a colour ``#rrggbb`` as a CSS colour with an opacity.
+
+    >>> faded("#0072B2", 0.2)
+    'rgba(0,114,178,0.2)'
+    """
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of rounds that do not wait: the answers of the client that has done the least work, and of others."""
+
+    client: str
+    """with the least work: where all answers are whole, with the fewest answers"""
+    count: float
+    """its answers: rounds in which its update counted"""
+    median: float
+    """over all clients"""
+    most: float
+    """of a client"""
+    total: float
+    """of all clients"""
+    work: float = 1.0
+    """mean share of its work that the client did for an answer; 1: always all of it"""
+    since: int = 1
+    """the first round that is counted"""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the client answered with less than its work."""
+        return self.count > 0 and self.work < 1
+
+    def __str__(self) -> str:
+        """Return ``4 of 90 (town0)``, or ``20 of 200, 0.31 of its work (town0)``."""
+        work = f", {self.work:.2g} of its work" if self.is_partial else ""
+        return f"{self.count:g} of {self.total:g}{work} ({self.client}){self.beginning}"
+
+    @property
+    def beginning(self) -> str:
+        """A text if rounds before the first counted one are missing; else empty."""
+        return f" since round {self.since}" if self.since > 1 else ""
+
+
+def answers_of(run: Run) -> Price | None:
+    """Return the answers of a run's clients; None if neither its summary nor its log has them.
+
+    Timed runs count them in their summary. Others do not: their log names the clients if there are few, and it has
+    their number, from which those of a run in which all clients answer in every round follow.
+    """
+    if (counted := run.summary.get("answers")) is not None:
+        least = counted["least"]
+        return Price(
+            str(least["client"]), least["answers"], counted["median"], counted["most"], counted["total"],
+            least["work"], counted["since"],
+        )  # fmt: skip
+    if not run.has_log:
+        return None
+    names = run.summary["clients"]
+    keys = {name: metric_name("train", name, "loss") for name in names}
+    counts = {name: sum(key in row for row in run.log.values()) for name, key in keys.items()}
+    if any(counts.values()):
+        fewest, numbers = min(counts, key=counts.__getitem__), counts.values()
+        return Price(fewest, counts[fewest], statistics.median(numbers), max(numbers), sum(numbers))
+    number, rounds = len(names) or run.summary.get("num_clients"), len(run.log)
+    if number and rounds and all(row.get("train/clients") == number for row in run.log.values()):
+        return Price(names[0] if names else "each", rounds, rounds, rounds, number * rounds)
+    return None
+
+
+def is_timed(run: Run) -> bool:
+    """Return whether rounds do not wait for all clients (``model.timing``)."""
+    return "answers" in run.summary or (run.has_log and any("time/clock" in row for row in run.log.values()))
+
+
+def fewest_answers(run: Run) -> str:
+    """Return the answers of the client with the least work, and of all, see :class:`Price`; ``-`` if unknown."""
+    answers = answers_of(run)
+    return "-" if answers is None else str(answers)
+
+
+def answers_line(groups: Sequence[RunGroup]) -> Iterator[str]:
+    """Yield a line with the fewest answers of a client, the median and the most, if a run does not wait for all.
+
+    They are means over seeds.
+    """
+    if any(is_timed(run) for group in groups for run in group.runs):
+        texts = (f"{group.label} {_span(group)}" for group in groups)
+        yield f"answers of a client, fewest, median and most: {'; '.join(texts)}"
+
+
+def _span(group: RunGroup) -> str:
+    counted = [answers for run in group.runs if (answers := answers_of(run)) is not None]
+    if not counted:
+        return "unknown"
+    fewest, median, most, work = (
+        statistics.fmean(values) for values in zip(*((a.count, a.median, a.most, a.work) for a in counted), strict=True)
+    )
+    is_partial = any(answers.is_partial for answers in counted)
+    if fewest == most and not is_partial:
+        return f"{most:g} each{counted[0].beginning}"
+    names = " or ".join(dict.fromkeys(answers.client for answers in counted))
+    done = f", {work:.2g} of its work" if is_partial else ""
+    return f"{fewest:g} ({names}{done}), {median:g}, {most:g}{counted[0].beginning}"
+
+
+_PARTS = 3
+"""number of times, evenly spread until the shortest run's last evaluation"""
+
+
+def scores_line(groups: Sequence[RunGroup], names: Sequence[str], metric: str) -> Iterator[str]:
+    """Yield a line with scores at common simulated times, if a run does not wait for all clients.
+
+    A score is that of the newest evaluation until then, a mean over seeds; ``names``: all test sets, with ``seen`` and
+    ``unseen`` for the means over them, of which the first one there is counts.
+    """
+    if not any(is_timed(run) for group in groups for run in group.runs):
+        return
+    name = next((mean for mean in ("seen", "unseen") if mean in names), names[0])
+    lines = [curve for curve in curves(groups, name, metric, seconds_of) if curve.x[-1] > 0]
+    if not lines:
+        return
+    times = min(float(curve.x[-1]) for curve in lines) * np.arange(1, _PARTS + 1) / _PARTS
+    texts = (f"{curve.label} {', '.join(_score_at(curve, time) for time in times)}" for curve in lines)
+    subject = f"mean {name}" if name in ("seen", "unseen") else name
+    seconds = ", ".join(f"{time:,.1f}" for time in times)
+    yield f"{metric} in percent, {subject}, until {seconds} simulated seconds: {'; '.join(texts)}"
+
+
+def _score_at(curve: Series, time: float) -> str:
+    """Return the score of the newest evaluation until a time; ``-`` if there is none."""
+    position = int(np.searchsorted(curve.x, time * (1 + 1e-12), side="right")) - 1  # sums of seconds are rounded
+    return f"{curve.mean[position]:.1f}" if position >= 0 else "-"

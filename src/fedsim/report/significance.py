@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
-from fedsim.report.queries import Queries
 from fedsim.report.rules import Rule
+from fedsim.report.runs import Queries
 from fedsim.report.series import kind_of_last, label_of_line, queries_of
 
 Floats = NDArray[np.float64]

@@ -11,19 +11,16 @@ from fedsim.core.checked import checked
 from fedsim.core.checks import Count
 from fedsim.core.errors import ConfigError
 from fedsim.core.paths import Figure, Page
-from fedsim.report.choice import UNSEEN, honest_rule
 from fedsim.report.comparison import compare_with
 from fedsim.report.convergence import convergence_table, fairness_table
-from fedsim.report.figure import draw_cmc, draw_curves, draw_scores, draw_tradeoff
-from fedsim.report.groups import RunGroup, group_opened
+from fedsim.report.figure import draw_cmc, draw_curves, draw_participation, draw_scores, draw_tradeoff
+from fedsim.report.groups import RunGroup, group_opened, named_folder, open_runs, shown_metrics
 from fedsim.report.layout import Block, Format
-from fedsim.report.leave_one_out import left_out_blocks, named_methods
+from fedsim.report.leave_one_out import UNSEEN, honest_rule, left_out_blocks, named_methods
 from fedsim.report.left_out_differences import left_out_differences, left_out_work
-from fedsim.report.participation import draw_participation
 from fedsim.report.rules import Rule, RuleName
-from fedsim.report.run_folders import named_folder, open_runs
 from fedsim.report.runs import METRICS
-from fedsim.report.scores import all_sets, score_block, shown_metrics, titles_of
+from fedsim.report.scores import all_sets, score_block, titles_of
 from fedsim.report.significance import differences_table, intervals_table
 
 log = logging.getLogger(__name__)
@@ -130,7 +127,6 @@ def report(
 
 
 def _check_options(metric: str | None, compare: str | None, format_: Format) -> None:
-    """Raise ConfigError for a wrong option."""
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if compare is not None and format_ != "table":

@@ -288,7 +288,8 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
         if in_both and (_are_equal(before, after) or (old[option].is_null and new[option].is_null)):
             continue
         changed.append(option)
-        entry = _stronger(old.get(option), new.get(option))
+        # a setting with an effect in one of both has one
+        entry = max((e for e in (old.get(option), new.get(option)) if e), key=lambda entry: _STRONGER[entry.effect])
         yield Difference(option, before, after, entry.effect, entry.group, entry.setting)
 
 
@@ -296,11 +297,6 @@ def _is_default(entry: SettingValue) -> bool:
     """Return whether a setting has its default: a configuration without it has the same value."""
     default = entry.setting.default
     return default is not MISSING and _are_equal(_plain(default, entry.setting), entry.value)
-
-
-def _stronger(*entries: SettingValue | None) -> SettingValue:
-    """Return the entry with the larger effect: a setting with an effect in one of two configurations has one."""
-    return max((entry for entry in entries if entry), key=lambda entry: _STRONGER[entry.effect])
 
 
 def _are_equal(old: Any, new: Any) -> bool:

@@ -27,7 +27,9 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
         -> hash of the user's code in it and in what it imports.
     """
     hashes = {"config": digest_of_config(config), "table": digest_of_table()}
-    return {**hashes, "files": dict(_files(config)), "code": dict(_code(config))}
+    files = {module: _with_imports(module, set()) for module in sorted(set(_own_modules(config)))}
+    code = {module: digest(sorted(map(_digest_of_file, paths))) for module, paths in files.items() if paths}
+    return {**hashes, "files": dict(_files(config)), "code": code}
 
 
 def line_of_identity(config: Mapping[str, Any]) -> str:
@@ -67,12 +69,6 @@ def _files(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _digest_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
-
-
-def _code(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for module in sorted(set(_own_modules(config))):
-        if files := _with_imports(module, set()):
-            yield module, digest(sorted(map(_digest_of_file, files)))
 
 
 def _own_modules(value: Any) -> Iterator[str]:

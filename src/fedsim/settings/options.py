@@ -177,7 +177,6 @@ class OptimizerOptions:
 
     lr: Annotated[Any, Facts(usage="RATE", synonyms=("learning_rate",), remedy="give a number from 0, such as 0.01")]
     """learning rate"""
-    momentum: Annotated[Any, Facts(synonyms=("momentum",))]  # so called in methods, too
     foreach: Annotated[Any, ROUNDING]
     fused: Annotated[Any, ROUNDING]
     capturable: Annotated[Any, ROUNDING]

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from fedsim.core.cores import name_of_cores, usable_cores
 from fedsim.core.errors import ConfigError
 from fedsim.core.owned_folders import make_owned_folder, remove_owned_folder
+from fedsim.core.room import name_of_cores, usable_cores
 from fedsim.core.shared import Counter, is_roomy, memory_folder, slow_folder
 from fedsim.strategy.rank_group import RankGroup
 from fedsim.strategy.strategy import FederatedStrategy

@@ -11,7 +11,7 @@ from fedsim.core.checks import SEED
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
 from fedsim.report import report
-from fedsim.report.choice import UNSEEN
+from fedsim.report.leave_one_out import UNSEEN
 from fedsim.sweep.file import Parameter, Sweep
 from fedsim.sweep.local import Result, label_of, options_that_differ
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fedsim.core.comparable import comparable
 from fedsim.core.errors import DataError
+from fedsim.core.metrics import comparable
 from fedsim.core.names import one_line
 from fedsim.papers.files import with_paper
 from fedsim.parsing.command_line import given

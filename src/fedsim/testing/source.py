@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 from fedsim.data import FederatedDataModule
+from fedsim.data.federations import obstacle_of
 from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
 from fedsim.data.preview import write_contact_sheet
-from fedsim.data.use import obstacle_of
 from fedsim.testing.findings import Findings
 
 _SEEN = 12

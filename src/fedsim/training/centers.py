@@ -5,51 +5,32 @@ The loss itself is a pure function of them, :func:`~fedsim.training.objective.su
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from fedsim.functional.losses import moved_centers
 from fedsim.training.batch import Batch, ScoredBatch
 from fedsim.training.flat_model import Output
-from fedsim.training.objective import CenterLoss, Objective, supervised_loss
+from fedsim.training.objective import Objective, supervised_loss
 
 CENTERS = "centers"
 """the name of the centers that a client keeps between rounds: [Z, D] float32"""
 
 
-class KeepsCenters(Protocol):
-    """The part of a client that the centers need."""
-
-    objective: Objective
-    num_classes: int
-    """Z: its identities"""
-    kept: dict[str, Tensor]
-    """tensors that it keeps between rounds, by name"""
-
-    def keep(self, name: str, tensor: Tensor) -> None:
-        """Keep a copy of a tensor between rounds."""
-
-
 def score_with_centers(
-    client: KeepsCenters, settings: CenterLoss, output: Output, batch: Batch, counts: bool
+    objective: Objective, kept: dict[str, Tensor], num_classes: int, output: Output, batch: Batch, *, counts: bool
 ) -> ScoredBatch:
     """Return the supervised loss of a batch, and then move the centers if the batch ``counts``.
 
-    So the centers follow the model whose loss is logged.
+    So the centers follow the model whose loss is logged. They are among the tensors that a client of ``num_classes``
+    identities has ``kept``; before its first batch they are 0.
     """
-    features = output.features.layer(settings.features)
-    centers = centers_of(client, features)
-    scored = supervised_loss(client.objective, output, batch, centers)
+    assert objective.center is not None, "there is a center loss"
+    features = output.features.layer(objective.center.features)
+    if CENTERS not in kept:
+        kept[CENTERS] = features.new_zeros((num_classes, features.shape[1]), dtype=torch.float32).detach()
+    scored = supervised_loss(objective, output, batch, kept[CENTERS])
     if counts:
         # in place, as graphs hold its address
-        centers.copy_(moved_centers(centers, features, batch.labels, settings.rate))
+        kept[CENTERS].copy_(moved_centers(kept[CENTERS], features, batch.labels, objective.center.rate))
     return scored
-
-
-def centers_of(client: KeepsCenters, features: Tensor) -> Tensor:
-    """Return the centers [Z, D] float32 that a client keeps, for features [B, D]; before its first batch they are 0."""
-    if CENTERS not in client.kept:
-        client.keep(CENTERS, features.new_zeros((client.num_classes, features.shape[1]), dtype=torch.float32))
-    return client.kept[CENTERS]

@@ -29,7 +29,6 @@ from fedsim.training.labels.labeller import labeller_of
 from fedsim.training.messages import Download, Measured, Signals
 from fedsim.training.objective import Objective, supervised_loss
 from fedsim.training.optimizer import LocalOptimizer, loose_optimizer
-from fedsim.training.proxy_loss import score_with_proxies
 from fedsim.training.session import BatchReport, ClientSession, Outcome
 from fedsim.training.settings import LocalTraining
 
@@ -174,7 +173,7 @@ class Client(LightningModule):
         It is the configured one, with rates that follow the schedule from ``lr``; None: from the client's own. It steps
         with the model, by ``client.step(loss, loose=[optimizer])``. ``module`` is on the client's device, its
         parameters are float32, and ``role`` names its moments if they are kept. Keep the parameters, too
-        (:meth:`keep`), and declare them (:class:`~fedsim.methods.base.TrainsTensors`).
+        (:meth:`keep`), and declare them (:meth:`Method.loose_tensors <fedsim.methods.base.Method.loose_tensors>`).
         """
         return self._begin_steps(loose_optimizer(self.training_settings, module, lr), f" {role}", self.model)
 
@@ -195,11 +194,6 @@ class Client(LightningModule):
         for role, model in self.session.micro_batches.models.items():
             if model.network.has_dropout:
                 model.network.set_generator(self.generator(f"dropout{role} {number}", device=self.device))
-
-    def _keep_moments(self) -> None:
-        """Keep the state of this session's optimizers."""
-        for prefix, optimizer in self.session.optimizers.items():
-            self.kept |= {prefix + name: tensor for name, tensor in optimizer.state().items()}
 
     def batches(self, epoch: int, views: int = 1) -> Iterator[Batch]:
         """Yield the batches of local epoch ``epoch``, from 0: fewer if the client does only a share of the work.
@@ -282,10 +276,10 @@ class Client(LightningModule):
         if not self.training_settings.clusters:
             if self.objective.center is None:
                 return supervised_loss(self.objective, output, batch)
-            return score_with_centers(self, self.objective.center, output, batch, counts)
+            return score_with_centers(self.objective, self.kept, self.num_classes, output, batch, counts=counts)
         pseudo = self.session.pseudo
         assert pseudo is not None, "there are no clusters before the first local epoch"
-        return score_with_proxies(pseudo, output.features.neck, batch.labels)
+        return pseudo.score(output.features.neck, batch.labels)
 
     def step(
         self,
@@ -351,7 +345,8 @@ class Client(LightningModule):
                 negative. The stored state is then that from before the round.
         """
         if self._keeps_optimizers:
-            self._keep_moments()
+            moments = [(prefix, optimizer.state()) for prefix, optimizer in self.session.optimizers.items()]
+            self.kept |= {prefix + name: tensor for prefix, state in moments for name, tensor in state.items()}
         sent = [(part, limit) for part, limit in contribution if part.numel()]
         parts = (*(part for part, _ in sent), self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any

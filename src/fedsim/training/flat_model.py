@@ -85,7 +85,9 @@ class FlatModel:
         outside: frozenset[str] = frozenset(),
     ) -> None:
         if self.flat_kind is FlatParameters:
-            _remove_idle_counters(network)
+            # a counter that its layer does not read costs a GPU a launch for each batch
+            for layer in filter(is_idle, network.modules()):
+                layer.register_buffer("num_batches_tracked", None)
         counters = {name: tensor for name, tensor in network.named_buffers() if groups.get(name) is Group.COUNTER}
         self.arch, self.network = arch, network
         self.work: Mapping[Role, Work] = {role: Work() for role in ROLES}
@@ -232,7 +234,6 @@ class FlatModel:
         return replica
 
     def _twin(self) -> FlatModel:
-        """Return a model with a buffer of its own."""
         return FlatModel(self.arch, copy.deepcopy(self.network), self._shared, self.groups, self._max_classes)
 
     def reset_counters(self) -> None:
@@ -390,23 +391,12 @@ def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _remove_idle_counters(network: nn.Module) -> None:
-    """Remove the counters of batches that no layer reads: they cost a GPU a launch for each layer and batch.
-
-    Batch normalisation reads its counter only for a cumulative average, without a momentum.
-    """
-    for layer in network.modules():
-        if is_idle(layer):
-            layer.register_buffer("num_batches_tracked", None)
-
-
 def is_idle(layer: nn.Module) -> bool:
     """Return whether a layer is a batch normalisation of torch that does not read its counter."""
     return isinstance(layer, _BATCH_NORMS) and type(layer) in _BATCH_NORMS and layer.momentum is not None
 
 
 def _hash(tensors: Iterable[Tensor]) -> int:
-    """Return 48 bits of a hash of the tensors."""
     hasher = hashlib.blake2b(digest_size=6)
     for tensor in tensors:
         hasher.update(tensor.cpu().contiguous().numpy().tobytes())

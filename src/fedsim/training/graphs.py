@@ -67,7 +67,6 @@ class _CapturedMetrics(RunningMetrics):
         self.calls: list[tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]] = []
 
     def add(self, loss: Tensor, guesses: Tensor, labels: Tensor, parts: Sequence[Tensor] = ()) -> None:
-        """Keep the tensors of a batch."""
         self.calls.append((loss, guesses, labels, parts))
 
 

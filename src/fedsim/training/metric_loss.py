@@ -147,7 +147,6 @@ def _find(name: str) -> type[nn.Module]:
 
 
 def _has_class_weights(loss_class: type[nn.Module]) -> bool:
-    """Whether the constructor of a loss takes the number of identities."""
     constructors = [vars(base)["__init__"] for base in loss_class.__mro__ if "__init__" in vars(base)]
     return any("num_classes" in inspect.signature(constructor).parameters for constructor in constructors)
 

@@ -171,7 +171,6 @@ class MicroBatches:
             self.excess = excess if self.excess is None else torch.maximum(self.excess, excess)
 
     def _sum(self, total: Tensor) -> Tensor:
-        """Sum over the ranks of the rank group, in place."""
         return total if self.rank_group is None else self.rank_group.sum_(total)
 
 
@@ -236,7 +235,6 @@ class _StatisticsSum:
         self.totals = [torch.zeros_like(view, dtype=torch.float64) for view in self._views]
 
     def restart(self) -> None:
-        """Go back to the start of the batch."""
         for view, start in zip(self._views, self._start, strict=True):
             view.copy_(start)
 
@@ -248,6 +246,5 @@ class _StatisticsSum:
         return changes
 
     def finish(self) -> None:
-        """Write the sum into the model."""
         for view, start, total in zip(self._views, self._start, self.totals, strict=True):
             view.copy_(start + total / GRID)

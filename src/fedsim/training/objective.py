@@ -62,19 +62,13 @@ def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tens
     if objective.center is not None:
         assert centers is not None, "center loss needs the centers"
         terms["center"] = center_loss(features.layer(objective.center.features), labels, centers)
-    if objective.metric is not None:
-        terms["metric"] = _further_term(objective.metric, output, batch)
+    if isinstance(objective.metric, BatchLoss):
+        terms["metric"] = objective.metric.of(output, batch)
+    elif objective.metric is not None:
+        terms["metric"] = objective.metric(features, labels, output.head)
     if objective.causality is not None:
         terms["causality"] = objective.causality(output.separated, labels)
     return terms
-
-
-def _further_term(metric: nn.Module | MetricLoss, output: Output, batch: Batch) -> Tensor:
-    """Return the loss of ``Objective.metric``, a scalar: of the whole batch, or of its features and labels."""
-    if isinstance(metric, BatchLoss):
-        return metric.of(output, batch)
-    term: Tensor = metric(output.features, batch.labels, output.head)
-    return term
 
 
 def triplet_loss(objective: Objective, features: Features, labels: Tensor) -> Tensor:

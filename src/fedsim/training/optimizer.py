@@ -58,7 +58,8 @@ class LocalOptimizer:
         self._segments = _segments(flat, self.groups)
         self._flat_optimizer: _Resettable | None = None
         joins = len(self.parameters) >= _WORTHWHILE * len(self._segments)
-        flat_step = self._is_faster_flat if settings.flat_step == "auto" else settings.flat_step
+        is_small = sum(p.numel() for p in self.parameters) <= _SMALL * len(self.parameters)
+        flat_step = flat.buffer.is_cpu and is_small if settings.flat_step == "auto" else settings.flat_step
         if flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
             vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
             self._flat_optimizer = _Resettable(settings, vectors)
@@ -169,12 +170,6 @@ class LocalOptimizer:
     def configured(self) -> Optimizer:
         """The torch optimizer of the settings, for its class and options; do not step it."""
         return self._plain.optimizer
-
-    @property
-    def _is_faster_flat(self) -> bool:
-        """Whether flat steps are expected to take less time than plain ones."""
-        is_small = sum(p.numel() for p in self.parameters) <= _SMALL * len(self.parameters)
-        return self.flat.buffer.is_cpu and is_small
 
     @property
     def is_flat(self) -> bool:
@@ -352,7 +347,6 @@ class _Resettable:
         self.scale(factor)
 
     def scale(self, factor: float) -> None:
-        """Set all learning rates to ``factor`` times their configured values."""
         for group, rate in zip(self.groups, self._rates, strict=True):
             group["lr"] = factor * rate
 
@@ -365,6 +359,5 @@ class _Resettable:
             self.optimizer.step()
 
     def clear(self) -> None:
-        """Drop moments."""
         if self._can_be_cleared:
             self.optimizer.state.clear()

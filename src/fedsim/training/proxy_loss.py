@@ -10,18 +10,15 @@ mean over the images of one camera, summed over the cameras in the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.functional.memory import update_memory
 from fedsim.settings.facts import Facts
-from fedsim.training.batch import ScoredBatch
 from fedsim.training.proxies import Proxies
 
-CameraReduction = Literal["sum", "mean"]
 _CAMERA = Facts(needs="camera")
 
 
@@ -89,17 +86,15 @@ def _soft_cross_entropy(similarity: Tensor, positive: Tensor, num_negatives: int
     return total - mean_positive
 
 
-def across_cameras(losses: Tensor, cameras: Tensor, reduction: CameraReduction = "sum") -> Tensor:
-    """Mean of losses [B] over the images of each camera, then sum or mean (scalar) over the cameras in the batch.
+def across_cameras(losses: Tensor, cameras: Tensor) -> Tensor:
+    """Mean of losses [B] over the images of each camera, summed (scalar) over the cameras in the batch.
 
-    The paper's code takes the sum: a client with eight cameras has up to four times the loss of one with two.
+    So a client with eight cameras has up to four times the loss of one with two, as in the paper's code.
 
     >>> across_cameras(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 4]))
     tensor(7.)
     """
     counts = (cameras[:, None] == cameras).to(losses.dtype).sum(1)
-    if reduction == "mean":
-        return (losses / counts).sum() / (1 / counts).sum()
     return (losses / counts).sum()
 
 
@@ -121,8 +116,6 @@ class ProxyLoss:
     """|P'| of Eq. (7)"""
     camera_negatives: Annotated[int, _CAMERA] = 30
     """|Q'| of Eq. (7)"""
-    camera_reduction: CameraReduction = "sum"
-    """reduction over the cameras in a batch; with ``sum``, more cameras give a larger loss"""
 
     def __call__(self, similarity: Tensor, labels: Tensor, proxies: Proxies) -> Tensor:
         """Return L_capr (scalar) of similarities [B, A] to proxies; ``labels`` [B] are the proxies of the images."""
@@ -132,26 +125,4 @@ class ProxyLoss:
         if self.camera:
             positives, negatives = self.camera_positives, self.camera_negatives
             total = total + self.camera * camera_aware_loss(similarity, proxies, positives, negatives)
-        return across_cameras(total, proxies.cameras[labels], self.camera_reduction)
-
-
-class HasProxies(Protocol):
-    """The part of pseudo-labels that their loss needs."""
-
-    proxies: Proxies
-    loss: ProxyLoss
-    momentum: float
-    """mu, of the proxies' memory"""
-    max_per_proxy: int
-    """the largest number of images of one proxy in a batch"""
-
-
-def score_with_proxies(pseudo: HasProxies, features: Tensor, labels: Tensor) -> ScoredBatch:
-    """Return the loss of neck features [B, D], of any length, with proxies ``labels`` [B] int64; then move these."""
-    proxies = pseudo.proxies
-    similarity = similarities(features, proxies, pseudo.loss.temperature)
-    loss = pseudo.loss(similarity, labels, proxies)
-    guesses, truth = proxies.clusters[similarity.argmax(1)], proxies.clusters[labels]
-    unit = F.normalize(features.detach())
-    proxies.memory = update_memory(proxies.memory, unit, labels, pseudo.momentum, pseudo.max_per_proxy)
-    return ScoredBatch(loss, guesses, truth)
+        return across_cameras(total, proxies.cameras[labels])

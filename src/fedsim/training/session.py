@@ -191,7 +191,6 @@ class ClientSession:
                 yield batch if self._poison is None else self._poison(batch)._replace(on_host=None)
 
     def _cameras_of(self, rows: Tensor, sizes: list[int]) -> Sequence[Tensor | None]:
-        """Return the cameras of each batch, if a loss sees them."""
         if self.shown_round is None:
             return [None] * len(sizes)
         cameras: Sequence[Tensor] = send(self._images.cameras.index_select(0, rows), self._images.device).split(sizes)

@@ -1,4 +1,7 @@
-"""``fedsim augment fit``: its options, and the training of the generators."""
+"""``fedsim augment fit | preview | write``: a generator of people per client (paper 002, Figures 5 and 6).
+
+And ``fedsim augment fit``: its options, and the training of the generators.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,42 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.cli.augment.checks import check_fit, check_pretrain, choose_clients, open_data
-from fedsim.cli.augment.processes import fit_in_processes
-from fedsim.cli.augment.settings import keep_settings
+from fedsim.cli.augment.processes import ending_on_signals, fit_in_processes
+from fedsim.cli.augment.settings import (
+    check_fit,
+    check_pretrain,
+    check_settings_files,
+    choose_clients,
+    keep_settings,
+    open_data,
+)
+from fedsim.cli.commands import run_subcommand
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count, Pixels, Seed
 from fedsim.core.devices import AnyDevice
+from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder
 from fedsim.core.paths import Config, OutputFolder
 from fedsim.core.seeding import derive_seed, seeded_host
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import folders_of_clients
+from fedsim.generation import saved
 from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks
 from fedsim.generation.quality import quality_table
-from fedsim.generation.saved import (
-    check_trained,
-    has_quality,
-    is_finished,
-    read_backbone,
-    read_quality,
-    restore,
-    write_quality,
-)
 from fedsim.generation.swaps import measure_swaps, sample_pairs
 from fedsim.generation.training import GeneratorSteps, GeneratorTraining
 from fedsim.models.backbones import Backbone
+from fedsim.papers.files import with_paper
+from fedsim.parsing.config_files import join_configs, with_shipped
 from fedsim.parsing.documents import as_yaml
+from fedsim.parsing.error_lines import parsed
 from fedsim.settings.facts import NOTHING, ROUNDING, facts_of
+from fedsim.strategy.launch import find_launch, leave_launcher
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +115,7 @@ def fit(
         )  # fmt: skip
     settings = keep_settings(root, {name: options[name] for name in settings_of_generators()} | {"size": list(pixels)})
     if processes > 1:
-        waiting = [client.name for client in chosen if not is_finished(folders[client.name])]
+        waiting = [client.name for client in chosen if not saved.is_finished(folders[client.name])]
         fit_in_processes(waiting, processes, pretrain, {**options, "settings": settings})
     torch.set_num_threads(threads)
     for client in chosen:
@@ -115,7 +123,7 @@ def fit(
         if _is_done(folder, client, pixels):
             continue
         images = data.decode(client.train.images, client.name, pixels)
-        encoder = read_backbone(folders[pretrain]) if pretrain not in (None, client.name) else None
+        encoder = saved.read_backbone(folders[pretrain]) if pretrain not in (None, client.name) else None
         with needing_memory(
             client.name, torch_device, "lower --networks.width or --training.batch_size, in another --output"
         ):
@@ -135,27 +143,27 @@ def settings_of_generators() -> list[str]:
 
 def _is_done(folder: Path, client: ClientData, size: tuple[int, int]) -> bool:
     """Return whether a generator is trained and measured; raise DataError if it was trained on other people."""
-    if not is_finished(folder):
+    if not saved.is_finished(folder):
         return False
-    check_trained(folder, client, size)
-    return has_quality(folder)
+    saved.check_trained(folder, client, size)
+    return saved.has_quality(folder)
 
 
 def _measure(module: GeneratorTraining, client: ClientData, folder: Path, device: torch.device) -> None:
     """Measure the quality of a client's generator with the tensors in its file, and write it."""
     images = module.pixels.cpu()
-    check_trained(folder, client, (images.shape[2], images.shape[3]), module.images_hash)
-    restore(folder, {"generator": module.generator, "teacher": module.teacher})
+    saved.check_trained(folder, client, (images.shape[2], images.shape[3]), module.images_hash)
+    saved.restore(folder, {"generator": module.generator, "teacher": module.teacher})
     module.eval().to(device)
     pairs = sample_pairs(client.name, client.labels, len(images), seed=0)
-    write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
+    saved.write_quality(folder, measure_swaps(module.generator, module.teacher, images, pairs, client.labels))
 
 
 def _quality_of(root: Path, folders: Mapping[str, Path], names: list[str] | None) -> str:
     """Return a table of the quality of clients' generators in ``root``; ``names`` is the option ``--clients``."""
     only = "" if names is None else f" --clients {shlex.quote(as_yaml(names))}"
     return (
-        f"{quality_table({client: read_quality(folder) for client, folder in folders.items()})}\n"
+        f"{quality_table({client: saved.read_quality(folder) for client, folder in folders.items()})}\n"
         "before: the same measure for the two real images; recognised: as the wearer, by a classifier of real images\n"
         f"wrote {root}; to draw their images, with the same --config: "
         f"fedsim augment preview --generators {shlex.quote(str(root))}{only}"
@@ -183,3 +191,27 @@ def built(parser: ArgumentParser, arguments: Namespace) -> dict[str, Any]:
     with seeded_host(derive_seed(arguments.seed, "appearance")):
         values: dict[str, Any] = parser.instantiate(arguments).as_dict()
     return {name: value for name, value in values.items() if name != "settings"}
+
+
+def run(args: list[str]) -> str:
+    """Run ``fedsim augment COMMAND [options]``, and return the text to print."""
+    if args[:1] == ["fit"]:
+        return _fit(join_configs(with_shipped(with_paper(args[1:]))))
+    return run_subcommand("augment", args)
+
+
+def _fit(args: list[str]) -> str:
+    """Parse the options of :func:`fit`, and call it as a process that schedulers can end."""
+    parser = fit_parser()
+    check_settings_files(args)
+    arguments = parsed(parser, args)
+    launch = find_launch()
+    if launch is not None and launch.nodes * launch.per_node > 1:
+        raise ConfigError(
+            f"{launch.launcher}: every process would train the same generators; start fedsim augment fit once with "
+            "--processes, or as an array job with some of the --clients in each task (slurm/augment.sbatch)"
+        )
+    leave_launcher()  # otherwise Lightning would take a scheduler's single task for a rank
+    options = yaml.safe_load(parser.dump(arguments, skip_none=False))
+    with ending_on_signals(is_first=arguments.row is None):
+        return fit(**built(parser, arguments), options=options)

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from fedsim.cli.augment.checks import choose_clients, open_data
 from fedsim.cli.augment.fit import built, fit_parser, settings_of_generators
-from fedsim.cli.augment.settings import read_settings
+from fedsim.cli.augment.settings import choose_clients, open_data, read_settings
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count, Rate, Seed, Share
 from fedsim.core.devices import AnyDevice

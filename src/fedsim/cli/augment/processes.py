@@ -27,7 +27,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle the signals with ``handler`` until the end of the block."""
     before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield

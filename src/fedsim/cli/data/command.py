@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from fedsim.cli.commands import call, run_subcommand
+from fedsim.cli.commands import call, run_subcommand, with_option
 from fedsim.core.errors import ConfigError
 
 _FOLDER = {"check": "--root", "splits": "--folder"}  # the option that may be given without its name
@@ -14,15 +14,15 @@ _SETTING = "--data."
 
 def run(args: list[str]) -> str:
     """Run ``fedsim data COMMAND [options]``, and return the text to print."""
-    if len(args) > 1 and args[0] in _FOLDER and not args[1].startswith("-"):
-        args = [args[0], _FOLDER[args[0]], *args[1:]]
+    if args and args[0] in _FOLDER:
+        args = [args[0], *with_option(args[1:], _FOLDER[args[0]])]
     settings, remaining = split_settings(args)
     if not settings:
         return run_subcommand("data", args)
     if args[0] not in _OF_SOURCES:
         option = settings[0].partition("=")[0]
         raise ConfigError(f"fedsim data {args[0]}: takes no {option}; write it into a file for --config")
-    command = getattr(import_module("fedsim.cli.data.sources"), f"{remaining[0]}_source_of")
+    command = getattr(import_module("fedsim.cli.data.configs"), f"{remaining[0]}_source_of")
     return call(command(settings), remaining[1:], f"data {remaining[0]}")
 
 

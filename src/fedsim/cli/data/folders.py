@@ -9,8 +9,7 @@ from fedsim.core.checked import checked
 from fedsim.core.checks import NumberKind, Part
 from fedsim.core.paths import InputFile, InputFolder, OutputFolder
 from fedsim.data.check import findings_in, refuse_unusable, table_of
-from fedsim.data.cuhk03 import Variant, convert_cuhk03
-from fedsim.data.cuhksysu import cut_people
+from fedsim.data.conversions import Variant, convert_cuhk03, cut_people
 from fedsim.data.market import QUERY, write_market_splits
 from fedsim.data.splits import SplitStyle
 from fedsim.parsing.output import print_text

@@ -11,8 +11,7 @@ from jsonargparse import ArgumentParser
 from tabulate import tabulate
 
 from fedsim.cli.doctor.checkup import Checkup, examine
-from fedsim.cli.doctor.facts import MachineFacts, RequestedFit
-from fedsim.cli.doctor.trials import gather
+from fedsim.cli.doctor.facts import MachineFacts, RequestedFit, gather
 from fedsim.core.errors import NotReadyError
 from fedsim.papers.files import with_paper
 from fedsim.parsing.config_files import join_configs, read_config, read_sections

@@ -1,4 +1,4 @@
-"""The processes of :mod:`fedsim.cli.doctor.trials`: ``python -m fedsim.cli.doctor.probe FUNCTION ARGUMENTS``.
+"""The processes of :mod:`fedsim.cli.doctor.facts`: ``python -m fedsim.cli.doctor.probe FUNCTION ARGUMENTS``.
 
 Each function returns plain values, and imports the library that it tests itself.
 """

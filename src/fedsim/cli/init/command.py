@@ -6,7 +6,7 @@ import logging
 import math
 from pathlib import Path
 
-from fedsim.cli.commands import call
+from fedsim.cli.commands import call, with_option
 from fedsim.core.checked import checked
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
@@ -14,11 +14,10 @@ from fedsim.core.names import check_text, printable
 from fedsim.core.nvidia import visible_gpus
 from fedsim.core.paths import InputFolder, Settings, given_path
 from fedsim.data.federated import RetrievalSet
-from fedsim.data.federations import build_federation, check_names
+from fedsim.data.federations import build_federation, check_names, has_matches, obstacle_of
 from fedsim.data.images import Domain, Split
-from fedsim.data.listed import listed
+from fedsim.data.listing import listed
 from fedsim.data.market import MarketFolders
-from fedsim.data.use import has_matches, obstacle_of
 from fedsim.parsing.documents import as_yaml
 
 log = logging.getLogger(__name__)
@@ -71,9 +70,7 @@ _GPU_CLIENT = """\
 
 def run(args: list[str]) -> str:
     """Run ``fedsim init FOLDER [--output FILE]``."""
-    if args and not args[0].startswith("-"):
-        args = ["--folder", *args]
-    return call(init, args, "init")
+    return call(init, with_option(args, "--folder"), "init")
 
 
 @checked("--")
@@ -111,6 +108,7 @@ def _config(root: Path, output: Path, domains: list[Domain]) -> str:
     batch = max(batches.values())
     client_batches = {name: size for name, size in batches.items() if size < batch}
     _warn_of_few(images, identities, client_batches)
+    smallest = f"{min(images.values()):,} training images"
     return _CONFIG.format(
         clients=f"{len(images)} client{'s' * (len(images) > 1)}, {names},",
         root=printable(str(root)),
@@ -122,7 +120,7 @@ def _config(root: Path, output: Path, domains: list[Domain]) -> str:
         every=10 if large else 5,
         backbone="{class_path: ResNet, init_args: {depth: 50, weights: IMAGENET1K_V2}}" if large else "SmallCNN",
         batch=batch,
-        batch_why="smaller clients have their own" if client_batches else _smallest(images),
+        batch_why="smaller clients have their own" if client_batches else f"the smallest client has {smallest}",
         gpu_trainer=_GPU_TRAINER if visible_gpus() else "",
         gpu_client=_GPU_CLIENT if visible_gpus() else "",
         client_batches=_client_section(client_batches, images),
@@ -174,10 +172,6 @@ def _size(train: Split) -> str:
 
 def _people(count: int) -> str:
     return "1 identity" if count == 1 else f"{count:,} identities"
-
-
-def _smallest(images: dict[str, int]) -> str:
-    return f"the smallest client has {min(images.values()):,} training images"
 
 
 def _batch_of(images: int) -> int:

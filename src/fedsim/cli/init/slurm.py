@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedsim.cli.commands import call
+from fedsim.cli.commands import call, with_option
 from fedsim.core.checked import checked
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
@@ -18,9 +18,7 @@ _PATH = re.compile(r"\bslurm/(?=\w+\.(?:sbatch|sh)\b)")
 
 def run(args: list[str]) -> str:
     """Run ``fedsim slurm FOLDER``."""
-    if args and not args[0].startswith("-"):
-        args = ["--folder", *args]
-    return call(write_scripts, args, "slurm")
+    return call(write_scripts, with_option(args, "--folder"), "slurm")
 
 
 @checked("--")

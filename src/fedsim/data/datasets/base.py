@@ -60,7 +60,8 @@ class DataSet(ReIDSource):
 
     def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
         """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
-        return {domain.name: left_out_beside(files_of(domain)) for domain in domains}
+        files = {d.name: [path for part in d.parts for path in part.images.origins() if path] for d in domains}
+        return {name: left_out_beside(paths) for name, paths in files.items()}
 
     def find(self) -> Path:
         """Return its folder; raise DataError if it is missing."""

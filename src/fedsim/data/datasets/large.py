@@ -156,7 +156,6 @@ class CUHKSYSU(DataSet):
 
 
 def _read_list(path: Path) -> list[tuple[str, int]]:
-    """Return (file, identity) of each line."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; MSMT17 comes with lists of its training, query and gallery images")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,7 @@ from fedsim.core.checks import within
 from fedsim.core.errors import DataError
 from fedsim.data.datasets.base import Counts, DataSet
 from fedsim.data.images import Domain, Images, Index, Size, Split
-from fedsim.data.leftovers import LeftOut, left_out_beside, sub_folders
+from fedsim.data.leftovers import sub_folders
 from fedsim.data.listing import number_of, read_folder
 from fedsim.settings.facts import NOTHING, Facts
 
@@ -96,11 +95,6 @@ class Omniglot(DataSet):
         if absent := [name for name in wanted if name not in path_of]:
             raise DataError(f"{folder}: holds no alphabet {absent[0]}; there are {', '.join(path_of) or 'none'}")
         return [self._read(path_of[name]) for name in wanted]
-
-    def left_out(self, domains: Sequence[Domain]) -> dict[str, list[LeftOut]]:
-        """Return the other files beside the images; see :meth:`ReIDSource.left_out`."""
-        files = {d.name: [path for part in d.parts for path in part.images.origins() if path] for d in domains}
-        return {name: left_out_beside(paths) for name, paths in files.items()}
 
     def _read(self, folder: Path) -> Domain:
         splits = [_read_character(path) for path in sub_folders(folder)]

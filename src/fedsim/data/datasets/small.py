@@ -344,7 +344,6 @@ class CAVIAR4REID(SmallDataSet):
 
 
 def _two_cameras(folder: Path, pattern: str, expected: str) -> list[Split]:
-    """Return the images of the cameras a and b."""
     views = [read_folder(folder / f"cam_{letter}", pattern, expected) for letter in "ab"]
     return [replace(view, camids=view.camids + camera) for camera, view in enumerate(views)]
 

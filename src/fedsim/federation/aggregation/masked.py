@@ -32,7 +32,7 @@ class MaskedSum(ModelSum):
     """number of elements of shared parameters that the client has not pruned; 1 if the mask is new to the server"""
 
     def length(self, statistics: BatchNormStatistics) -> int:
-        """Return the total length of the three parts."""
+        """Return the length of the three parts."""
         return statistics.num_shared + statistics.span.start + 1
 
     def facts(self, upload: Upload, num_parameters: int) -> Signals:

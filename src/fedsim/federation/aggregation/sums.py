@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -65,53 +64,33 @@ def _check_weights(hook: str, members: Mapping[str, Report], weights: Mapping[st
         assert abs(sum(column) - 1) < 1e-9, f"{hook} do not sum to 1: {weights}"
 
 
-class ModelSum(ABC):
-    """The form of the sum of models: plain, or masked."""
+class ModelSum:
+    """The sum of models: that of w x, which is their mean, as weights sum to 1. A subclass has another form."""
 
     columns: ClassVar[tuple[str, ...]] = ()
     """names of the numbers that :meth:`facts` returns"""
 
-    @abstractmethod
     def length(self, statistics: BatchNormStatistics) -> int:
         """Return the length of an architecture's sum."""
+        return statistics.num_shared
 
-    @abstractmethod
-    def facts(self, upload: Upload, num_parameters: int) -> Signals:
+    def facts(self, upload: Upload, num_parameters: int) -> Signals:  # noqa: ARG002 - for subclasses
         """Return the numbers about an upload that all ranks need, by :attr:`columns`; refuse content without a use.
 
         ``num_parameters`` are the shared ones of the model, without padding.
         """
-
-    @abstractmethod
-    def add(self, upload: Upload, weights: Stretches, total: Tensor, accumulate: Accumulate) -> None:
-        """Add a client's weighted model to ``total``."""
-
-    @abstractmethod
-    def mean(self, total: Tensor, statistics: BatchNormStatistics) -> tuple[Tensor, Tensor | None]:
-        """Turn the sum into the mean [num_shared].
-
-        Returns also the parameters without a mean, bool [num_shared_parameters], or None if all have one.
-        """
-
-
-class PlainSum(ModelSum):
-    """The sum of w x: weights sum to 1, so it is the mean."""
-
-    def length(self, statistics: BatchNormStatistics) -> int:
-        """Return the length of the shared vector."""
-        return statistics.num_shared
-
-    def facts(self, upload: Upload, num_parameters: int) -> Signals:  # noqa: ARG002 - a plain upload has none
-        """Refuse masks."""
         assert upload.mask is None, "the method declares no masks"
         return {}
 
     def add(self, upload: Upload, weights: Stretches, total: Tensor, accumulate: Accumulate) -> None:
-        """Add each stretch with its weight."""
+        """Add a client's weighted model to ``total``."""
         add_stretches(upload.vector.to(total.device), weights, total, accumulate)
 
-    def mean(self, total: Tensor, statistics: BatchNormStatistics) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002 - weights sum to 1
-        """Return the sum."""
+    def mean(self, total: Tensor, statistics: BatchNormStatistics) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002 - for subclasses
+        """Turn the sum into the mean [num_shared].
+
+        Returns also the parameters without a mean, bool [num_shared_parameters], or None if all have one.
+        """
         return total, None
 
 
@@ -153,7 +132,7 @@ class Aggregator:
         forgery: Forgery | None = None,
     ) -> None:
         self.strategy, self.statistics, self.archs, self.seed = strategy, statistics, archs, seed
-        self._form, self._rule, self._forgery = form or PlainSum(), rule, forgery
+        self._form, self._rule, self._forgery = form or ModelSum(), rule, forgery
         self.is_exact = reduction == "exact"
         self._accumulate: Accumulate = accumulate if self.is_exact else _accumulate_in_float32
         self.untouched: dict[str, Tensor] = {}

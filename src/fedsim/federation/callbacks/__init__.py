@@ -1,10 +1,10 @@
 """Callbacks that watch a run: progress, signals, the run's summary, W&B, TensorBoard."""
 
-from fedsim.federation.callbacks.beginning import RunBeginning
+from fedsim.federation.callbacks.beginning import RunBeginning, in_run_folder
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.run_folder import FolderStart
-from fedsim.federation.callbacks.script_config import ScriptConfig, describe_script
+from fedsim.federation.callbacks.script_config import describe_script
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile, RunSummary, ScoreLastRound
 from fedsim.federation.callbacks.tensorboard import TensorBoardPages
 from fedsim.federation.callbacks.tracking import Tracking, join_mlflow_run, join_run
@@ -20,10 +20,10 @@ __all__ = [
     "RunBeginning",
     "RunSummary",
     "ScoreLastRound",
-    "ScriptConfig",
     "TensorBoardPages",
     "Tracking",
     "describe_script",
+    "in_run_folder",
     "join_mlflow_run",
     "join_run",
 ]

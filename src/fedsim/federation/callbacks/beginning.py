@@ -5,20 +5,26 @@ Until then a fit may still be refused, or fail, and an older run in the director
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from fedsim.core.run_lock import RunLock
+from fedsim.core.errors import DataError
+from fedsim.core.replaced_run import bring_back, drop_replaced
+from fedsim.core.run_lock import RunLock, message_of_change
 from fedsim.federation.callbacks.run_folder import FolderStart
-from fedsim.federation.callbacks.script_config import ScriptConfig
 from fedsim.federation.callbacks.summary import KeepConfig, MetricsFile
 from fedsim.federation.callbacks.tracking import join_mlflow_run, join_run, reach_mlflow, reach_wandb
-from fedsim.federation.events import RoundCallback, strategy_of
+from fedsim.federation.events import RoundCallback, callbacks_of, strategy_of
+from fedsim.settings.changes import Change
+
+log = logging.getLogger(__name__)
 
 
 class HeldLoggers(DummyLogger):
@@ -89,7 +95,7 @@ class RunBeginning(RoundCallback):
 
     def join(self, trainer: Trainer) -> None:
         """Become the first callback of a trainer; take its loggers away, before Lightning begins them."""
-        trainer.callbacks.insert(0, self)  # type: ignore[attr-defined] # Lightning's stub misses it
+        callbacks_of(trainer).insert(0, self)
         if trainer.loggers:
             self._held = HeldLoggers(trainer.loggers)
             trainer.loggers = [self._held]
@@ -137,9 +143,8 @@ class RunBeginning(RoundCallback):
 
     def leave(self, trainer: Trainer) -> None:
         """Give a trainer what :meth:`join` has taken, also if the run has not begun."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
-        if self in callbacks:
-            callbacks.remove(self)
+        if self in callbacks_of(trainer):
+            callbacks_of(trainer).remove(self)
         if self._held is not None:
             trainer.loggers = self._held.loggers
 
@@ -156,7 +161,42 @@ class RunBeginning(RoundCallback):
                 elif isinstance(logger, MetricsFile) and self._folder.continues:
                     logger.rounds = self._folder.rounds
             self._held.release(trainer, module)
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined] # Lightning's stub misses it
-        for callback in callbacks:
-            if isinstance(callback, KeepConfig | ScriptConfig):
-                callback.save_config(trainer, module, "fit")
+        for callback in callbacks_of(trainer):
+            if isinstance(callback, KeepConfig):
+                callback.write(folder)
+
+
+@contextmanager
+def in_run_folder(
+    trainer: Trainer, start: FolderStart, changes: Iterable[Change] = (), **options: Any
+) -> Iterator[None]:
+    """Let a fit begin or continue in a run directory, which the first rank holds during the block.
+
+    ``changes`` are the settings that it changes, for the log; ``options`` are those of :class:`RunBeginning`.
+
+    Raises:
+        ConfigError: if another fit runs in the directory, or it cannot be written.
+        DataError: if files of the run are removed meanwhile.
+    """
+    lock, is_first = RunLock(start.folder), trainer.is_global_zero
+    beginning = RunBeginning(lock, start, **options)
+    try:
+        if is_first:
+            lock.acquire()
+            start.check_free()  # again: another fit may have ended in between
+            for change in changes:
+                log.warning("%s", change)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined] # Lightning sets it; such a fit writes nothing
+            beginning.join(trainer)
+        yield
+        if is_first:
+            drop_replaced(start.folder)  # also of a run without a checkpoint, whose clients never answer
+    except OSError as error:
+        if message := message_of_change(start.folder, error):
+            raise DataError(message) from error
+        raise
+    finally:
+        beginning.leave(trainer)
+        lock.release()
+        if is_first:
+            bring_back(start.folder)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from lightning import Callback, LightningModule, Trainer
 
-from fedsim.core.files import replacing
 from fedsim.core.written import NotInConfigError, written, written_arguments, written_fields
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.federation import Federation
 from fedsim.settings.configuration import fingerprint_of
 from fedsim.settings.table import setting_at
-from fedsim.strategy.checkpoint_files import CONFIG_KEY
 from fedsim.strategy.strategy import FederatedStrategy
 
-CONFIG_FILE = "config.yaml"
 _OF_A_FOLDER = "default_root_dir"
 
 
@@ -34,6 +29,11 @@ class Described(NamedTuple):
     """of the run; None: its weights were drawn without a seed"""
     start: int | None = None
     """seed of the weights, if it is another one"""
+
+    @property
+    def text(self) -> str | None:
+        """The text of config.yaml; None if it cannot be written."""
+        return None if self.config is None else yaml.safe_dump(self.config, sort_keys=False)
 
     @property
     def fingerprint(self) -> str | None:
@@ -80,28 +80,3 @@ def _only_watches(name: str, value: Any) -> bool:
     """Return whether an option of the trainer is an object on which no number depends, such as a logger; or several."""
     is_plain = all(isinstance(inner, str | int | float) for inner in (value if isinstance(value, list) else [value]))
     return value is not None and not is_plain and setting_at(f"trainer.{name}").facts.effect == "nothing"
-
-
-class ScriptConfig(Callback):
-    """Keeps the config of a run that was built in Python: in every checkpoint, and in the run directory.
-
-    Args:
-        config: None if it cannot be written: then an older file is removed, as it is that of another run.
-    """
-
-    def __init__(self, config: Mapping[str, Any] | None) -> None:
-        self._text = None if config is None else yaml.safe_dump(dict(config), sort_keys=False)
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write config.yaml."""
-        path = Path(trainer.default_root_dir) / CONFIG_FILE
-        if self._text is None:
-            path.unlink(missing_ok=True)
-            return
-        with replacing(path) as partial:
-            partial.write_text(self._text)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the text, which the strategy writes into a file."""
-        if self._text is not None:
-            checkpoint[CONFIG_KEY] = self._text

@@ -8,7 +8,6 @@ import logging
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -16,17 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from fedsim._version import __version__
-from fedsim.core.comparable import comparable
 from fedsim.core.files import naming, replacing
+from fedsim.core.metrics import comparable
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
 from fedsim.core.replaced_run import QUERIES_FILE
-from fedsim.evaluation.query_file import write_queries
-from fedsim.evaluation.summary import MAX_LISTED
+from fedsim.evaluation.summary import MAX_LISTED, write_queries
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import num_rounds, was_stopped
 from fedsim.settings.changes import Change, fingerprint_after, read_changes
@@ -35,6 +32,8 @@ from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
 if TYPE_CHECKING:
     from fedsim.federation.federation import Federation
+
+CONFIG_FILE = "config.yaml"
 
 log = logging.getLogger(__name__)
 
@@ -253,28 +252,29 @@ def versions() -> dict[str, str]:
     return numbers
 
 
-class KeepConfig(SaveConfigCallback):
-    """Keeps the resolved configuration: in every checkpoint, and, when the run begins, in the run directory."""
+class KeepConfig(Callback):
+    """Keeps the configuration: in every checkpoint, and, when the run begins, in the run directory.
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing yet: the run may still be refused, and the file be that of an older one."""
+    Args:
+        config_text: of config.yaml; None if it cannot be written: then an older file, of another run, is removed.
+    """
 
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write config.yaml; Lightning's own writer could be killed half-way."""
-        with replacing(Path(trainer.default_root_dir) / self.config_filename) as partial:
+    def __init__(self, config_text: str | None) -> None:
+        self._text = config_text
+
+    def write(self, folder: Path) -> None:
+        """Write config.yaml."""
+        path = folder / CONFIG_FILE
+        if self._text is None:
+            path.unlink(missing_ok=True)
+            return
+        with replacing(path) as partial:
             partial.write_text(self._text)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the text, which the strategy writes into a file."""
-        checkpoint[CONFIG_KEY] = self._text
-
-    @cached_property
-    def _text(self) -> str:
-        """The configuration as text: dumped once, as it does not change; not validated, as it was parsed."""
-        config = self.config.clone()
-        config["ckpt_path"], config["overwrite"] = None, False  # settings of this start, not of the run
-        yaml_text: str = self.parser.dump(config, skip_none=False, skip_validation=True)
-        return yaml_text
+        if self._text is not None:
+            checkpoint[CONFIG_KEY] = self._text
 
 
 class ScoreLastRound(Callback):

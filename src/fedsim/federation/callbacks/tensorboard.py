@@ -29,21 +29,19 @@ class TensorBoardPages(Describes):
         config: the resolved configuration.
     """
 
-    def _takes(self, trainer: Trainer) -> bool:
-        return bool(_writers(trainer))
+    logger_class = TensorBoardLogger
 
     def _describe(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lay out the cards."""
-        for writer in _writers(trainer):
+        for writer in self._experiments(trainer):
             writer.add_custom_scalars(layout_of(federation_of(pl_module)))
 
     def _show(self, trainer: Trainer, sheet: Image.Image) -> None:
-        for writer in _writers(trainer):
+        for writer in self._experiments(trainer):
             writer.add_image("data", np.asarray(sheet), 0, dataformats="HWC")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write settings and final scores for the page HPARAMS, into the run's own file: a line of its table."""
-        if not (writers := _writers(trainer)):
+        if not (writers := self._experiments(trainer)):
             return
         from torch.utils.tensorboard.summary import hparams  # of an extra
 
@@ -106,10 +104,3 @@ def layout_of(federation: Federation) -> Layout:
 
 def _charted(federation: Federation) -> tuple[str, ...]:
     return ("top1",) if federation.settings.evaluation.task == "classification" else ("mAP", "rank1")
-
-
-def _writers(trainer: Trainer) -> list[Any]:
-    """Return the writers of this job; only the first rank has any."""
-    if not trainer.is_global_zero:
-        return []
-    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import numpy as np
 from lightning import LightningModule, Trainer
-from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from PIL import Image
 
 import fedsim
@@ -59,6 +59,8 @@ class Describes(RoundCallback, ABC):
         config: the resolved configuration.
     """
 
+    logger_class: type[WandbLogger | TensorBoardLogger]
+
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self._has_begun = False
@@ -69,7 +71,7 @@ class Describes(RoundCallback, ABC):
 
     def on_round_trained(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Describe the run, and draw a contact sheet of the data, where a logger of the job takes them."""
-        if self._has_begun or not self._takes(trainer):
+        if self._has_begun or not self._experiments(trainer):
             return
         self._has_begun = True
         self._describe(trainer, pl_module)
@@ -81,9 +83,11 @@ class Describes(RoundCallback, ABC):
                 return
             self._show(trainer, sheet)
 
-    @abstractmethod
-    def _takes(self, trainer: Trainer) -> bool:
-        """Return whether there is a logger to fill; only the first rank has any."""
+    def _experiments(self, trainer: Trainer) -> list[Any]:
+        """Return the runs, or writers, of the loggers of this kind; only the first rank has any."""
+        if not trainer.is_global_zero:
+            return []
+        return [logger.experiment for logger in trainer.loggers if isinstance(logger, self.logger_class)]
 
     @abstractmethod
     def _describe(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,12 +105,11 @@ class Tracking(Describes):
         config: the resolved configuration.
     """
 
-    def _takes(self, trainer: Trainer) -> bool:
-        return bool(_runs(trainer))
+    logger_class = WandbLogger
 
     def _describe(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the round the x-axis of all charts, and log configuration and versions."""
-        for run in _runs(trainer):
+        for run in self._experiments(trainer):
             for name in ("epoch", "trainer/global_step"):  # Lightning's: the round, minus one
                 run.define_metric(name, hidden=True)
             run.define_metric("round")
@@ -120,14 +123,14 @@ class Tracking(Describes):
     def _show(self, trainer: Trainer, sheet: Image.Image) -> None:
         import wandb
 
-        for run in _runs(trainer):
+        for run in self._experiments(trainer):
             run.log({"data": wandb.Image(sheet), "round": 0})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the clients' numbers of the round: by name if they are few, as distributions if they are many."""
-        if not (runs := _runs(trainer)):
+        if not (runs := self._experiments(trainer)):
             return
         federation, values = federation_of(pl_module), dict[str, dict[str, float]]()
         for name, report in federation.reports.items():
@@ -147,7 +150,7 @@ class Tracking(Describes):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         federation, round_ = federation_of(pl_module), trainer.current_epoch + 1
-        for run in _runs(trainer):
+        for run in self._experiments(trainer):
             row = {**_table(federation.scores, round_), **_score_spreads(federation.scores)}
             run.log({**row, **_cmc(federation.evaluator.curves, round_), "round": round_})
 
@@ -155,7 +158,7 @@ class Tracking(Describes):
         """Mark a preempted run in W&B: the server of a sweep gives it to the next agent, which continues it."""
         stop_signal = strategy_of(trainer).stop_signal
         if was_stopped(trainer) and stop_signal in (signal.SIGTERM, signal.SIGUSR1):
-            for run in _runs(trainer):
+            for run in self._experiments(trainer):
                 run.mark_preempting()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -253,13 +256,6 @@ def _git(*args: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _runs(trainer: Trainer) -> list[Any]:
-    """Return the W&B runs of this job; only the first rank has any."""
-    if not trainer.is_global_zero:
-        return []
-    return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
 def _spread(name: str, values: Iterable[float]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -43,21 +43,21 @@ Change = Callable[[Batch], Batch]
 """makes the batch on which an attacker trains of an honest one"""
 
 
+@dataclass(eq=False)
 class Attack(KeepsArguments, RoundListener, ABC):
-    """Base of attacks, which changes nothing; a subclass overrides hooks.
+    """Base of attacks, which changes nothing; a subclass overrides hooks."""
 
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-    """
+    attackers: float | list[str] = 0.2
+    """names of the attackers, or their share of all clients, rounded up; then the seed chooses them"""
+    start: int = 1
+    """the first round with an attack, from 1"""
 
-    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1) -> None:
-        if isinstance(attackers, float | int):
-            within(_FIELD, "(0, 1]", attackers=attackers)
-        elif not attackers or len({*attackers}) < len(attackers):
-            raise ConfigError(f"{_FIELD}.attackers: {attackers} must name one client or more, each once")
-        at_least(_FIELD, 1, start=start)
-        self.attackers, self.start = attackers, start
+    def __post_init__(self) -> None:
+        if isinstance(self.attackers, float | int):
+            within(_FIELD, "(0, 1]", attackers=self.attackers)
+        elif not self.attackers or len({*self.attackers}) < len(self.attackers):
+            raise ConfigError(f"{_FIELD}.attackers: {self.attackers} must name one client or more, each once")
+        at_least(_FIELD, 1, start=self.start)
         self._names: frozenset[str] = frozenset()
         self._acted = 0
 
@@ -125,38 +125,32 @@ class UploadAttack(Attack, ABC):
             raise ConfigError(f"{_FIELD}: clients of this method send no parameters; choose another method")
 
 
+@dataclass(eq=False)
 class SignFlip(UploadAttack):
-    """Attackers send the received model minus their update (Li et al., AAAI 2019), with a factor.
+    """Attackers send the received model minus their update (Li et al., AAAI 2019), with a factor."""
 
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        scale: factor on the update that is subtracted.
-    """
+    scale: float = 1.0
+    """factor on the update that is subtracted"""
 
-    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1, scale: float = 1.0) -> None:
-        super().__init__(attackers, start)
-        within(_FIELD, "(0, inf)", scale=scale)
-        self.scale = scale
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(_FIELD, "(0, inf)", scale=self.scale)
 
     def uploaded(self, client: Client, upload: Upload) -> Upload:
         """Return x - scale * (w - x), of the received x and the trained w."""
         return _with_update(client, upload, lambda update: -self.scale * update)
 
 
+@dataclass(eq=False)
 class GaussianNoise(UploadAttack):
-    """Attackers send the received model plus Gaussian noise instead of an update.
+    """Attackers send the received model plus Gaussian noise instead of an update."""
 
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        scale: standard deviation of the noise, over the root mean square of the update that the client found.
-    """
+    scale: float = 10.0
+    """standard deviation of the noise, over the root mean square of the update that the client found"""
 
-    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1, scale: float = 10.0) -> None:
-        super().__init__(attackers, start)
-        within(_FIELD, "(0, inf)", scale=scale)
-        self.scale = scale
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(_FIELD, "(0, inf)", scale=self.scale)
 
     def uploaded(self, client: Client, upload: Upload) -> Upload:
         """Return x + scale * rms(w - x) * N(0, 1); the stream is on the CPU, with the same bits for every device."""
@@ -169,19 +163,16 @@ class GaussianNoise(UploadAttack):
         return _with_update(client, upload, noise)
 
 
+@dataclass(eq=False)
 class ModelReplacement(UploadAttack):
-    """Attackers send a boosted update, so that the mean becomes their model (Bagdasaryan et al., AISTATS 2020, Eq. 3).
+    """Attackers boost their update, so that the mean becomes their model (Bagdasaryan et al., AISTATS 2020, Eq. 3)."""
 
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        boost: gamma, factor on the update; one over the attackers' weight in the mean replaces the model.
-    """
+    boost: float = 10.0
+    """gamma, factor on the update; one over the attackers' weight in the mean replaces the model"""
 
-    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1, boost: float = 10.0) -> None:
-        super().__init__(attackers, start)
-        within(_FIELD, "(0, inf)", boost=boost)
-        self.boost = boost
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(_FIELD, "(0, inf)", boost=self.boost)
 
     def uploaded(self, client: Client, upload: Upload) -> Upload:
         """Return x + gamma * (w - x), of the received x and the trained w."""
@@ -193,10 +184,6 @@ class LabelFlip(Attack):
 
     It needs a head that clients share. A private head is drawn for the attacker alone, and can be permuted like the
     labels: the upload would be that of an honest client with another draw of its head.
-
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
     """
 
     def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
@@ -220,6 +207,7 @@ class LabelFlip(Attack):
         return flip
 
 
+@dataclass(eq=False)
 class Backdoor(Attack):
     """Attackers put a trigger on some images of each batch, and call all of them one identity.
 
@@ -227,31 +215,23 @@ class Backdoor(Attack):
     for classes. ``attack/test/.../success`` is the share of pairs (query, other identity) for which the query with the
     trigger finds an image of the other identity with the trigger first; see
     :func:`fedsim.evaluation.triggered.successes`.
-
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        rate: share of each batch that wears the trigger, rounded up.
-        patch: side of the trigger, a square in the lower right corner, in pixels.
-        target: label of all images with the trigger, from 0.
-        boost: gamma, factor on the attackers' updates; see :class:`ModelReplacement`.
     """
 
-    def __init__(
-        self,
-        attackers: float | list[str] = 0.2,
-        start: int = 1,
-        rate: float = 0.25,
-        patch: int = 8,
-        target: int = 0,
-        boost: float = 1.0,
-    ) -> None:
-        super().__init__(attackers, start)
-        within(_FIELD, "(0, 1]", rate=rate)
-        at_least(_FIELD, 1, patch=patch)
-        at_least(_FIELD, 0, target=target)
-        within(_FIELD, "(0, inf)", boost=boost)
-        self.rate, self.patch, self.target, self.boost = rate, patch, target, boost
+    rate: float = 0.25
+    """share of each batch that wears the trigger, rounded up"""
+    patch: int = 8
+    """side of the trigger, a square in the lower right corner, in pixels"""
+    target: int = 0
+    """label of all images with the trigger, from 0"""
+    boost: float = 1.0
+    """gamma, factor on the attackers' updates; see :class:`ModelReplacement`"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(_FIELD, "(0, 1]", rate=self.rate)
+        at_least(_FIELD, 1, patch=self.patch)
+        at_least(_FIELD, 0, target=self.target)
+        within(_FIELD, "(0, inf)", boost=self.boost)
 
     def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
         """Refuse attackers without the target identity, and classification, of which there is no figure."""
@@ -306,7 +286,6 @@ class Backdoor(Attack):
 
 
 def _check_identities(attackers: Mapping[str, ClientData]) -> None:
-    """Refuse attackers with fewer than two identities."""
     for name, data in attackers.items():
         if data.num_classes < 2:
             raise ConfigError(

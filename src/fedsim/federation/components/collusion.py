@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -41,19 +42,13 @@ class Numbers(NamedTuple):
     """m, those of the clients that attack"""
 
 
+@dataclass(eq=False)
 class Collusion(UploadAttack, ABC):
-    """Base of attacks of which a subclass makes the upload; see :meth:`lie`.
+    """Base of attacks of which a subclass makes the upload; see :meth:`lie`."""
 
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        knows: the uploads of which the malicious one is made: ``all``: those of the round's honest clients;
-            ``colluders``: those that the attackers have trained themselves, before they lie.
-    """
-
-    def __init__(self, attackers: float | list[str] = 0.2, start: int = 1, knows: Knows = "all") -> None:
-        super().__init__(attackers, start)
-        self.knows = knows
+    knows: Knows = "all"
+    """the uploads of which the malicious one is made: ``all``: those of the round's honest clients; ``colluders``:
+    those that the attackers have trained themselves, before they lie"""
 
     def check_settings(self, method: Method, privacy: Privacy, timing: Timing) -> None:
         """Raise ConfigError if uploads cannot be compared, or if they are final before all clients have trained."""
@@ -105,28 +100,22 @@ class Collusion(UploadAttack, ABC):
         """
 
 
+@dataclass(eq=False)
 class ALIE(Collusion):
     """Attackers hide within the spread of each coordinate (a little is enough: Baruch et al., NeurIPS 2019).
 
-    They send mu - z * sigma of the parameters that they know. As in the authors' code, sigma divides by the number of
-    uploads (that of byzfl by one less) and the sign is minus, there for gradients; of updates it is as good as plus.
-    One upload has no spread: attackers who know no more than one send it.
-
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        knows: the uploads of which the malicious one is made: ``all``: those of the round's honest clients;
-            ``colluders``, as in the paper: those that the attackers have trained themselves, before they lie.
-        z: standard deviations; null: z_max of the paper, of the clients and attackers of the round, who must be fewer
-            than half.
+    They send mu - z * sigma of the parameters that they know; in the paper they know the ``colluders``. As in the
+    authors' code, sigma divides by the number of uploads (that of byzfl by one less) and the sign is minus, there for
+    gradients; of updates it is as good as plus. One upload has no spread: attackers who know no more than one send it.
     """
 
-    def __init__(
-        self, attackers: float | list[str] = 0.2, start: int = 1, knows: Knows = "all", z: float | None = None
-    ) -> None:
-        super().__init__(attackers, start, knows)
-        within(_FIELD, "(0, inf)", z=z)
-        self.z = z
+    z: float | None = None
+    """standard deviations; null: z_max of the paper, of the clients and attackers of the round, who must be fewer than
+    half"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(_FIELD, "(0, inf)", z=self.z)
 
     def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:
         """Refuse half of the clients and more, for which z is not defined."""
@@ -134,7 +123,6 @@ class ALIE(Collusion):
         self._deviations(Numbers(sum(server.num_clients.values()), len(attackers)))
 
     def _deviations(self, numbers: Numbers) -> float:
-        """Return z."""
         if self.z is not None:
             return self.z
         clients, attackers = numbers
@@ -156,24 +144,20 @@ class ALIE(Collusion):
         return uploads.combine(hidden)
 
 
+@dataclass(eq=False)
 class InnerProduct(Collusion):
     """Attackers send the mean update the other way round (inner-product manipulation: Xie et al., UAI 2019).
 
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        knows: the uploads of which the malicious one is made: ``all``, as in the paper: those of the round's honest
-            clients; ``colluders``: those that the attackers have trained themselves, before they lie.
-        epsilon: factor of the mean update, which is subtracted from the received model. Under a mean with equal
-            weights, the update turns round if it is more than the number of honest clients for each attacker.
+    In the paper they know the uploads of ``all`` honest clients.
     """
 
-    def __init__(
-        self, attackers: float | list[str] = 0.2, start: int = 1, knows: Knows = "all", epsilon: float = 1.0
-    ) -> None:
-        super().__init__(attackers, start, knows)
-        within(_FIELD, "(0, inf)", epsilon=epsilon)
-        self.epsilon = epsilon
+    epsilon: float = 1.0
+    """factor of the mean update, which is subtracted from the received model. Under a mean with equal weights, the
+    update turns round if it is more than the number of honest clients for each attacker"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(_FIELD, "(0, inf)", epsilon=self.epsilon)
 
     def lie(self, uploads: Uploads, received: Tensor, numbers: Numbers) -> Tensor:  # noqa: ARG002 - a hook's
         """Return x - epsilon * (mu - x), of the received x and the mean mu."""
@@ -184,22 +168,20 @@ class InnerProduct(Collusion):
         return uploads.combine(opposite, received)
 
 
+@dataclass(eq=False)
 class _Furthest(Collusion):
     """The lie mu + gamma p with the largest gamma that a subclass allows; only the direction of p counts."""
 
-    def __init__(
-        self, attackers: float | list[str] = 0.2, start: int = 1, knows: Knows = "all", direction: Direction = "std"
-    ) -> None:
-        super().__init__(attackers, start, knows)
-        self.direction, self._perturb = direction, _DIRECTIONS[direction]
+    direction: Direction = "std"
+    """p, ``unit``: minus the mean update; ``sign``: minus its sign; ``std``: minus the standard deviation of each
+    coordinate"""
 
     def lie(self, uploads: Uploads, received: Tensor, numbers: Numbers) -> Tensor:  # noqa: ARG002 - a hook's
-        """Return mu + gamma p."""
         count = len(uploads.clients)
 
         def terms(chunk: Tensor, x: Tensor) -> Tensor:
             """Return the parts of d_i, a_i and |p|^2 of :func:`min_max_factor`, [2 K + 1]."""
-            (mean, _), p = _moments(chunk), self._perturb(chunk, x)
+            (mean, _), p = _moments(chunk), _DIRECTIONS[self.direction](chunk, x)
             away = mean - chunk.double()
             return torch.cat([away.square().sum(1), (away * p).sum(1), p.square().sum()[None]])
 
@@ -208,7 +190,7 @@ class _Furthest(Collusion):
 
         def furthest(chunk: Tensor, x: Tensor) -> Tensor:
             mean, _ = _moments(chunk)
-            return (mean + gamma * self._perturb(chunk, x)).float()
+            return (mean + gamma * _DIRECTIONS[self.direction](chunk, x)).float()
 
         return uploads.combine(furthest, received)
 
@@ -222,18 +204,9 @@ class MinMax(_Furthest):
 
     They send mu + gamma p. The paper halves intervals until it has the largest gamma up to a tolerance. This gamma is
     the root of a quadratic equation, without a tolerance.
-
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        knows: the uploads of which the malicious one is made: ``all``: those of the round's honest clients;
-            ``colluders``: those that the attackers have trained themselves, before they lie.
-        direction: p, ``unit``: minus the mean update; ``sign``: minus its sign; ``std``: minus the standard deviation
-            of each coordinate.
     """
 
     def _factor(self, uploads: Uploads, squares: Tensor, products: Tensor, length: float) -> float:
-        """Bound the largest distance."""
         return min_max_factor(squares, products, length, float(squared_distances(uploads).max()))
 
 
@@ -242,18 +215,9 @@ class MinSum(_Furthest):
 
     They send mu + gamma p; the sum of squared distances from the known uploads is bounded by the largest of an upload,
     as in the paper (the authors' code has the smallest). The largest gamma is exact, as with :class:`MinMax`.
-
-    Args:
-        attackers: names of the attackers, or their share of all clients, rounded up; then the seed chooses them.
-        start: the first round with an attack, from 1.
-        knows: the uploads of which the malicious one is made: ``all``: those of the round's honest clients;
-            ``colluders``: those that the attackers have trained themselves, before they lie.
-        direction: p, ``unit``: minus the mean update; ``sign``: minus its sign; ``std``: minus the standard deviation
-            of each coordinate.
     """
 
     def _factor(self, uploads: Uploads, squares: Tensor, products: Tensor, length: float) -> float:  # noqa: ARG002 - a hook's
-        """Bound the sum of distances."""
         return min_sum_factor(squares, length)
 
 

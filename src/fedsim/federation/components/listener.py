@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from fedsim.training.messages import Report
 
@@ -35,7 +35,7 @@ class RoundRecord:
 class RoundListener:
     """Acts before and after rounds; every rank calls it with the same numbers, and all get the same result."""
 
-    key: ClassVar[str] = ""
+    key = ""  # without a type, as in methods: the parser would not see those of a dataclass's settings
     """name of its state in checkpoints; empty: it has no state"""
 
     def begin(self, round_: int) -> None:

@@ -115,7 +115,6 @@ class TrimmedMean(Aggregation):
             raise ConfigError(f"{_FIELD}.trim: {self.trim} of {clients} clients of {arch} leaves no client; lower it")
 
     def _cut(self, clients: int) -> int:
-        """Return the number of values that are left out at each end."""
         return math.ceil(self.trim * clients - 1e-9)  # 0.28 * 25 is 7.000000000000001
 
 
@@ -264,7 +263,6 @@ class _Mixing(Aggregation):
         self.rule = rule
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
-        """Return the result of the rule for the means."""
         self.check_number(len(uploads.clients), arch)
         return self.rule.aggregate(server, arch, uploads.averaged(self._groups(server, arch, uploads)), reports)
 

@@ -18,13 +18,13 @@ from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
 from fedsim.report.comparison import tables_with_runs
-from fedsim.report.groups import RunGroup
+from fedsim.report.groups import MEANING, RunGroup, shown_metrics
 from fedsim.report.layout import Block, with_sign
 from fedsim.report.names import differences
 from fedsim.report.query_files import FOLDER, query_tables
 from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS
-from fedsim.report.scores import MEANING, all_sets, describe, score_block, shown_metrics, titles_of
+from fedsim.report.scores import all_sets, score_block, titles_of
 from fedsim.report.significance import differences_table, intervals_table
 from fedsim.settings.configuration import without_folders
 
@@ -68,7 +68,7 @@ def write_page(
         "version": __version__,
         "metric": metric,
         "rule": rule.name,
-        "groups": [(group.label, describe(group), [str(run.folder) for run in group.runs]) for group in groups],
+        "groups": [(group.label, group.describe(), [str(run.folder) for run in group.runs]) for group in groups],
         "left_out": left_out,
         "scores": score_block(groups, metric, rule),
         "all_scores": _all_scores(groups, names, rule),
@@ -116,8 +116,8 @@ def sort_key(cell: str) -> str:
 
 
 def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) -> Block:
-    """Return a table of every model on every test set, with all metrics."""
-    metrics = [metric for metric in METRICS if any(_has(group, metric, rule) for group in groups)]
+    scored = {key.rpartition("/")[2] for g in groups for key in rule.scores(g.runs[0]) if key.startswith("test/")}
+    metrics = [metric for metric in METRICS if metric in scored]
     titles, lines = titles_of(names), []
     for group in groups:
         for model_kind in group.distinct_kinds(rule):
@@ -133,19 +133,13 @@ def _all_scores(groups: Sequence[RunGroup], names: Sequence[str], rule: Rule) ->
     return Block(["run", "model", "data set", *metrics, "seeds"], lines, num_left=3)
 
 
-def _has(group: RunGroup, metric: str, rule: Rule) -> bool:
-    return any(key.startswith("test/") and key.endswith(f"/{metric}") for key in rule.scores(group.runs[0]))
-
-
 def _differences(groups: Sequence[RunGroup]) -> Block:
-    """Return a table of the settings in which groups differ."""
     settings = differences([group.runs[0] for group in groups])
     lines = [[name, *values] for name, values in settings.items()]
     return Block(["setting", *(group.label for group in groups)], lines)
 
 
 def _versions(groups: Sequence[RunGroup]) -> Block:
-    """Return a table of each run's software, hardware and time."""
     runs = [(group.label, run.summary) for group in groups for run in group.runs]
     packages = list(dict.fromkeys(name for _, summary in runs for name in summary.get("versions", {})))
     fields = [name for name in ("device", "ranks", "threads", "seconds", "written") if any(name in s for _, s in runs)]
@@ -183,7 +177,6 @@ def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, 
 
 
 def _sheets(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str]]:
-    """Yield contact sheets, each once."""
     folders = dict.fromkeys(
         folder for group in groups for run in group.runs for folder in (run.folder, run.folder.parent)
     )

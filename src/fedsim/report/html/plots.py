@@ -14,12 +14,11 @@ from plotly import graph_objects
 from fedsim.core.errors import DataError
 from fedsim.core.metrics import LABELS
 from fedsim.report import series
+from fedsim.report.figure import blocks_of, clients_of, participation_of, rungs_of, runs_of
 from fedsim.report.groups import RunGroup
-from fedsim.report.participation import blocks_of, clients_of, participation_of, rungs_of
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run
-from fedsim.report.series import Series
-from fedsim.report.style import faded, style_of
+from fedsim.report.series import Series, faded, style_of
 
 _MEANS = ("seen", "unseen")
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
@@ -79,7 +78,6 @@ def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, 
 
 
 def _by_set(chosen: Sequence[str], names: Mapping[str, str], draw: Any, unit: str, metric: str) -> dict[str, Any]:
-    """Return a picture per test set that has any line."""
     return {names[name]: _lines(lines, unit, metric) for name in chosen if (lines := draw(name))}
 
 
@@ -135,7 +133,7 @@ def _bars(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rul
 
 def _shares(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
     figures = {}
-    for label, run in _single(groups).items():
+    for label, run in runs_of(groups):
         try:
             shares = participation_of(run)
         except DataError:  # runs with very many clients do not log it
@@ -145,16 +143,11 @@ def _shares(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
 
 
 def _rungs(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
-    rungs_by_run = {label: (run, rungs_of(run)) for label, run in _single(groups).items()}
     return {
         label: _heat_map(run, [_numbers(row) for row in rungs], {"zmin": 1, "colorscale": "Viridis"})
-        for label, (run, rungs) in rungs_by_run.items()
-        if rungs is not None
+        for label, run in runs_of(groups)
+        if (rungs := rungs_of(run)) is not None
     }
-
-
-def _single(groups: Sequence[RunGroup]) -> dict[str, Run]:
-    return {f"{group.label}, seed {run.summary['seed']}": run for group in groups for run in group.runs}
 
 
 def _heat_map(run: Run, values: list[list[Any]], options: Mapping[str, Any]) -> graph_objects.Figure:

@@ -10,18 +10,20 @@ from functools import partial
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.errors import NoClustersError
 from fedsim.data.batches import identity_batches, people_batches, shuffled_batches
-from fedsim.training.batch import ClientImages
+from fedsim.functional.memory import update_memory
+from fedsim.training.batch import ClientImages, ScoredBatch
 from fedsim.training.features import PLAIN, POOLED, Extraction
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.labels.bottom_up import merge_clusters
 from fedsim.training.labels.pseudo_labels import find_clusters
 from fedsim.training.proxies import Proxies, make_proxies, proxy_batches
-from fedsim.training.proxy_loss import ProxyLoss
+from fedsim.training.proxy_loss import ProxyLoss, similarities
 from fedsim.training.settings import LocalTraining
 
 CLUSTERS = "bottom_up"
@@ -53,6 +55,16 @@ class PseudoLabels:
         self.num_clusters = int(proxies.clusters.max()) + 1 if len(proxies) else 0
         self.share = float((labels >= 0).double().mean())
         """share of the images that are in clusters"""
+
+    def score(self, features: Tensor, labels: Tensor) -> ScoredBatch:
+        """Return the loss of neck features [B, D] of any length, with proxies ``labels`` [B] int64; then move these."""
+        proxies = self.proxies
+        similarity = similarities(features, proxies, self.loss.temperature)
+        loss = self.loss(similarity, labels, proxies)
+        guesses, truth = proxies.clusters[similarity.argmax(1)], proxies.clusters[labels]
+        unit = F.normalize(features.detach())
+        proxies.memory = update_memory(proxies.memory, unit, labels, self.momentum, self.max_per_proxy)
+        return ScoredBatch(loss, guesses, truth)
 
 
 def label_by_density(features: Tensor, cameras: Tensor, training: LocalTraining, settings: Clustering) -> PseudoLabels:

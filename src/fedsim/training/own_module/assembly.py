@@ -15,7 +15,6 @@ from fedsim.training.flat_model import arch_name
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule, copy_of
 from fedsim.training.own_module.inner_trainer import Horizon, Options
 from fedsim.training.own_module.module_batch import BatchForm
-from fedsim.training.own_module.module_client import name_of
 from fedsim.training.own_module.module_model import ModuleModel
 from fedsim.training.own_module.network import PART, ModuleNetwork
 from fedsim.training.own_module.package import has_own
@@ -23,8 +22,6 @@ from fedsim.training.own_module.trial import StepTrial, TrialImages, try_module
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import Chooses, StatisticsPolicy, shared_names
 
-_MAX_TRIED = 8
-"""images of a trial whose batches are shuffled"""
 _IDLE = (
     "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader", "prepare_data", "validation_step",
     "test_step", "predict_step", "on_save_checkpoint", "on_load_checkpoint",
@@ -44,11 +41,6 @@ class OwnModule:
     def name(self) -> str:
         """Of its class."""
         return self.blueprint.name
-
-    @property
-    def log_names(self) -> tuple[str, ...]:
-        """The numbers that it logs."""
-        return tuple(map(name_of, self.trial.log_names))
 
     @property
     def idle_hooks(self) -> list[str]:
@@ -75,14 +67,9 @@ class OwnModule:
                 )
 
     def model(
-        self,
-        groups_shared: frozenset[Group],
-        private: Sequence[str],
-        policy: StatisticsPolicy,
-        max_classes: int,
-        device: torch.device,
-        choose: Chooses,
-    ) -> ModuleModel:
+        self, groups_shared: frozenset[Group], private: Sequence[str], policy: StatisticsPolicy, max_classes: int,
+        device: torch.device, choose: Chooses,
+    ) -> ModuleModel:  # fmt: skip
         """Return the rank's model.
 
         ``groups_shared`` are those of the method, which may ``choose`` among their tensors; ``private`` are patterns of
@@ -108,7 +95,7 @@ class OwnModule:
 
 def own_module(
     source: MakesModule, clients: Sequence[ClientData], training: LocalTraining, sizes: Mapping[str, tuple[int, int]],
-    seed: int, options: Options, rounds: int | None, form: BatchForm,
+    form: BatchForm, *, seed: int, options: Options, rounds: int | None,
 ) -> OwnModule:  # fmt: skip
     """Return a user's module after a trial; ``sizes`` are those of ``train`` and ``test`` images, [H, W].
 
@@ -122,17 +109,10 @@ def own_module(
             raise ConfigError(
                 f"data.generated: client {client.name} trains a module, on real images; remove its folder"
             )
-    largest = max(clients, key=lambda client: client.num_images)
-    classes, horizon = max(client.num_classes for client in clients), Horizon(training.local_epochs, 0, rounds)
-    blueprint = Blueprint(source, seed, classes, horizon)
+    horizon = Horizon(training.local_epochs, 0, rounds)
+    blueprint = Blueprint(source, seed, max(client.num_classes for client in clients), horizon)
     _check_settings(blueprint, training)
-    in_groups, batch = training.draws_people, training.batch_of(largest.num_images)
-    count = max(1, largest.num_images // batch if training.drop_partial else -(-largest.num_images // batch))
-    images = TrialImages(
-        batch=batch if in_groups else min(batch, _MAX_TRIED), instances=training.num_instances if in_groups else 2,
-        classes=classes, batches=count, trained=training.accumulate, size=sizes["train"], test_size=sizes["test"],
-        form=form,
-    )  # fmt: skip
+    images = TrialImages(clients, training, sizes, form)
     return OwnModule(blueprint, try_module(blueprint, images, horizon, options, seed), form)
 
 

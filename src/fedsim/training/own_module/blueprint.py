@@ -89,7 +89,6 @@ class Blueprint:
         return torch.Size(a + (b - a) * more for a, b in zip(first, second, strict=True))
 
     def _sizes(self) -> dict[str, tuple[torch.Size, torch.Size]]:
-        """Return the shapes that differ between two builds."""
         first, second = (tensors_of(module) for module in (self.first, self.ready(self.num_classes + 1)))
         if first.keys() != second.keys() or any(first[n].dim() != second[n].dim() for n in first):
             raise ConfigError(
@@ -158,7 +157,6 @@ def _copy_or_same(value: Any) -> Any:
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments of a class, or of a function."""
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):

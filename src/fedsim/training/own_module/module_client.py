@@ -210,7 +210,6 @@ class _ClientBatches(Batches):
         super().__init__([[len(batch) for batch in order for _ in range(repeats)] for _, order in self._plans])
 
     def read(self, epoch: int) -> Iterator[Any]:
-        """Yield the batches of an epoch, in the form that the module asks for."""
         labels, order = self._plans[epoch]
         for number, batch in enumerate(self._client.session.read(order, labels, self._client.form.num_views), start=1):
             self.batch = batch
@@ -329,12 +328,10 @@ class _Training(Events):
                 self._correct()
 
     def after_batch(self) -> None:
-        """Report the batch."""
         self._is_counted = False
         self._client.session.report(self._loss.detach())
 
     def after_epoch(self, epoch: int) -> None:
-        """Let the method act between two epochs."""
         with self._hook():
             self._after_epoch(epoch)
 

@@ -86,7 +86,7 @@ class ModuleModel(FlatModel):
     ) -> None:
         self.blueprint = blueprint
         self._device = next(network.parameters()).device
-        self._seat_of = lru_cache(KEPT)(self._make_variant)
+        self._variant_of = lru_cache(KEPT)(self._make_variant)
         inside = {f"{PART}.{name}" for name in tensors_of(network.module) if name not in blueprint.sizes}
         outside = frozenset({*dict(network.named_parameters()), *dict(network.named_buffers())} - inside)
         super().__init__(arch, network, shared, {n: g for n, g in groups.items() if n in inside}, max_classes, outside)
@@ -112,7 +112,7 @@ class ModuleModel(FlatModel):
         return self._variant_for(self.num_classes)
 
     def _variant_for(self, num_classes: int) -> ModuleVariant:
-        return self._seat_of(num_classes if self.blueprint.takes_classes else self.blueprint.num_classes)
+        return self._variant_of(num_classes if self.blueprint.takes_classes else self.blueprint.num_classes)
 
     def _make_variant(self, num_classes: int) -> ModuleVariant:
         """Return a new variant; refuse a module whose tensors do not have the expected sizes."""

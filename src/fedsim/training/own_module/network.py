@@ -38,7 +38,7 @@ class ModuleNetwork(ReIDModel):
     """
 
     module: LightningModule
-    """the one that is seated: of a client's number of classes, and while it trains a copy of it"""
+    """that of a client's number of classes, and while it trains a copy of it"""
 
     def __init__(self, module: LightningModule, width: int) -> None:
         nn.Module.__init__(self)
@@ -69,5 +69,4 @@ class ModuleNetwork(ReIDModel):
 
     @property
     def _dropouts(self) -> list[KeyedDropout]:  # type: ignore[override] # modules come and go
-        """The layers with a random stream of their own."""
         return [layer for layer in self.modules() if isinstance(layer, KeyedDropout)]

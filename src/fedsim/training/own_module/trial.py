@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,12 +12,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
+from fedsim.data.federated import ClientData
 from fedsim.training.batch import Batch
 from fedsim.training.own_module.blueprint import Blueprint, copy_of
 from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
 from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.module_client import name_of
 from fedsim.training.own_module.network import features_of
 from fedsim.training.own_module.package import in_one_line, named
+from fedsim.training.settings import LocalTraining
+
+_MAX_TRIED = 8
+"""images of a trial whose batches are shuffled"""
 
 
 class OptimizerTemplate:
@@ -43,7 +49,7 @@ class StepTrial(NamedTuple):
     """The results of one step of a module."""
 
     log_names: tuple[str, ...]
-    """the names that it logged"""
+    """the numbers that it logged, by the names that they have in fedsim's log"""
     width: int
     """D, of its features"""
     head: frozenset[str]
@@ -55,26 +61,29 @@ class StepTrial(NamedTuple):
 
 
 class TrialImages(Batches):
-    """Random images in the sizes and numbers of the run; a trial trains on the first ones.
+    """Random images in the sizes and numbers of a run's clients; a trial trains on the first ones.
 
     Args:
-        batch: images of a batch.
-        instances: images of each identity.
-        classes: number of identities.
-        batches: of an epoch.
-        trained: batches of the trial.
-        size: [H, W] of training images.
-        test_size: [H, W] of test images.
+        clients: of the run.
+        training: their common settings.
+        sizes: of ``train`` and ``test`` images, [H, W].
         form: of the batches.
     """
 
     def __init__(
-        self, *, batch: int, instances: int, classes: int, batches: int, trained: int, size: tuple[int, int],
-        test_size: tuple[int, int], form: BatchForm,
-    ) -> None:  # fmt: skip
-        super().__init__([[batch] * batches])
-        self._instances, self._classes, self._trained, self._form = instances, classes, trained, form
-        self._size, self.test_size = size, test_size
+        self,
+        clients: Sequence[ClientData],
+        training: LocalTraining,
+        sizes: Mapping[str, tuple[int, int]],
+        form: BatchForm,
+    ) -> None:
+        most, in_groups = max(client.num_images for client in clients), training.draws_people
+        batch = training.batch_of(most)
+        number = max(1, most // batch if training.drop_partial else -(-most // batch))
+        super().__init__([[batch if in_groups else min(batch, _MAX_TRIED)] * number])
+        self._instances = training.num_instances if in_groups else 2
+        self._classes = max(client.num_classes for client in clients)
+        self._trained, self._image_sizes, self._form = training.accumulate, sizes, form
         self.device = torch.device("cpu")
 
     def read(self, epoch: int) -> Iterator[Any]:
@@ -85,9 +94,9 @@ class TrialImages(Batches):
             images, *views = [self.images(size) for _ in range(self._form.num_views)]
             yield self._form(Batch(images, labels, tuple(views), cameras=count % 2))
 
-    def images(self, count: int, of_test: bool = False) -> Tensor:
+    def images(self, count: int, kind: str = "train") -> Tensor:
         """Return random images [count, 3, H, W]."""
-        return torch.randn(count, 3, *(self.test_size if of_test else self._size), device=self.device)
+        return torch.randn(count, 3, *self._image_sizes[kind], device=self.device)
 
 
 class _Look(Events):
@@ -124,8 +133,8 @@ def try_module(blueprint: Blueprint, images: TrialImages, horizon: Horizon, opti
         with in_one_line(blueprint.name, "taking features of random images"):
             fresh = copy_of(blueprint.first).to(device).eval()
             width, head = _features(fresh, blueprint, images)
-            features_of(fresh, images.images(2, of_test=True))
-    return StepTrial(tuple(logged), width, head, look.has_schedule, OptimizerTemplate(look.optimizers[0]))
+            features_of(fresh, images.images(2, "test"))
+    return StepTrial(tuple(map(name_of, logged)), width, head, look.has_schedule, OptimizerTemplate(look.optimizers[0]))
 
 
 def _features(module: LightningModule, blueprint: Blueprint, images: TrialImages) -> tuple[int, frozenset[str]]:

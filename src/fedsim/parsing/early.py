@@ -1,11 +1,89 @@
-"""Variables by which launchers describe a process: checked before Lightning and torch read them without a message."""
+"""Steps of a command before the slow imports that parse its line."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
 
-from fedsim.core.errors import ConfigError
+from fedsim.core import spares
+from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.core.nvidia import GPUS, visible_gpus
+from fedsim.core.paths import expanded
+from fedsim.core.run_lock import WAYS, RunLock
+from fedsim.parsing.output import rank_of_this_process
+
+_FEW = 8
+"""this many ranks are started early on any machine; more than two per core may be a typo and could fill the memory"""
+
+_PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from fedsim.core.collector import imports_without_collection
+from fedsim.core.quick_end import prepare_quick_end
+from fedsim.core.spares import become_rank
+prepare_quick_end()
+with imports_without_collection():
+    import fedsim.cli.fit
+become_rank()
+from fedsim.__main__ import command
+sys.exit(command())
+"""
+
+
+def start_ranks(settings: Mapping[str, Any]) -> None:
+    """Start the other ranks of this machine, which import modules while this rank does, and print their number."""
+    if not spares.may_start():
+        return
+    ranks = ranks_asked_for(settings)
+    if 1 < ranks <= max(2 * (os.cpu_count() or 1), _FEW):
+        spares.start(ranks - 1, _PROGRAM)
+        sys.stderr.write(f"starting {ranks} ranks\n")
+        sys.stderr.flush()
+
+
+def ranks_asked_for(settings: Mapping[str, Any], environ: Mapping[str, str] = os.environ, gpus: Path = GPUS) -> int:
+    """Return the number of ranks that ``trainer.devices`` requests.
+
+    Return 1 if the number cannot be determined yet, and for mistakes, which the parser reports. Too small a number does
+    no harm: the missing ranks are started later.
+
+    Args:
+        settings: those of the command line and its config files.
+        environ: environment variables; CUDA_VISIBLE_DEVICES limits the GPUs.
+        gpus: the folder with one folder per GPU.
+    """
+    devices = str(settings.get("trainer.devices", "auto"))
+    if devices in ("auto", "-1") and settings.get("trainer.accelerator", "auto") in ("auto", "gpu", "cuda"):
+        return max(visible_gpus(environ, gpus), 1)
+    return int(devices) if devices.isdigit() else 1
+
+
+def refuse_used_folder(settings: Mapping[str, Any]) -> None:
+    """Refuse a fit whose ``run_dir`` has the results of a run, if it neither continues nor replaces that.
+
+    Only what is certain before the imports is refused here; the fit itself looks again, after its other checks.
+
+    Args:
+        settings: those of the command line and its config files.
+
+    Raises:
+        ConfigError: naming the folder and the ways on.
+    """
+    run_dir, may_go_on = settings.get("run_dir"), settings.get("overwrite") or settings.get("ckpt_path")
+    if run_dir is None or may_go_on or "print_config" in settings or rank_of_this_process() > 0:
+        return
+    try:
+        folder = Path(expanded(str(run_dir), "run_dir"))
+        is_used = (folder / "summary.json").is_file()
+    except (FedSimError, OSError, ValueError):  # the fit names the mistake
+        return
+    if is_used:
+        RunLock(folder).look()
+        raise ConfigError(f"run_dir: {folder} holds a run already; {WAYS}")
+
 
 _NUMBERS = (
     "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
