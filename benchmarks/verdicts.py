@@ -19,6 +19,8 @@ import numpy as np
 from scipy import stats
 from tabulate import tabulate
 
+from fedsim.report.significance import holm
+
 LEVEL = 0.05
 SEEDS = 3
 """of means with deviations; differences by seed are counted"""
@@ -65,15 +67,6 @@ def chance(claim: Claim) -> float:
     ways = np.array([claim.margin + claim.mean, claim.margin - claim.mean])
     low, high = stats.t.sf(ways / claim.error, claim.freedom)
     return min(1.0, 2 * float(max(low, high) if claim.margin else min(low, high)))
-
-
-def holm(chances: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number, in their order."""
-    corrected, largest = [0.0] * len(chances), 0.0
-    for rank, index in enumerate(np.argsort(chances)):
-        largest = max(largest, min(1.0, chances[index] * (len(chances) - rank)))
-        corrected[index] = largest
-    return corrected
 
 
 def verdicts(claims: Sequence[Claim]) -> list[str]:

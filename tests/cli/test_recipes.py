@@ -109,6 +109,22 @@ def test_each_data_set_is_left_out_once(capsys, tmp_path):
         assert row.split()[0] == left_out
 
 
+def test_each_method_of_the_field_fits_the_recipe(capsys):
+    capsys.readouterr()
+    assert (
+        main(["sweep", "--method", "recipes/field", "--left_out", "town0", "town1", "--seeds", "0", "--dry_run"]) == 0
+    )
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if "town0" in line]
+    four = "--data.source={class_path: SyntheticReID, init_args: {clients: 4, unseen: 0, scale: 0.3}}"
+    for line in lines:
+        words = [word for word in line[line.index("fit") + 1 :] if not word.startswith("--run_dir")]
+        assert main(["describe", *words, four, "--trainer.devices=1"]) == 0, words
+        text = capsys.readouterr().out
+        clients = ["union"] if "--config=methods/centralised" in words else ["town1", "town2", "town3"]
+        assert all(f"\n{name} " in text for name in clients)
+    assert len(lines) == 12
+
+
 # -- attacks and rules -------------------------------------------------------------------------------------------------
 
 

@@ -16,11 +16,12 @@ from jsonargparse import ArgumentParser, Namespace
 from fedsim.core.errors import ConfigError, RunsFailedError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import make_folder
-from fedsim.core.paths import FILE, expanded
+from fedsim.core.paths import FILE, PAGE, expanded
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.output import print_text
 from fedsim.report import find_table
 from fedsim.sweep.file import Sweep, num_runs, read_content, sweep_of
+from fedsim.sweep.left_out import UNSEEN, repeated, report_left_out
 from fedsim.sweep.local import Result, check_names, compare_results, run_of_sample, runs_of_sweep, table_of
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.sweep.running import execute, execute_runs
@@ -48,6 +49,12 @@ def _sweep_parser() -> ArgumentParser:
     parser.add_argument(
         "--parallel", type=int, default=1, help="number of runs at the same time, each with GPUs or cores of its own"
     )
+    parser.add_argument(
+        "--left_out", nargs="+", default=[],
+        help="data sets: each run of a grid once without each of them; then also one page of fedsim report --left_out",
+    )  # fmt: skip
+    parser.add_argument("--seeds", nargs="+", type=int, default=[], help="each run of a grid once with each of them")
+    parser.add_argument("--html", type=str | None, help="also write that page into this file")
     parser.add_argument("--count", type=int | None, help="largest number of runs; random and bayes need it")
     parser.add_argument("--seed", type=int, default=0, help="seed of random and bayes")
     parser.add_argument(
@@ -68,7 +75,8 @@ def run(args: list[str]) -> str:
     config = parsed(_sweep_parser(), sweep_args)
     _check(config)
     name, content = _chosen_sweep(config)
-    sweep = _with_common(sweep_of(content, name), common)
+    sweep = _with_common(repeated(sweep_of(content, name), config.left_out, config.seeds), common)
+    _check_page(config.html, sweep)
     if config.print:
         return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
     for table in config.compare:
@@ -88,6 +96,8 @@ def run(args: list[str]) -> str:
     results = execute_runs(runs, sweep.metric, config.parallel)
     print_text(f"{table_of(results, sweep)}\n")  # before the comparison, which may fail
     failed = sum(result.code != 0 for result in results)
+    if not failed and (page := report_left_out(results, config.html)):
+        print_text(f"{page}\n")
     _compare([result for result in results if result.code == 0], config.compare)
     if failed:
         raise RunsFailedError(f"{failed} of {len(results)} runs failed; call the sweep again to repeat only those")
@@ -133,8 +143,19 @@ def _check(config: Namespace) -> None:
         )
     if config.parallel < 1 or (config.parallel > 1 and not config.local):
         raise ConfigError("--parallel: must be at least 1, and more than 1 needs --local")
+    if config.paper is not None and config.left_out:
+        raise ConfigError("--left_out: is not for --paper, whose rows have their own data; leave it out")
     if config.compare and not config.local:
         raise ConfigError("--compare: without --local, no run is trained that could be compared; give --local")
+
+
+def _check_page(page: str | None, sweep: Sweep) -> None:
+    """Raise an error before hours of training if the page cannot be written after them."""
+    if page is not None:
+        if UNSEEN not in sweep.parameters:
+            raise ConfigError("--html: is a page of left-out data sets, and these runs leave none out; give --left_out")
+        PAGE.check(page, "--html")
+        import fedsim.report.html.page  # noqa: F401 - needs an optional library
 
 
 def _chosen_sweep(config: Namespace) -> tuple[str, Any]:

@@ -134,6 +134,7 @@ _FIGURES = (".eps", ".jpeg", ".jpg", ".pdf", ".pgf", ".png", ".ps", ".svg", ".sv
 
 FILE, FOLDER, RUN = PathKind("file"), PathKind("folder"), PathKind("checkpoint or run directory")
 OUTPUT_FOLDER = PathKind("folder", is_written=True)
+PAGE = PathKind("file", is_written=True, suffixes=(".html", ".htm"))
 
 Config = Annotated[str | list[str], PathKind("file", is_read_later=True)]
 InputFile = Annotated[str, PathKind("file")]
@@ -145,7 +146,7 @@ OutputFolder = Annotated[str, OUTPUT_FOLDER]
 Picture = Annotated[str, PathKind("file", is_written=True, suffixes=_IMAGES)]
 NewPicture = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=_IMAGES)]
 Figure = Annotated[str, PathKind("file", is_written=True, suffixes=_FIGURES)]
-Page = Annotated[str, PathKind("file", is_written=True, suffixes=(".html", ".htm"))]
+Page = Annotated[str, PAGE]
 Arrays = Annotated[str, PathKind("file", is_written=True, suffixes=(".npz",))]
 Table = Annotated[str, PathKind("file", is_written=True, suffixes=(".csv",))]
 Settings = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=(".yaml", ".yml", ".json"))]

@@ -142,8 +142,12 @@ def group_runs(folders: list[Path]) -> list[RunGroup]:
     return group_opened([read_run(folder) for folder in folders])
 
 
-def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
+def group_opened(opened: Sequence[Run], rotated: str = "") -> list[RunGroup]:
     """Group the runs that differ only in the seed, and name the groups; one that was changed on the way is marked.
+
+    Args:
+        opened: the runs.
+        rotated: an option in which runs of one name may differ, as their data then do; their labels have its value.
 
     Raises:
         ConfigError: if the user gives a name to runs with different settings.
@@ -151,17 +155,32 @@ def group_opened(opened: Sequence[Run]) -> list[RunGroup]:
     by_experiment: dict[tuple[str, Experiment], list[Run]] = {}
     for run in opened:
         by_experiment.setdefault((run.name, run.experiment), []).append(run)
-    names = [name for name, _ in by_experiment if name]
-    if repeated := next((name for name in names if names.count(name) > 1), None):
-        first, second = [runs[0] for (name, _), runs in by_experiment.items() if name == repeated][:2]
-        reason = "; ".join(_differences(first, second)[:3])
-        raise ConfigError(f"runs: {repeated} names runs with different settings ({reason}); give each its own name")
-    labels = name_variants([runs[0] for runs in by_experiment.values()])
+    firsts = [runs[0] for runs in by_experiment.values()]
+    _refuse_one_name(firsts, rotated)
+    labels = name_variants(firsts)
     groups = []
     for (name, experiment), label, runs in zip(by_experiment, labels, by_experiment.values(), strict=True):
+        user_label = f"{name}, {rotated} {runs[0].setting(rotated)}" if name and rotated else name
         marks = [", changed"] * bool(experiment.changes) + [f", ended {experiment.end}"] * bool(experiment.end)
-        groups.append(RunGroup(printable("".join([name or label, *marks])), tuple(runs)))
+        groups.append(RunGroup(printable("".join([user_label or label, *marks])), tuple(runs)))
     return groups
+
+
+def _refuse_one_name(runs: Sequence[Run], rotated: str) -> None:
+    """Raise ConfigError if the user gives one name to different experiments, which ``runs`` has one of each."""
+    by_name: dict[str, Run] = {}
+    for run in runs:
+        first = by_name.setdefault(run.name, run)
+        if not run.name or first is run:
+            continue
+        reasons = _differences(first, run)
+        if is_rotation := bool(rotated) and first.setting(rotated) != run.setting(rotated):
+            reasons = [r for r in reasons if r != "the data" and not r.startswith(f"{rotated} ")]
+        if reasons or not is_rotation:
+            differing = "; ".join(reasons[:3])
+            raise ConfigError(
+                f"runs: {run.name} names runs with different settings ({differing}); give each its own name"
+            )
 
 
 def splits(groups: Sequence[RunGroup]) -> Iterator[str]:

@@ -163,14 +163,13 @@ def left_out_blocks(groups: Sequence[RunGroup], metric: str, rule: Rule) -> list
         ConfigError: unless each run leaves out exactly one data set by ``data.unseen``, or if the rule is oracle.
     """
     refuse_oracle(rule, "--left_out")
-    methods = by_method(groups, "--left_out")
-    names = sorted({name for rotations in methods for name in rotations})
-    firsts = [next(rotations[name] for name in names if name in rotations).runs[0] for rotations in methods]
+    methods = named_methods(groups, "--left_out")
+    names = sorted({name for _, rotations in methods for name in rotations})
     shown = shown_metrics(metric)
     lines: list[list[str]] = []
     second: list[list[str]] = []
     kinds: list[str] = []
-    for label, rotations in zip(name_variants(firsts), methods, strict=True):
+    for label, rotations in methods:
         for model_kind in KINDS:
             choices = {n: choice_of(rotations[n], metric_name("test", model_kind, n), shown, rule) for n in rotations}
             cells = [choices[name].cell("chosen") if name in choices else "-" for name in names]
@@ -196,16 +195,36 @@ def left_out_blocks(groups: Sequence[RunGroup], metric: str, rule: Rule) -> list
     ]
 
 
+def named_methods(groups: Sequence[RunGroup], option: str) -> list[tuple[str, Rotations]]:
+    """Return the name of each method, the user's own or that of the variant, and its rotations in alphabetical order.
+
+    ``option`` and errors: see :func:`rotations_of`.
+    """
+    methods = [dict(sorted(rotations.items())) for rotations in by_method(groups, option)]
+    firsts = [next(iter(rotations.values())).runs[0] for rotations in methods]
+    return [
+        (run.name or variant, each) for run, variant, each in zip(firsts, name_variants(firsts), methods, strict=True)
+    ]
+
+
 def by_method(groups: Sequence[RunGroup], option: str) -> list[Rotations]:
     """Return each method's rotations: name of the left-out data set -> the runs without it.
 
     Runs are of one method if only the left-out data set differs. ``option`` and errors: see :func:`rotations_of`.
+
+    Raises:
+        ConfigError: if runs of one method leave out one data set, and are still no seeds of one experiment.
     """
     methods: dict[str, Rotations] = {}
     for name, group in rotations_of(groups, option):
         run = group.runs[0]
         entries = {option: v for option, v in values_of_experiment(run.settings).items() if option != UNSEEN}
-        methods.setdefault(digest(entries) if entries else str(run.folder), {})[name] = group
+        method = methods.setdefault(run.name or (digest(entries) if entries else str(run.folder)), {})
+        if name in method:
+            first = method[name].runs[0]
+            reasons = " and ".join(run.experiment.differs_in(first.experiment))
+            raise ConfigError(f"{option}: {first.folder} and {run.folder} differ in {reasons}; omit one of them")
+        method[name] = group
     return list(methods.values())
 
 

@@ -98,6 +98,19 @@ def over_seeds(first: Floats, second: Floats) -> Estimate:
     return Estimate(value, float(low), float(high), float(test.pvalue), over)
 
 
+def holm(chances: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number, in their order (Holm, Scandinavian Journal of Statistics 6, 1979).
+
+    >>> holm([0.04, 0.01])
+    [0.04, 0.02]
+    """
+    corrected, largest = [0.0] * len(chances), 0.0
+    for rank, index in enumerate(np.argsort(chances)):
+        largest = max(largest, min(1.0, chances[index] * (len(chances) - rank)))
+        corrected[index] = largest
+    return corrected
+
+
 def intervals_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: Sequence[str]) -> Block:
     """Return a table of the delivered models' scores at the last evaluation, with intervals over people.
 
@@ -113,7 +126,7 @@ def intervals_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: S
                     continue
                 estimate = over_people(queries.scores[metric], queries.pids)
                 model_kind, value = kind_of_last(group, name, metric), _percent(estimate.value)
-                lines.append([group.label, model_kind, name, metric, value, _interval(estimate), estimate.over])
+                lines.append([group.label, model_kind, name, metric, value, interval_text(estimate), estimate.over])
     note = "95 % bootstrap interval over people, each with all their queries; a query's score is the mean over seeds"
     notes = [note, *missing]
     return Block(["run", "model", "data set", "score", "mean", "interval", "over"], lines, tuple(notes), num_left=4)
@@ -138,7 +151,7 @@ def differences_table(groups: Sequence[RunGroup], names: Sequence[str], metrics:
     headers = ["difference", "data set", "score", "points", "interval", "p", "p adjusted", "over"]
     adjusted = _adjusted([estimate.p for *_, estimate in tests])
     lines = [
-        [label, name, metric, f"{100 * e.value:+.1f}", _interval(e), _chance(e.p), _chance(p), e.over]
+        [label, name, metric, f"{100 * e.value:+.1f}", interval_text(e), chance_text(e.p), chance_text(p), e.over]
         for (label, name, metric, e), p in zip(tests, adjusted, strict=True)
     ]
     notes = [
@@ -211,9 +224,11 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _interval(estimate: Estimate) -> str:
+def interval_text(estimate: Estimate) -> str:
+    """Write an interval in percent; ``-`` without one."""
     return f"{_percent(estimate.low)} to {_percent(estimate.high)}" if np.isfinite(estimate.low) else "-"
 
 
-def _chance(p: float) -> str:
+def chance_text(p: float) -> str:
+    """Write p; ``-`` if it is unknown."""
     return "-" if not np.isfinite(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"

@@ -74,7 +74,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trials:
+class SearchTrials:
     """All trials of a search."""
 
     study: optuna.Study
@@ -128,7 +128,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: is not a study of fedsim sweep ({first_line(error)}); was it edited?") from error
 
 
-def read_trials(folder: Path) -> Trials:
+def read_trials(folder: Path) -> SearchTrials:
     """Read the trials of a search; raise DataError if the file is damaged."""
     path = folder / STUDY_FILE
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -137,7 +137,7 @@ def read_trials(folder: Path) -> Trials:
         trials, metric = study.get_trials(deepcopy=False), str(study.user_attrs["metric"])
     repeated = {trial.user_attrs.get("repeats") for trial in trials}
     rows = tuple(_row(trial, folder) for trial in trials if trial.number not in repeated)
-    return Trials(
+    return SearchTrials(
         study=study, metric=metric, maximize=study.direction == StudyDirection.MAXIMIZE, rows=rows,
         distributions={name: scale for trial in trials for name, scale in trial.distributions.items()},
     )  # fmt: skip

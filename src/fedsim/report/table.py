@@ -16,7 +16,8 @@ from fedsim.report.convergence import convergence_table, fairness_table
 from fedsim.report.figure import draw_cmc, draw_curves, draw_participation, draw_scores, draw_tradeoff
 from fedsim.report.groups import RunGroup, group_opened, named_folder, open_runs, shown_metrics
 from fedsim.report.layout import Block, Format
-from fedsim.report.leave_one_out import honest_rule, left_out_blocks
+from fedsim.report.leave_one_out import UNSEEN, honest_rule, left_out_blocks, named_methods
+from fedsim.report.left_out_differences import left_out_differences, left_out_work
 from fedsim.report.rules import Rule, RuleName
 from fedsim.report.runs import METRICS
 from fedsim.report.scores import all_sets, score_block, titles_of
@@ -65,10 +66,12 @@ def report(
         target: also print the first round that reaches a score, and the bytes sent until then: METRIC=PERCENT is the
             mean over clients' test sets, SET/METRIC=PERCENT one test set.
         fairness: also print the spread of scores over clients' test sets.
-        significance: also test whether methods differ, over seeds and over people, with 95 % confidence intervals.
+        significance: also test whether methods differ, over seeds and over people, with 95 % confidence intervals. With
+            left_out: each method against the first one, over seeds, with its drop.
         left_out: instead, print runs that each leave out another data set by data.unseen: a table with a column per
-            left-out data set and the mean over these, and one of the rounds that were chosen, the best ones on the
-            left-out set, and the gap between both. With compare: all columns of the paper's table.
+            left-out data set and the mean over these, one of the rounds that were chosen, the best ones on the
+            left-out set, and the gap between both, and one of the methods' images and steps. With compare: all columns
+            of the paper's table.
         unfinished: also show unfinished runs if other runs are finished.
         compare: instead, print the runs next to a paper's published numbers: 003, or one table of it: 003/table4.
         format: table for a terminal, markdown, latex (booktabs), or csv (a number per line); with the last three, notes
@@ -93,25 +96,28 @@ def report(
         from fedsim.report.html.page import write_page  # needs an optional library
     folders = [named_folder(run) for run in runs]
     opened, omitted = open_runs([folder for folder, _ in folders], unfinished, [name for _, name in folders])
-    groups = group_opened(opened)
+    groups = group_opened(opened, UNSEEN if left_out else "")
     if metric is None:
         metric = "top1" if compare is None and all(run.classifies for run in opened) else "mAP"
     chosen = Rule(name=rule or "last", sets=tuple(sets or ()), horizon=horizon, by=by or "rank1")
+    tables: list[tuple[str, Block]] = []
     if compare is not None:
         is_given = rule is not None
         compared = compare_with(compare, groups, metric, chosen, is_given=is_given, left_out=left_out)
         parts = [compared, *_texts([] if further is None else further(groups), format, omitted)]
     else:
         if left_out:
-            blocks = left_out_blocks(groups, metric, chosen if rule is not None else honest_rule(opened))
+            chosen = chosen if rule is not None else honest_rule(opened)
+            tables = _tables_of_left_out(groups, metric, chosen, significance)
+            blocks = [block for _, block in tables]
         else:
             blocks = [score_block(groups, metric, chosen)]
-        blocks += _further_blocks(groups, metric, chosen, target, fairness, significance)
+        blocks += _further_blocks(groups, metric, chosen, target, fairness, significance and not left_out)
         blocks += [] if further is None else further(groups)
         parts = _texts(blocks, format, omitted)
     written = _draw(groups, metric, chosen, [figure, curves, cmc, tradeoff, participation])
     if html is not None:
-        write_page(Path(html), groups, metric, chosen, compare, omitted)
+        write_page(Path(html), groups, metric, chosen, compare, omitted, tables)
         written.append(f"wrote {html}")
     if format == "table":
         return "\n\n".join([*parts, *written])
@@ -125,6 +131,18 @@ def _check_options(metric: str | None, compare: str | None, format_: Format) -> 
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if compare is not None and format_ != "table":
         raise ConfigError(f"--format: {format_} does not support --compare; use table, or leave --compare out")
+
+
+def _tables_of_left_out(
+    groups: Sequence[RunGroup], metric: str, rule: Rule, significance: bool
+) -> list[tuple[str, Block]]:
+    """Return the tables of runs that leave data sets out, with their titles."""
+    methods = named_methods(groups, "--left_out")
+    scores, choices = left_out_blocks(groups, metric, rule)
+    tables = [("Left-out data sets", scores), ("The choice beside the oracle", choices)]
+    if significance:
+        tables.append(("Differences to the first method", left_out_differences(methods, metric, rule)))
+    return tables + ([("Work", left_out_work(methods))] if len(methods) > 1 else [])
 
 
 def _further_blocks(

@@ -8,14 +8,14 @@ from collections import Counter
 import optuna
 
 from fedsim.report.layout import Block
-from fedsim.report.study import TrialRow, Trials
+from fedsim.report.study import SearchTrials, TrialRow
 
 _LEAST = 10
 """complete trials below which no importance is computed: it would be chance"""
 _ORDER = ("complete", "pruned", "failed", "running")
 
 
-def importances(trials: Trials) -> dict[str, float]:
+def importances(trials: SearchTrials) -> dict[str, float]:
     """Return option -> share of the variance of the score over the space that it explains, the largest first.
 
     It is fANOVA (Hutter et al., ICML 2014) by Optuna: a random forest of the complete trials. Empty with fewer than ten
@@ -30,7 +30,7 @@ def importances(trials: Trials) -> dict[str, float]:
     return {option: float(share) for option, share in shares.items()}
 
 
-def trial_block(trials: Trials) -> Block:
+def trial_block(trials: SearchTrials) -> Block:
     """Return a table with a row per trial, the best first; a pruned trial has no score, but its state."""
     options = list(dict.fromkeys(option for row in trials.rows for option in row.settings))
     rows = sorted(trials.rows, key=lambda row: _place(row, trials))
@@ -49,7 +49,7 @@ def short_names(options: list[str]) -> list[str]:
     return [short if last[short := option.rpartition(".")[2]] == 1 else option for option in options]
 
 
-def _place(row: TrialRow, trials: Trials) -> tuple[int, bool, float, int]:
+def _place(row: TrialRow, trials: SearchTrials) -> tuple[int, bool, float, int]:
     score = 0.0 if row.score is None or math.isnan(row.score) else row.score
     is_nan = row.score is not None and math.isnan(row.score)
     return _ORDER.index(row.state), is_nan, -score if trials.maximize else score, row.number
@@ -64,7 +64,7 @@ def _state(row: TrialRow) -> str:
     return row.state
 
 
-def _counts(trials: Trials) -> str:
+def _counts(trials: SearchTrials) -> str:
     """Return the numbers of trials by state, and what pruned means."""
     counts = Counter(row.state for row in trials.rows)
     states = ", ".join(f"{counts[state]} {state}" for state in _ORDER if counts[state])
@@ -72,7 +72,7 @@ def _counts(trials: Trials) -> str:
     return f"trials: {states or 'none'}{pruned if counts['pruned'] else ''}"
 
 
-def _notes(trials: Trials) -> list[str]:
+def _notes(trials: SearchTrials) -> list[str]:
     """Return lines about the best trial, the way to it, the importance of options, and failures."""
     notes = []
     if trials.records:

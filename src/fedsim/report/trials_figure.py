@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from fedsim.core.errors import DataError
 from fedsim.report.image_file import new_figure, save_figure
 from fedsim.report.series import style_of
-from fedsim.report.study import TrialRow, Trials
+from fedsim.report.study import SearchTrials, TrialRow
 from fedsim.report.trials import importances, short_names
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _Scale:
         return [scale.low, scale.high]
 
 
-def draw_trials(trials: Trials, path: Path) -> None:
+def draw_trials(trials: SearchTrials, path: Path) -> None:
     """Draw a search into an image file.
 
     A line of the parallel coordinates is a trial; colours are scores of complete ones, others are grey and broken.
@@ -74,7 +74,7 @@ def draw_trials(trials: Trials, path: Path) -> None:
         save_figure(figure, path, "--figure")
 
 
-def _draw_parallel(axes: Axes, trials: Trials, options: list[str]) -> None:
+def _draw_parallel(axes: Axes, trials: SearchTrials, options: list[str]) -> None:
     import matplotlib as mpl
     from matplotlib.colors import Normalize
 
@@ -116,20 +116,20 @@ def _shortened(name: str) -> str:
     return name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
 
 
-def _rank(row: TrialRow, trials: Trials) -> float:
+def _rank(row: TrialRow, trials: SearchTrials) -> float:
     if row.score is None or math.isnan(row.score):
         return -math.inf
     return row.score if trials.maximize else -row.score
 
 
-def _line(row: TrialRow, trials: Trials, colours: Colormap, shade: Normalize) -> dict[str, Any]:
+def _line(row: TrialRow, trials: SearchTrials, colours: Colormap, shade: Normalize) -> dict[str, Any]:
     if row not in trials.complete:
         return {"color": _GREY, "linestyle": "--", "linewidth": 0.7, "alpha": 0.7}
     is_best = row is trials.records[-1]
     return {"color": colours(shade(row.score or 0.0)), "linewidth": 2.2 if is_best else 1.0}
 
 
-def _draw_best(axes: Axes, trials: Trials) -> None:
+def _draw_best(axes: Axes, trials: SearchTrials) -> None:
     """Draw the score of each trial, the best so far, and the last score of pruned trials."""
     from matplotlib.ticker import MaxNLocator
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from fedsim._version import __version__
 from fedsim.report.layout import Block, Format
-from fedsim.report.study import Trials, read_trials
+from fedsim.report.study import SearchTrials, read_trials
 from fedsim.report.trials import trial_block
 from fedsim.report.trials_figure import draw_trials
 
@@ -38,7 +38,7 @@ def trials_report(folder: Path, format_: Format = "table", figure: str | None = 
     return block.text(format_)
 
 
-def _write_page(trials: Trials, block: Block, folder: Path, path: Path) -> None:
+def _write_page(trials: SearchTrials, block: Block, folder: Path, path: Path) -> None:
     """Write the table, sortable, and the figure into one file that needs no network."""
     from fedsim.report.html.page import embedded, write_template  # needs optional libraries
 

@@ -23,7 +23,7 @@ class EarlyStop:
 
 
 def early_stop_of(fields: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]) -> EarlyStop:
-    """Return what the field early_terminate describes; call ``refuse`` with field and message if it is wrong.
+    """Return the rule of the field early_terminate; call ``refuse`` with field and message if it is wrong.
 
     ``min_iter`` is the first comparison. ``max_iter`` with ``s`` asks for ``s`` of them, of which the last is after
     ``max_iter / eta`` evaluations, as in W&B's code; those before the first evaluation are left out.

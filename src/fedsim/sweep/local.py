@@ -105,7 +105,7 @@ def run_of_sample(sweep: Sweep, sample: Sample, root: Path) -> SweepRun:
 
 def table_of(results: Sequence[Result], sweep: Sweep) -> str:
     """Return a table of the runs, the best first and failed ones last, with a line per failure below."""
-    metric, shown = sweep.metric, _differing(results)
+    metric, shown = sweep.metric, options_that_differ(results)
 
     def order(result: Result) -> tuple[bool, bool, float]:
         score = result.score(metric)
@@ -131,21 +131,22 @@ def compare_results(results: Sequence[Result], table: str) -> str:
     ``table`` names the paper, or its table, as for :func:`fedsim.report.compare_with`.
     """
     runs = {result.run.folder: result.run for result in results if result.code == 0}
-    shown = [name for name in _differing(results) if name != "seed_everything"]
+    shown = [name for name in options_that_differ(results) if name != "seed_everything"]
     groups = [
-        replace(group, label=_label(runs[group.runs[0].folder].sample, shown) or group.label)
+        replace(group, label=label_of(runs[group.runs[0].folder].sample, shown) or group.label)
         for group in group_runs(list(runs))
     ]
     return compare_with(table, groups, "mAP", Rule(), is_given=False)
 
 
-def _differing(results: Sequence[Result]) -> list[str]:
+def options_that_differ(results: Sequence[Result]) -> list[str]:
+    """Return the names of the settings that are not the same in all runs of a sweep."""
     names = results[0].run.sample if results else ()
     return [name for name in names if len({str(result.run.sample[name]) for result in results}) > 1]
 
 
-def _label(sample: Sample, shown: Sequence[str]) -> str:
-    """A short text for a run: its settings, config files and rows of papers by name."""
+def label_of(sample: Sample, shown: Sequence[str]) -> str:
+    """Return a short text for a run: its settings, config files and rows of papers by name."""
     words = [
         Path(sample[name]).stem if name in ("config", "paper") else f"{short}={_value(sample[name])}"
         for name, short in zip(shown, _short_names(shown), strict=True)

@@ -39,7 +39,13 @@ _WIDEST = 1400
 
 
 def write_page(
-    path: Path, groups: Sequence[RunGroup], metric: str, rule: Rule, compare: str | None, left_out: Sequence[str]
+    path: Path,
+    groups: Sequence[RunGroup],
+    metric: str,
+    rule: Rule,
+    compare: str | None,
+    left_out: Sequence[str],
+    tests: Sequence[tuple[str, Block]] = (),
 ) -> None:
     """Write a page about runs into one file, which needs no network.
 
@@ -50,6 +56,7 @@ def write_page(
         rule: rule of the tables and bars.
         compare: a paper, or one table of it, of published numbers; None: all papers that share test sets with the runs.
         left_out: lines about runs that are not shown.
+        tests: tables with their titles in place of those of all pairs of groups.
 
     Raises:
         DataError: if the file cannot be written, or a run lacks data that the page needs.
@@ -67,7 +74,8 @@ def write_page(
         "all_scores": _all_scores(groups, names, rule),
         "meaning": MEANING,
         "plots": plots.plots_of(groups, titles_of(names), metric, rule),
-        "tests": [
+        "tests": tests
+        or [
             ("Intervals", intervals_table(groups, names, shown_metrics(metric))),
             ("Differences between methods", differences_table(groups, names, shown_metrics(metric))),
         ],

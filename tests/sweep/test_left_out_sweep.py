@@ -1,0 +1,125 @@
+"""``fedsim sweep --left_out``: methods without each data set and with each seed, and one page of all runs."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedsim.__main__ import main
+from fedsim.core.errors import ConfigError
+from fedsim.sweep.file import samples
+from fedsim.sweep.left_out import repeated, report_left_out
+from fedsim.sweep.local import Result, SweepRun
+from small import refuse
+from sweep_files import read_sweep
+from tiny_run import TINY
+
+
+def commands(capsys, *words):
+    """The command lines of a sweep, each as its words."""
+    capsys.readouterr()
+    assert main(["sweep", *words, "--dry-run"]) == 0
+    return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_sets_and_seeds_replace_those_of_the_file(write_sweep):
+    sweep = read_sweep(write_sweep(parameters={"a": {"values": [1, 2]}, "seed_everything": {"value": 9}}))
+    assert repeated(sweep, [], []) == sweep
+    runs = list(samples(repeated(sweep, ["x", "y"], [3, 4])))
+    assert [(run["a"], run["data.unseen"], run["seed_everything"]) for run in runs] == [
+        (a, [name], seed) for a in (1, 2) for seed in (3, 4) for name in ("x", "y")
+    ]
+    drawn = read_sweep(write_sweep(method="random", parameters={"a": {"min": 0.0, "max": 1.0}}))
+    for sets, seeds, option in ((["x", "y"], [], "--left_out"), ([], [1, 2], "--seeds")):
+        with pytest.raises(ConfigError, match=f"{option}: .* draws its runs, and cannot repeat them"):
+            repeated(drawn, sets, seeds)
+
+
+def test_the_field_is_each_method_without_each_set_with_each_seed(capsys):
+    lines = commands(capsys, "--method", "recipes/field")
+    methods = list(dict.fromkeys(word for line in lines for word in line if word.startswith("--config=")))[-12:]
+    assert methods[0] == "--config=methods/fedpav", "with which all others are compared"
+    assert len({*methods}) == 12
+    assert len(lines) == len({tuple(line[:-1]) for line in lines}) == 12 * 3 * 3
+    small = commands(capsys, "--method", "recipes/field", "--config", "quickstart", "--left_out", "town3", "town4",
+                     "--seeds", "5", "6", "7", "8")  # fmt: skip
+    assert len(small) == 12 * 2 * 4
+    assert {word for line in small for word in line if "data.unseen" in word} == {
+        "--data.unseen=['town3']", "--data.unseen=['town4']"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["--left_out", "a", "b", "a"], "--left_out: a is given twice; give it once"),
+    (["--left_out", ""], "--left_out: the name is empty"),
+    (["--seeds", "1", "1"], "--seeds: 1 is given twice; give it once"),
+    (["--seeds", "-1"], "--seeds: -1"),
+    (["--html", "field.txt"], "field.txt ends with .txt, not with one of .html, .htm; name another"),
+])  # fmt: skip
+def test_wrong_words_are_one_line_before_the_first_run(words, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert line in refuse(capsys, "sweep", "--method", "recipes/field", "--local", *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_has_no_left_out_sets_is_refused(capsys):
+    line = refuse(capsys, "sweep", "--method", "local", "--local", "--html", "a.html")
+    assert "--html: is a page of left-out data sets, and these runs leave none out; give --left_out" in line
+    line = refuse(capsys, "sweep", "--paper", "003/figure4_batch_sizes", "--local", "--left_out", "a", "b")
+    assert "--left_out: is not for --paper, whose rows have their own data" in line
+
+
+def test_a_failed_run_leaves_no_page(write_sweep, tmp_path, capsys):
+    file = write_sweep(
+        command=["${interpreter}", "-c", "raise SystemExit(1)", "${args}"], parameters={"a": {"value": 1}}
+    )
+    page, words = tmp_path / "page.html", ["--local", "--left_out", "x", "y", "--run_dir", str(tmp_path / "runs")]
+    assert main(["sweep", str(file), *words, "--html", str(page)]) == 1
+    assert "2 of 2 runs failed; call the sweep again to repeat only those" in capsys.readouterr().err
+    assert not page.exists()
+
+
+def test_runs_that_leave_out_one_set_have_no_page():
+    runs = [SweepRun({"data.unseen": ["x"], "seed_everything": seed}, (), Path("runs", str(seed))) for seed in (0, 1)]
+    assert report_left_out([Result(run, 0, {}) for run in runs], None) == ""
+
+
+@pytest.mark.slow
+def test_methods_on_drawn_people_are_one_command_and_one_page(tmp_path, capfd, quick_python):
+    config, root, page = tmp_path / "tiny.yaml", tmp_path / "runs", tmp_path / "field.html"
+    config.write_text(TINY)
+    sweep = tmp_path / "two.yaml"
+    sweep.write_text(
+        json.dumps({
+            "program": "fedsim", "method": "grid", "metric": {"name": "val/mAP", "goal": "maximize"},
+            "parameters": {"config": {"values": ["methods/fedpav", "recipes/standardise"]}},
+            "command": ["${program}", "fit", f"--config={config}", "${args}"],
+        })
+    )  # fmt: skip
+    repeats = ["--left_out", "town0", "town1", "--seeds", "0", "1"]
+    short = ["--", "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]
+    words = ["sweep", str(sweep), "--local", *repeats, "--run_dir", str(root), "--html", str(page), *short]
+    assert main(words) == 0
+    output = capfd.readouterr().out
+    scores = {}
+    for path in root.glob("*/summary.json"):
+        summary = json.loads(path.read_text())
+        (name,) = set(summary["unseen"]) & {"town0", "town1"}
+        style = "standardise" if "kind: standardise" in (path.parent / "config.yaml").read_text() else "fedpav"
+        scores[style, name, summary["seed"]] = summary["best"]["metrics"][f"test/global/{name}/mAP"]
+    assert len(scores) == 8
+    rows = [line.split() for line in output.splitlines()]
+    for style in ("fedpav", "standardise"):
+        for name in ("town0", "town1"):
+            (row,) = [row for row in rows if row[:4] == [style, "global", name, "mAP"]]
+            assert row[4] == f"{50 * sum(scores[style, name, seed] for seed in (0, 1)):.1f}"
+            gain = 50 * sum(scores["standardise", name, seed] - scores["fedpav", name, seed] for seed in (0, 1))
+            assert style == "fedpav" or row[8] == f"{gain:+.1f}"
+    assert "less fedpav" in output
+    assert "NOT EQUAL WORK" not in output
+    assert "Differences to the first method" in page.read_text()
+    page.unlink()
+    assert main(words) == 0  # nothing is trained twice
+    assert capfd.readouterr().out == output
+    assert page.is_file()
