@@ -159,8 +159,8 @@ class FlatParameters:
             if entry.kind == "parameter":
                 owner.get_parameter(leaf).data = view
             else:
-                alone = view.data  # as autograd sees it: another buffer that changes leaves its version as it is
-                owner.register_buffer(leaf, alone, persistent=leaf not in owner._non_persistent_buffers_set)
+                view = view.data  # as autograd sees it: another buffer that changes leaves its version as it is
+                owner.register_buffer(leaf, view, persistent=leaf not in owner._non_persistent_buffers_set)
             if entry.numel:  # an empty tensor has no address
                 self._addresses.append((entry.name, owner, leaf, start + entry.offset * size))
 

@@ -217,8 +217,9 @@ class QueryScores:
     @staticmethod
     def from_table(table: Floats) -> QueryScores:
         """Undo :meth:`to_table`."""
+        first, *scores = table.T[:COLUMNS]
         hits = table[:, COLUMNS:] if table.shape[1] > COLUMNS else None
-        return replace(QueryScores(*table.T[:COLUMNS]), first=table[:, 0].astype(np.int64), expected_hits=hits)
+        return replace(QueryScores(first.astype(np.int64), *scores), expected_hits=hits)
 
 
 COLUMNS = len(fields(QueryScores)) - 1
