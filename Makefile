@@ -53,7 +53,7 @@ test-oldest: OLDEST ?= $(VENV)-oldest
 test-oldest:  ## run fast tests, and those of ranks and devices, with the lower bounds of all packages: several GB, 20 minutes
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
-	$(OLDEST)/bin/python -m pip install --quiet -c tests/oldest.txt -e '.[test,faiss,wandb,models,privacy,report,completion,cuhk03,onnx,tensorboard]'
+	$(OLDEST)/bin/python -m pip install --quiet -c tests/oldest.txt -e '.[test,faiss,wandb,models,privacy,report,search,completion,cuhk03,onnx,tensorboard]'
 	$(OLDEST)/bin/python -m $(PYTEST) -m "not slow and not dist and not others"
 	$(OLDEST)/bin/python -m $(PYTEST) -m "(slow or dist) and not others and not cluster" $(OLD_TESTS)
 

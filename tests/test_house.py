@@ -299,6 +299,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "short_help": {"_action_groups", "_actions", "_group_actions"},
         "error_lines": {"_actions"},
     },
+    "optuna": {"search": {"_trial_id"}},
     "torch": {
         "apfl": {"_foreach_mul_"},
         "blueprint": {"_backward_hooks"},

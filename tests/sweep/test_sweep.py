@@ -31,8 +31,7 @@ OF_SEVERAL_METHODS = {"base", "pruned", "reference", "restyling"}
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 WRONG = [
-    ({"method": "bayes"}, "method", "needs W&B's server"),
-    ({"method": "grdi"}, "method", "choose from grid, random"),
+    ({"method": "grdi"}, "method", "choose from bayes, grid, random"),
     ({"methods": "grid"}, "methods", "choose from command"),
     ({"metric": None}, "metric", "is missing; give its name, such as val/mAP"),
     ({"metric": "val/mAP"}, "metric", "expected names"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.extras import load_extra
 from fedsim.parsing.error_lines import parsed
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
+from fedsim.report.run_folders import STUDY_FILE
 from fedsim.report.table import report
 
 _FLAGS = {
@@ -29,7 +33,7 @@ def run(args: list[str]) -> str:
     parser = ArgumentParser(
         exit_on_error=False, allow_abbrev=False, prog="fedsim report", description="Print a table over runs."
     )
-    runs = "run directories of fedsim fit, or NAME=DIRECTORY; several seeds become mean and spread"
+    runs = "run directories of fedsim fit, or NAME=DIRECTORY; several seeds become mean and spread; or a search"
     parser.add_argument("runs", nargs="+", help=runs)
     parser.add_function_arguments(report, skip={"runs", "further", *_FLAGS})
     parser.add_argument("--queries", type=str | list[str] | None, default=None, help=_QUERIES)
@@ -38,12 +42,26 @@ def run(args: list[str]) -> str:
     for name, description in _FLAGS.items():
         parser.add_argument(f"--{name}", action="store_true", help=description)
     config = parsed(parser, args).as_dict()
+    if any((Path(folder) / STUDY_FILE).is_file() for folder in config["runs"]):
+        return _report_on_trials(config, parser.get_defaults().as_dict())
     if config.pop("best"):
         if config["rule"] not in (None, "best"):
             raise ConfigError(f"--best: contradicts --rule {config['rule']}; give one of them")
         config["rule"] = "best"
     further = _further(config.pop("queries"), config.pop("confusion"))
     return report(**config, further=further)
+
+
+def _report_on_trials(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """Return the report on the folder of a search, which has few options."""
+    folder = config["runs"][0]
+    if len(config["runs"]) > 1:
+        raise ConfigError(f"runs: {folder} is the folder of a search; give it alone, or run directories")
+    for option, value in config.items():
+        if option not in ("runs", "format", "figure", "html") and value != defaults[option]:
+            raise ConfigError(f"--{option}: is not for the folder of a search, {folder}; give run directories in it")
+    trials = load_extra("fedsim.report.trials_report", folder, "search")
+    return str(trials.trials_report(Path(folder), config["format"], config["figure"], config["html"]))
 
 
 def _further(queries: str | list[str] | None, confusion: bool) -> Callable[[Sequence[RunGroup]], list[Block]] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,15 +14,18 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.errors import ConfigError, RunsFailedError
+from fedsim.core.extras import load_extra
 from fedsim.core.files import make_folder
 from fedsim.core.paths import FILE, expanded
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.output import print_text
 from fedsim.report import find_table
-from fedsim.sweep.file import read_content, sweep_of
-from fedsim.sweep.local import check_names, compare_results, runs_of_sweep, table_of
+from fedsim.sweep.file import Sweep, num_runs, read_content, sweep_of
+from fedsim.sweep.local import Result, check_names, compare_results, run_of_sample, runs_of_sweep, table_of
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
-from fedsim.sweep.running import execute_runs
+from fedsim.sweep.running import execute, execute_runs
+
+log = logging.getLogger(__name__)
 
 
 def _sweep_parser() -> ArgumentParser:
@@ -30,7 +35,7 @@ def _sweep_parser() -> ArgumentParser:
         prog="fedsim sweep",
         description="Run a W&B sweep file without W&B's server. Options after -- are given to every run.",
     )
-    parser.add_argument("file", type=str | None, nargs="?", help="a sweep in W&B's format, method grid or random")
+    parser.add_argument("file", type=str | None, nargs="?", help="a sweep in W&B's format: grid, random or bayes")
     parser.add_argument("--method", type=str | None, help="instead: the sweep of a method, such as fedpav")
     parser.add_argument("--paper", type=str | None, help="instead: a sweep of a paper, such as 003/figure4_batch_sizes")
     parser.add_argument(
@@ -43,8 +48,8 @@ def _sweep_parser() -> ArgumentParser:
     parser.add_argument(
         "--parallel", type=int, default=1, help="number of runs at the same time, each with GPUs or cores of its own"
     )
-    parser.add_argument("--count", type=int | None, help="largest number of runs; a random sweep needs it")
-    parser.add_argument("--seed", type=int, default=0, help="seed of a random sweep")
+    parser.add_argument("--count", type=int | None, help="largest number of runs; random and bayes need it")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random and bayes")
     parser.add_argument(
         "--run_dir",
         type=str | None,
@@ -63,17 +68,17 @@ def run(args: list[str]) -> str:
     config = parsed(_sweep_parser(), sweep_args)
     _check(config)
     name, content = _chosen_sweep(config)
-    sweep = sweep_of(content, name)
-    for word in common:
-        if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
-            raise ConfigError(f"{word}: leave it out after --: every run gets a run directory of its own")
-    sweep = replace(sweep, command=(*sweep.command, *common))
+    sweep = _with_common(sweep_of(content, name), common)
     if config.print:
         return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
     for table in config.compare:
         find_table(table)  # a wrong name is reported before hours of training
     run_dir = config.run_dir
     root = Path(f"runs/sweep-{Path(name).stem}" if run_dir is None else expanded(run_dir, "--run_dir"))
+    if config.dry_run and sweep.method == "bayes":
+        raise ConfigError("--dry-run: bayes chooses each run by the results before it; give --local")
+    if sweep.is_search and config.local:
+        return _search(sweep, root, config)
     runs = runs_of_sweep(sweep, root, config.count, config.seed)
     for sweep_run in runs:
         check_names(sweep_run.command)
@@ -83,11 +88,42 @@ def run(args: list[str]) -> str:
     results = execute_runs(runs, sweep.metric, config.parallel)
     print_text(f"{table_of(results, sweep)}\n")  # before the comparison, which may fail
     failed = sum(result.code != 0 for result in results)
-    for table in config.compare if failed < len(results) else []:
-        print_text(f"{compare_results(results, table)}\n")
+    _compare([result for result in results if result.code == 0], config.compare)
     if failed:
         raise RunsFailedError(f"{failed} of {len(results)} runs failed; call the sweep again to repeat only those")
     return f"{len(results)} runs in {root}"
+
+
+def _with_common(sweep: Sweep, common: Sequence[str]) -> Sweep:
+    """Return the sweep with options for every run."""
+    for word in common:
+        if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
+            raise ConfigError(f"{word}: leave it out after --: every run gets a run directory of its own")
+    return replace(sweep, command=(*sweep.command, *common))
+
+
+def _search(sweep: Sweep, root: Path, config: Namespace) -> str:
+    """Run the trials of a search, and print them."""
+    for line in sweep.ignored:
+        log.warning(line)
+    field = "method: bayes" if sweep.method == "bayes" else "early_terminate or metric.target"
+    search = load_extra("fedsim.sweep.search", f"{sweep.name}: {field}", "search")
+    trials = load_extra("fedsim.report.trials_report", sweep.name, "search")
+    for sample in search.first_samples(sweep, config.seed):
+        check_names(run_of_sample(sweep, sample, root).command)
+    source = search.Search(sweep, root, num_runs(sweep, config.count), config.seed)
+    execute(source, sweep.metric, config.parallel)
+    print_text(f"{trials.trials_report(root)}\n")
+    _compare(source.results(), config.compare)
+    if failed := source.num_failed():
+        raise RunsFailedError(f"{failed} trials failed; call the sweep again to repeat only those")
+    return f"fedsim report {shlex.quote(str(root))} --figure FILE.png, or --html FILE.html, draws these trials"
+
+
+def _compare(results: Sequence[Result], tables: Sequence[str]) -> None:
+    """Print complete runs beside published numbers, if there are any."""
+    for table in tables if results else []:
+        print_text(f"{compare_results(results, table)}\n")
 
 
 def _check(config: Namespace) -> None:

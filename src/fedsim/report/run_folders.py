@@ -11,6 +11,9 @@ from fedsim.core.paths import RUN
 from fedsim.report.experiment import Experiment
 from fedsim.report.runs import Run, metrics_files, read_run
 
+STUDY_FILE = "trials.log"
+"""in the folder of a search: Optuna's journal of its trials"""
+
 
 def named_folder(argument: str) -> tuple[Path, str]:
     """Return the folder that an argument of a report names, and the name that it gives the run: ``Mine=runs/b``.

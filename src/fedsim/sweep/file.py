@@ -21,6 +21,7 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.parsing.documents import as_yaml, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.settings.table import setting_at
+from fedsim.sweep.early_stop import EarlyStop, early_stop_of
 
 Sample = dict[str, Any]
 """Settings of one run of a sweep: option name without hyphens -> value."""
@@ -99,7 +100,7 @@ class Sweep:
 
     name: str
     """name of the file"""
-    method: Literal["grid", "random"]
+    method: Literal["grid", "random", "bayes"]
     parameters: Mapping[str, Parameter]
     metric: str
     """its name in summary.json, such as ``val/mAP``"""
@@ -108,6 +109,24 @@ class Sweep:
     program: str
     run_cap: int | None
     """W&B's limit on the number of runs"""
+    target: float | None = None
+    """score after which no other run starts"""
+    early_stop: EarlyStop | None = None
+    """W&B's early_terminate"""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether results decide about later runs, or about the end of running ones."""
+        return self.method == "bayes" or self.early_stop is not None or self.target is not None
+
+    @property
+    def ignored(self) -> list[str]:
+        """A line for each field that has no meaning on this machine."""
+        lines = ["early_terminate.strict: has no effect here"] if self.early_stop and self.early_stop.strict else []
+        if self.method == "bayes":
+            shared = [name for name, parameter in self.parameters.items() if parameter.probabilities]
+            lines += [f"parameters.{name}.probabilities: has no effect with bayes" for name in shared]
+        return [f"{self.name}: {line}" for line in lines]
 
 
 def read_content(path: Path) -> Any:
@@ -135,20 +154,27 @@ def samples(sweep: Sweep, count: int | None = None, seed: int = 0) -> Iterator[S
     Raises:
         ConfigError: if ``count`` is missing or less than 1, or there would be too many runs.
     """
+    number_of_runs = num_runs(sweep, count)
+    if sweep.method == "grid":
+        grids = [parameter.grid for parameter in sweep.parameters.values()]
+        runs: Iterator[Sample] = (dict(zip(sweep.parameters, v, strict=True)) for v in itertools.product(*grids))
+    else:
+        runs = (_sample(sweep, number, seed) for number in itertools.count())
+    yield from itertools.islice(runs, number_of_runs)
+
+
+def num_runs(sweep: Sweep, count: int | None = None) -> int:
+    """Return the number of runs of a sweep; arguments and errors as those of :func:`samples`."""
     if count is not None and count < 1:
         raise ConfigError(f"--count: {count} is less than 1")
     limits = [limit for limit in (count, sweep.run_cap) if limit is not None]
     if sweep.method == "grid":
-        grids = [parameter.grid for parameter in sweep.parameters.values()]
-        limits.append(math.prod(map(len, grids)))
-        runs: Iterator[Sample] = (dict(zip(sweep.parameters, v, strict=True)) for v in itertools.product(*grids))
-    elif limits:
-        runs = (_sample(sweep, number, seed) for number in itertools.count())
-    else:
-        raise ConfigError(f"--count: {sweep.name} is a random sweep without run_cap; give the number of runs")
+        limits.append(math.prod(len(parameter.grid) for parameter in sweep.parameters.values()))
+    elif not limits:
+        raise ConfigError(f"--count: {sweep.name} is a {sweep.method} sweep without run_cap; give the number of runs")
     if min(limits) > _MOST:
         raise ConfigError(f"--count: {sweep.name} has {min(limits)} runs; give a number up to {_MOST}")
-    yield from itertools.islice(runs, min(limits))
+    return min(limits)
 
 
 def command_of(sweep: Sweep, sample: Sample) -> list[str]:
@@ -203,19 +229,24 @@ class _Reader:
         fields = self._mapping(content, "the file")
         self._check_keys(fields, _KEYS, "")
         method = fields.get("method")
-        if method == "bayes":
-            self._refuse("method", "bayes needs W&B's server (wandb sweep FILE); without one choose grid or random")
-        if method not in ("grid", "random"):
-            self._refuse("method", f"{method} is unknown; choose from grid, random")
-        metric, maximize = self._metric(fields.get("metric"))
+        if method not in ("bayes", "grid", "random"):
+            self._refuse("method", f"{method} is unknown; choose from bayes, grid, random")
+        metric, maximize, target = self._metric(fields.get("metric"))
         parameters = self._parameters(fields.get("parameters"), method)
         self._refuse_test_scores(metric, parameters)
         command, program = self._command(fields)
         cap = fields.get("run_cap")
         if cap is not None and (type(cap) is not int or cap < 1):
             self._refuse("run_cap", f"{cap} is not a number of runs")
-        return Sweep(name=self.name, method=method, parameters=parameters, metric=metric, maximize=maximize,
-                     command=command, program=program, run_cap=cap)  # fmt: skip
+        stop = fields.get("early_terminate")
+        early_stop = None if stop is None else early_stop_of(self._mapping(stop, "early_terminate"), self._refuse)
+        sweep = Sweep(name=self.name, method=method, parameters=parameters, metric=metric, maximize=maximize,
+                      command=command, program=program, run_cap=cap, target=target, early_stop=early_stop)  # fmt: skip
+        for name in parameters if sweep.is_search else ():
+            if parameters[name].distribution == "normal":
+                remedy = "give min and max with uniform or log_uniform_values"
+                self._refuse(f"parameters.{name}.distribution", f"normal has no bounds, which Optuna needs; {remedy}")
+        return sweep
 
     def _refuse(self, field: str, message: str) -> NoReturn:
         raise ConfigError(f"{self.name}: {field}: {message}")
@@ -230,7 +261,7 @@ class _Reader:
             if key not in names:
                 self._refuse(f"{prefix}{key}", f"there is no such field; choose from {', '.join(sorted(names))}")
 
-    def _metric(self, metric: object) -> tuple[str, bool]:
+    def _metric(self, metric: object) -> tuple[str, bool, float | None]:
         if metric is None:
             self._refuse("metric", "is missing; give its name, such as val/mAP, and its goal, such as maximize")
         fields = self._mapping(metric, "metric")
@@ -240,7 +271,10 @@ class _Reader:
         goal = fields.get("goal", "minimize")
         if goal not in ("minimize", "maximize"):
             self._refuse("metric.goal", f"{goal} is unknown; choose from maximize, minimize")
-        return fields["name"], goal == "maximize"
+        target = fields.get("target")
+        if target is not None and not _is_number(target):
+            self._refuse("metric.target", f"{target} is not a number")
+        return fields["name"], goal == "maximize", target
 
     def _refuse_test_scores(self, metric: str, parameters: Mapping[str, Parameter]) -> None:
         """Refuse to order settings by a test score: what is chosen by it is chosen on the target.

@@ -52,7 +52,7 @@ def sweep_of_method(name: str, configs: Sequence[str], logs_to_wandb: bool = Tru
     loggers = ["configs/loggers/wandb.yaml"] if logs_to_wandb else []
     files = [*(configs or ["configs/quickstart.yaml"]), str(written), *loggers]
     sweep = _sweep(path.stem, method, metric, parameters, [f"--config={file}" for file in files])
-    return sweep | ({"run_cap": _NUM_RUNS} if method == "random" else {})
+    return sweep | ({} if method == "grid" else {"run_cap": _NUM_RUNS})
 
 
 def _ranges(path: Path) -> dict[str, Any]:
