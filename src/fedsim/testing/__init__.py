@@ -26,6 +26,11 @@ __all__ = ["PartRefusedError", "check_backbone", "check_loss", "check_method", "
 
 
 def __getattr__(name: str) -> Any:
+    """Import a name when it is used."""
     if name in _PLACES:
         return getattr(import_module(f"fedsim.testing.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
