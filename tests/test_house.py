@@ -303,6 +303,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
     "torch": {
         "apfl": {"_foreach_mul_"},
         "blueprint": {"_backward_hooks"},
+        "fingerprint": {"_backward_hooks"},
         "devices": {"_is_mkldnn_bf16_supported"},
         "flat": {"_non_persistent_buffers_set"},
         "fedsam": {"_foreach_add_", "_foreach_copy_", "_foreach_mul_"},

@@ -455,6 +455,17 @@ class ForgetsItsWeights(Plain):
         return Weights(weights if number % 2 else {name: float(name == first) for name in weights})
 
 
+class UploadsNoNumber(Plain):
+    def upload(self, client):
+        return Upload(client.model.shared * float("nan"))
+
+
+class InTheEnvironment(Plain):
+    def take_step(self, client, loss):
+        os.environ["FAULTY_STEPS"] = os.environ.get("FAULTY_STEPS", "") + "x"
+        client.step(loss / len(os.environ["FAULTY_STEPS"]))
+
+
 SOUND = [Plain, PlainWithControl, PlainWithPersonal]
 FAULTS = {  # a method -> a word of the sentence that must name its fault
     OnItself: "self.last",
@@ -509,4 +520,6 @@ FAULTS = {  # a method -> a word of the sentence that must name its fault
     AggregateInDouble: "float64",
     Shrinks: "no fixed point",
     ForgetsItsWeights: "asked twice",
+    UploadsNoNumber: "not finite",
+    InTheEnvironment: "changes the environment",
 }

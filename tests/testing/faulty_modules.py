@@ -1,7 +1,9 @@
 """LightningModules that cannot be clients, and sound ones. They lie in a file, as each fit has processes of its own."""
 
 import os
+import random
 
+import numpy as np
 import torch
 from lightning import LightningModule
 from torch import nn
@@ -35,6 +37,15 @@ class Sound(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+class MixesImages(Sound):
+    """It draws from streams that are seeded for each session: nothing is wrong with it."""
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        share = np.random.rand() * random.random()  # noqa: NPY002 - as users do
+        return super().training_step((images.lerp(images.flip(0), share), labels), batch_idx)
+
+
 class ByRank(Sound):
     """Its loss depends on the rank."""
 
@@ -61,6 +72,29 @@ class ByClass(Sound):
     def training_step(self, batch, batch_idx):
         type(self).steps += 1
         return super().training_step(batch, batch_idx) / type(self).steps
+
+
+class CountsForItself(Sound):
+    """It counts its steps in an attribute, which each session begins anew."""
+
+    def __init__(self, num_classes: int = 4):
+        super().__init__(num_classes)
+        self.steps = 0
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return super().training_step(batch, batch_idx) / self.steps
+
+
+class ChangesItsBatch(Sound):
+    def training_step(self, batch, batch_idx):
+        batch[0].clamp_(-1, 1)
+        return super().training_step(batch, batch_idx)
+
+
+class EvaluatesSomethingElse(Sound):
+    def embed(self, images):
+        return super().embed(images) if self.training else super().embed(images).tanh()
 
 
 class Manual(Sound):
@@ -118,6 +152,9 @@ MODULES = {
     ByRank: "bits",
     ByOthers: "bits",
     ByClass: "bits",
+    CountsForItself: "does not last",
+    ChangesItsBatch: "changes its batch",
+    EvaluatesSomethingElse: "another function than in training",
     Manual: "do not move",
     TwoOptimizers: "optimizer",
     WithoutLoss: "loss",

@@ -1,8 +1,10 @@
 """Backbones, data sources and losses that are wrong in one way each."""
 
 import itertools
+import os
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -151,6 +153,52 @@ class Uncopied(Sound):
         raise RuntimeError("holds a file")
 
 
+class SetsModes(Sound):
+    def forward(self, images):
+        self.norm.eval()
+        return super().forward(images)
+
+
+class SeedsTorch(Sound):
+    def forward(self, images):
+        torch.manual_seed(0)
+        return super().forward(images)
+
+
+class InTheEnvironment(Sound):
+    def forward(self, images):
+        os.environ["FAULTY_PASSES"] = os.environ.get("FAULTY_PASSES", "") + "x"
+        return super().forward(images)
+
+
+class DividesByDeviations(Sound):
+    """An image of one colour has the deviation 0."""
+
+    def forward(self, images):
+        return super().forward(images / images.std((1, 2, 3), keepdim=True))
+
+
+class OnTheCPU(Sound):
+    def forward(self, images):
+        return super().forward(images) + torch.linspace(0, 1, 4)[:, None, None]
+
+
+class GrowsALayer(Sound):
+    def forward(self, images):
+        if not hasattr(self, "last"):
+            self.last = nn.Conv2d(4, 4, 1)
+        return self.last(super().forward(images))
+
+
+class BeginsWithAHash(Sound):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((4, 1, 1), float(hash("scale") % 1000)))
+
+    def forward(self, images):
+        return super().forward(images) * self.scale
+
+
 BACKBONES = {
     Nameless: "out_channels",
     OtherChannels: "C = out_channels = 8",
@@ -168,6 +216,12 @@ BACKBONES = {
     MovesInEvaluation: "forward changes seen",
     TwoOutputs: "returns a tuple",
     Uncopied: "holds a file",
+    SetsModes: "changes the mode of layer norm",
+    SeedsTorch: "seeds torch's global random stream",
+    InTheEnvironment: "the environment",
+    DividesByDeviations: "black images",
+    OnTheCPU: "makes tensors on the CPU",
+    GrowsALayer: "build the network in __init__",
 }
 
 # -- data sources ------------------------------------------------------------------------------------------------------
@@ -351,6 +405,86 @@ class OpensAtOnce(Reader):
         return super().domains()
 
 
+class SharesImages(Reader):
+    """All data sets have the training images of the first one, under numbers of their own."""
+
+    def domains(self):
+        first, *rest = super().domains()
+        train = Split(first.train.images, first.train.pids + 1000, first.train.camids)
+        return [first, *(domain if domain.train is None else replace(domain, train=train) for domain in rest)]
+
+
+class TwoNumbers(OfSplits):
+    """The first image is there twice, as two people."""
+
+    def change_split(self, split):
+        twice = split.take(np.array([0]))
+        return Split.concatenate([split, Split(twice.images, split.pids[-1:], twice.camids)])
+
+
+class KeepsItsTensor(OfSplits):
+    def change_split(self, split):
+        return Split(Remembered(split.images), split.pids, split.camids)
+
+
+class Remembered(Wrapped):
+    """Images that are decoded once: a caller that changes them changes the next answer."""
+
+    def __init__(self, images):
+        super().__init__(images, None)
+        self.decoded = {}
+
+    def take(self, index):
+        return Remembered(self.images.take(index))
+
+    def decode(self, size):
+        return self.decoded.setdefault(size, self.images.decode(size))
+
+
+class OfOneSize(OfSplits):
+    def change_split(self, split):
+        return Split(Fixed(split.images, None), split.pids, split.camids)
+
+
+class Fixed(Wrapped):
+    def take(self, index):
+        return Fixed(self.images.take(index), None)
+
+    def decode(self, size):
+        return self.images.decode((64, 32))
+
+
+class CameraOfEachImage(OfSplits):
+    def change_split(self, split):
+        return Split(split.images, split.pids, np.arange(len(split)))
+
+
+class ZeroOrOne(OfWrongPixels):
+    @staticmethod
+    def wrong(pixels):
+        return (pixels / 128).to(torch.uint8)
+
+
+class HashedPixels(OfWrongPixels):
+    @staticmethod
+    def wrong(pixels):
+        return pixels // 2 + hash("light") % 100
+
+
+class AsTheFolderLists(Reader):
+    """Data sets come as the folder lists their files."""
+
+    def __init__(self, folder="."):
+        self.folder = folder
+
+    def domains(self):
+        domains = super().domains()
+        for domain in domains:
+            (Path(self.folder) / domain.name).touch()
+        by_name = {domain.name: domain for domain in domains}
+        return [by_name[name] for name in os.listdir(self.folder) if name in by_name]
+
+
 SOURCES = {
     NoDomain: "no data set",
     AnotherOrder: "called again",
@@ -372,6 +506,14 @@ SOURCES = {
     TakesSorted: "another order",
     Unpicklable: "pickle",
     OpensAtOnce: "opens 1 image",
+    SharesImages: "equal pixels in two data sets",
+    TwoNumbers: "equal pixels with two identities",
+    KeepsItsTensor: "a second decode changes",
+    OfOneSize: "another size",
+    CameraOfEachImage: "camera of its own",
+    ZeroOrOne: "0 or 1",
+    HashedPixels: "other pixels in another process",
+    AsTheFolderLists: "another order, as other disks do",
 }
 
 # -- losses ------------------------------------------------------------------------------------------------------------
@@ -499,6 +641,44 @@ class Wants(nn.Module):
         return features.mean()
 
 
+class InRoundZero(SoundLoss):
+    def forward(self, seen):
+        return super().forward(seen) / seen.round
+
+
+class OverflowingSum(SoundModule):
+    """Exponentials of products of features that are not normalised."""
+
+    def forward(self, features, labels):
+        return (features @ features.T).exp().sum(1).log().mean()
+
+
+class Rounds(SoundModule):
+    """Counts matches: a graph, whose gradient is 0."""
+
+    def forward(self, features, labels):
+        return (features - features.mean(0)).sign().mean() + 0 * features.sum()
+
+
+class InGroups(SoundModule):
+    """Takes neighbours of the batch for one person."""
+
+    def forward(self, features, labels):
+        return sum((part - part.mean(0)).square().mean() for part in features.split(2))
+
+
+class LossOnTheCPU(SoundModule):
+    def forward(self, features, labels):
+        others = 1 - torch.eye(len(features))
+        return ((features @ features.T) * others).square().mean()
+
+
+class LossInTheEnvironment(SoundModule):
+    def forward(self, features, labels):
+        os.environ["FAULTY_LOSSES"] = os.environ.get("FAULTY_LOSSES", "") + "x"
+        return super().forward(features, labels)
+
+
 LOSSES = {
     OfEachImage: "not a scalar",
     Detached: "no gradient",
@@ -515,4 +695,10 @@ LOSSES = {
     NeedsFourImages: "a batch of 2 images",
     NeedsHeadOfItsSize: "RuntimeError",
     Wants: "TypeError",
+    InRoundZero: "the first round",
+    OverflowingSum: "a length of 70",
+    Rounds: "its gradient is 0",
+    InGroups: "the order of the images",
+    LossOnTheCPU: "makes tensors on the CPU",
+    LossInTheEnvironment: "the environment",
 }

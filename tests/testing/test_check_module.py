@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from faulty_modules import MODULES, Sound
+from faulty_modules import MODULES, MixesImages, Sound
 
 from fedsim.testing import PartRefusedError, check_module
 from shared_fixtures import ROOT
@@ -12,8 +12,9 @@ from shared_fixtures import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
 
 
-def test_a_sound_module_is_accepted_and_stays_as_it_is():
-    module = Sound()
+@pytest.mark.parametrize("kind", [Sound, MixesImages], ids=lambda kind: kind.__name__)
+def test_a_sound_module_is_accepted_and_stays_as_it_is(kind):
+    module = kind()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     check_module(module)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())

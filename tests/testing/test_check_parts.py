@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from PIL import Image
+
 from faulty_parts import (
     BACKBONES,
     LOSSES,
     SOURCES,
+    BeginsWithAHash,
     Reader,
     Sound,
     SoundLoss,
@@ -13,8 +16,6 @@ from faulty_parts import (
     SoundViews,
     WithDropout,
 )
-from PIL import Image
-
 from fedsim.data import SyntheticReID
 from fedsim.models import OSNet, ResNet, SmallCNN
 from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source
@@ -56,6 +57,11 @@ def test_backbones_of_the_house_are_accepted(make):
 @pytest.mark.parametrize("kind", BACKBONES, ids=by_name)
 def test_a_faulty_backbone_is_refused(kind):
     assert_names(BACKBONES[kind], lambda: check_backbone(kind()))
+
+
+def test_a_backbone_that_begins_otherwise_in_each_process_is_refused():
+    """A class of a script, which other processes build again."""
+    assert_names("scale begins with other values", lambda: check_backbone(BeginsWithAHash()))
 
 
 def test_what_is_no_module_is_refused():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +17,25 @@ from torch import Tensor, nn
 from fedsim.methods.base import Method
 from fedsim.models.groups import BODY
 from fedsim.testing.findings import Findings
-from fedsim.testing.fingerprint import changed, global_streams, state_of
-from fedsim.testing.trials import ROUNDS, Fit, difference
+from fedsim.testing.fingerprint import (
+    changed,
+    global_settings,
+    global_streams,
+    hashed,
+    modes_of,
+    shape_of,
+    state_of,
+    unsettle,
+)
+from fedsim.testing.pythons import REMEDY_OF_HASHES, Question
+from fedsim.testing.trials import ROUNDS, Fit, compare
+from fedsim.training.flat_model import is_idle
 
 _IMAGES = 5
+_MANY = 72
+"""images of a large batch"""
+_STEPS = 3
+"""of a training, after which all parameters have moved"""
 _TOLERANCE = 1e-4
 """of the largest value: sums of another order round differently"""
 
@@ -57,21 +75,25 @@ def check_backbone(
         network = copy.deepcopy(backbone)
         _check_tensors(network, findings)
         with torch.random.fork_rng(devices=[]):
+            _check_copies(backbone, _images(*sizes[0]), findings)
             for height, width in sizes:
                 _check_output(network, _images(height, width), int(channels or 0), findings)
-            _check_evaluation(network, _images(*sizes[0]), findings)
+            check_evaluation(network, network, sizes[0], findings)
             _check_training(network, _images(*sizes[0]), findings)
+            check_modes(network, network, sizes[0], findings)
+            findings.try_elsewhere(lambda: copy.deepcopy(network).to("meta")(_images(*sizes[0]).to("meta")))
     findings.settle()
     if fits:
+        check_building(backbone, findings)
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
             settings = {"backbone": backbone}
-            whole = Fit(plain_method(), Path(folder) / "one", settings, size=sizes[0], own_streams=False)
+            whole = Fit(plain_method(), Path(folder) / "one", settings, size=sizes[0], is_drawn=True)
             compare_fits(whole, findings)
     findings.settle()
 
 
-def _images(height: int, width: int) -> Tensor:
-    return torch.randn(_IMAGES, 3, height, width, generator=torch.Generator().manual_seed(0))
+def _images(height: int, width: int, count: int = _IMAGES) -> Tensor:
+    return torch.randn(count, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
 def _check_tensors(network: nn.Module, findings: Findings) -> None:
@@ -107,66 +129,216 @@ def _check_output(network: nn.Module, images: Tensor, channels: int, findings: F
             findings.add("forward returns values that are not finite")
 
 
-def _check_evaluation(network: nn.Module, images: Tensor, findings: Findings) -> None:
+def check_evaluation(
+    network: nn.Module, features_of: Callable[[Tensor], Tensor], size: tuple[int, int], findings: Findings
+) -> None:
     """Check that evaluation is a function of the weights and each image alone, and leaves nothing behind."""
-    with findings.trying("forward in evaluation mode"), torch.no_grad():
+    images = _images(*size)
+    with findings.trying("forward in evaluation mode"), torch.no_grad(), _leaving(network, images, findings):
         network.eval()
         before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        kept = state_of(network)
-        first = network(images)
+        first = features_of(images)
         torch.rand(1)  # another state of the global stream
-        if not torch.equal(first, network(images)):
+        if not torch.equal(first, features_of(images)):
             findings.add("in evaluation mode, two passes of the same images differ: it draws random numbers, or counts")
-        single = torch.cat([network(image[None]) for image in images])
-        if (first - single).abs().max() > _TOLERANCE * first.abs().max():
+        single = torch.cat([features_of(image[None]) for image in images])
+        many = features_of(torch.cat([images, _images(*size, count=_MANY)]))[: len(images)]
+        if not _is_close(first, single) or not _is_close(first, many):
             findings.add("in evaluation mode, the features of an image depend on the other images of the batch")
+        for name, colour in (("black", 0.0), ("bright", 20.0)):
+            if not features_of(torch.full_like(images, colour)).isfinite().all():
+                findings.add(f"in evaluation mode, the features of {name} images are not finite")
         after = network.state_dict()
         for name in (name for name, tensor in before.items() if not torch.equal(tensor, after[name])):
             findings.add(f"in evaluation mode, forward changes {name}")
-        _note_state(kept, network, findings)
+
+
+def _check_copies(backbone: nn.Module, images: Tensor, findings: Findings) -> None:
+    """Check that copies of a network are equal: nothing is made, or drawn, in the first pass."""
+    outputs = []
+    for seed in (1, 2):
+        network = copy.deepcopy(backbone)
+        with findings.trying("a first forward"), torch.no_grad():
+            shape = shape_of(network)
+            torch.manual_seed(seed)
+            outputs.append(network.eval()(images))
+            for place in changed(shape, shape_of(network)):
+                findings.add(f"forward changes {place}: build the network in __init__")
+    if len(outputs) == 2 and isinstance(outputs[0], Tensor) and not torch.equal(*outputs):
+        findings.add("first passes of two copies differ in evaluation mode: it draws random numbers, and keeps them")
+
+
+def _is_close(features: Tensor, expected: Tensor) -> bool:
+    return bool((features - expected).abs().max() <= _TOLERANCE * features.abs().max())
+
+
+@contextmanager
+def _leaving(network: nn.Module, images: Tensor, findings: Findings) -> Iterator[None]:
+    """Note if the block changes the images, the network beside its tensors, or settings of the process."""
+    before, kept, settings = images.clone(), state_of(network), global_settings()
+    shape = shape_of(network)
+    yield
+    if not torch.equal(before, images):
+        findings.add("forward changes the images that it gets in place: copy them first")
+    for place in changed(settings, global_settings()):
+        findings.add(f"forward changes {place}, which all parts of a run share")
+    for place in changed(shape, shape_of(network)):
+        findings.add(f"forward changes {place}: build the network in __init__")
+    _note_state(kept, network, findings)
 
 
 def _check_training(network: nn.Module, images: Tensor, findings: Findings) -> None:
-    with findings.trying("forward in training mode"):
+    with findings.trying("forward in training mode"), _leaving(network, images, findings):
         network.train()
-        start, kept, streams = copy.deepcopy(network.state_dict()), state_of(network), global_streams()
-        outputs = []
-        for _ in range(2):
+        start, streams, modes = copy.deepcopy(network.state_dict()), global_streams(), modes_of(network)
+        outputs, ends = [], []
+        for seed in (1, 1, 2):
             network.load_state_dict(start)
-            torch.manual_seed(1)
+            torch.manual_seed(seed)
             outputs.append(network(images))
-        after = global_streams()
+            ends.append(global_streams())
         for library in ("numpy", "random"):
-            if after[library] != streams[library]:
+            if ends[-1][library] != streams[library]:
                 findings.add(
                     f"forward draws from the global random stream of {library}, which no run seeds; use torch's"
                 )
-        if not torch.equal(*outputs):
+        if ends[1]["torch"] == ends[2]["torch"]:
+            findings.add("forward seeds torch's global random stream, from which others draw, too")
+        if not torch.equal(*outputs[:2]):
             findings.add("two passes from the same weights, with the same seed, differ: it keeps something else")
-        _note_state(kept, network, findings)
-        outputs[-1].square().sum().backward()
-        for name, parameter in network.named_parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                findings.add(f"{name} gets no gradient; remove it, or set requires_grad to False")
-        network.zero_grad()
+        for place in changed(modes, modes_of(network)):
+            findings.add(f"forward changes {place}: sessions and evaluations set it")
+        _check_counters(network, start, findings)
+        _check_gradients(network, outputs[-1], findings)
+        black = network(torch.zeros_like(images))
+        _check_gradients(network, black, findings, " for black images")
+        _check_training_of_all(network, images, findings)
+        network.load_state_dict(start)
+
+
+def _check_counters(network: nn.Module, start: Mapping[str, Tensor], findings: Findings) -> None:
+    """Note buffers that count: only float32 ones last."""
+    idle = {f"{name}.num_batches_tracked".strip(".") for name, layer in network.named_modules() if is_idle(layer)}
+    for name, tensor in network.state_dict().items():
+        if not tensor.is_floating_point() and name not in idle and not torch.equal(tensor, start[name]):
+            findings.add(f"forward changes the buffer {name}, {tensor.dtype}: only float32 is sent and saved")
+
+
+def _check_gradients(network: nn.Module, output: Tensor, findings: Findings, images: str = "") -> None:
+    network.zero_grad()
+    output.square().sum().backward()
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            findings.add(f"{name} gets no gradient; remove it, or set requires_grad to False")
+        elif parameter.grad is not None and not parameter.grad.isfinite().all():
+            findings.add(f"the gradient of {name} is not finite{images}")
+    network.zero_grad()
+
+
+def _check_training_of_all(network: nn.Module, images: Tensor, findings: Findings) -> None:
+    """Note parameters whose gradient is 0 in each of some steps; that of a branch which begins at 0 is so in one."""
+    still = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        output = network(images)
+        (output * torch.randn_like(output)).mean().backward()
+        still -= {name for name, p in network.named_parameters() if p.grad is not None and bool(p.grad.any())}
+        optimizer.step()
+    for name in sorted(still):
+        findings.add(f"the gradient of {name} is 0 in each of {_STEPS} steps: it never trains")
+
+
+def check_modes(
+    network: nn.Module, features_of: Callable[[Tensor], Tensor], size: tuple[int, int], findings: Findings
+) -> None:
+    """Check that training computes the function of evaluation, but for random layers and statistics of batches.
+
+    Layers of torch are in evaluation mode both times. If training then draws nothing, and does not look at the other
+    images of the batch, it must give the features of evaluation. Some layers cannot train on one image: each is there
+    twice.
+    """
+    images = _images(*size)
+    with findings.trying("forward in training mode"), torch.no_grad():
+        start = copy.deepcopy(network.state_dict())
+        network.eval()
+        expected = features_of(images)
+        for layer in network.modules():
+            layer.training = not type(layer).__module__.startswith("torch.") and not isinstance(layer, _OF_TORCH)
+        torch.manual_seed(1)
+        features = features_of(images)
+        torch.manual_seed(2)
+        is_plain = _is_close(features, features_of(images))
+        is_plain = is_plain and _is_close(
+            features, torch.cat([features_of(torch.stack([image, image]))[:1] for image in images])
+        )
+        if is_plain and (features.shape != expected.shape or not _is_close(expected, features)):
+            findings.add("in evaluation mode, it computes another function than in training")
+        network.load_state_dict(start)
+
+
+_OF_TORCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Dropout, nn.Dropout2d)  # and what derives from them
+
+
+def check_building(backbone: nn.Module, findings: Findings) -> None:
+    """Build a network of this class in several Pythons, where its arguments are known, and compare the tensors."""
+    if (arguments := _arguments(backbone)) is None:
+        return
+    question = Question(_built, type(backbone), arguments, hashes=(0, 1))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            expected = _built(type(backbone), arguments)
+    except Exception:  # its attributes are not its arguments
+        expected = {}
+    for tensors in question.answers("building it again", findings) if expected else ():
+        if [*tensors] != [*expected]:
+            findings.add(f"built again, its tensors come in another order: {REMEDY_OF_HASHES}")
+        elif tensors != expected:
+            name = next(name for name in expected if tensors[name] != expected[name])
+            findings.add(
+                f"built again with the same seed, {name} begins with other values, so ranks would not agree; draw from "
+                f"torch's global stream alone, in a fixed order ({REMEDY_OF_HASHES})"
+            )
+
+
+def _arguments(backbone: nn.Module) -> dict[str, Any] | None:
+    """Return arguments for another network of this class: attributes of these names, or defaults; None: not known."""
+    arguments = {}
+    for name, parameter in inspect.signature(type(backbone)).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        value = getattr(backbone, name, parameter.default)
+        if value is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
+            return None
+        arguments[name] = value
+    return arguments
+
+
+def _built(network_class: type[nn.Module], arguments: dict[str, Any]) -> dict[str, str]:
+    """Build a network; return name -> hash of each tensor, in their order."""
+    unsettle(0)
+    return {name: hashed(tensor) for name, tensor in network_class(**arguments).state_dict().items()}
 
 
 def _note_state(kept: dict[str, str], network: nn.Module, findings: Findings) -> None:
     places = changed(kept, state_of(network))
-    tensors = {"self._buffers", "self._parameters", "self._modules"}
-    for state_name in (state_name for state_name in places if state_name not in tensors):
+    checked_elsewhere = {"self._buffers", "self._parameters", "self._modules", "self.training"}
+    for state_name in (state_name for state_name in places if state_name not in checked_elsewhere):
         findings.add(f"forward changes {state_name}, which is neither sent nor saved; use a buffer")
 
 
 def compare_fits(whole: Fit, findings: Findings) -> None:
     """Run small fits on one rank, on two and after a pause, and note whether their bits differ."""
-    trials = {"two ranks": replace(whole, folder=whole.folder.parent / "two", ranks=2)}
     findings.add_all(whole.run())
     if findings:
         return
-    pause = whole.checkpoint(ROUNDS - 1)
-    trials["a pause"] = replace(whole, folder=whole.folder.parent / "resumed", resumed_from=pause)
+    folder = whole.folder.parent
+    trials = {
+        "two ranks": replace(whole, folder=folder / "two", ranks=2, has_other_hashes=True),
+        "a pause": replace(
+            whole, folder=folder / "resumed", resumed_from=whole.checkpoint(ROUNDS - 1), has_other_hashes=True
+        ),
+    }
     for name, fit in trials.items():
-        findings.add_all(sentences := fit.run())
-        if not sentences and (problem := difference(whole.checkpoint(ROUNDS), fit.checkpoint(ROUNDS))):
-            findings.add(f"a fit with {name} comes to other bits than on one rank: {problem}")
+        problem = f"a fit with {name} comes to other bits than on one rank: {{difference}}"
+        findings.add_all(compare(whole, fit, problem))

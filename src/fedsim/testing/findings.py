@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import fedsim
 
@@ -35,6 +36,9 @@ class Findings:
         """Note several findings."""
         self._sentences |= dict.fromkeys(sentences)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sentences)
+
     def __bool__(self) -> bool:
         return bool(self._sentences)
 
@@ -46,6 +50,20 @@ class Findings:
         except Exception as error:  # of code that is tried, any type
             self.add(f"{deed} raises {described(error)}")
 
+    def try_elsewhere(self, deed: Callable[[], Any]) -> None:
+        """Note if code on tensors of the device ``meta`` makes tensors on the CPU, which a GPU would refuse.
+
+        Other errors there say nothing: without data, some operations cannot be done.
+        """
+        try:
+            deed()
+        except Exception as error:  # of code that is tried, any type
+            if "is not on the expected device" in str(error):
+                self.add(
+                    f"it makes tensors on the CPU, which fail beside those of a GPU: give them the device of its "
+                    f"arguments; {described(error)}"
+                )
+
     def settle(self) -> None:
         """Raise PartRefusedError if there are findings."""
         if self._sentences:
@@ -56,6 +74,8 @@ def described(error: BaseException) -> str:
     """Return type, message and place of an error in one line; the place is the last one outside of fedsim and torch."""
     message = " ".join(str(error).split())
     summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if "modified by an inplace operation" in message:
+        summary += "; buffers are parts of one tensor: assign a new value to a buffer, and do not change it in place"
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith(_OWN) and "site-packages" not in f.filename]
     last_frames = [*outside[-1:], *frames[-1:]]

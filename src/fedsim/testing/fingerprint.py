@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import random
 import sys
 import types
@@ -20,7 +21,10 @@ from torch import Tensor, nn
 _MOST = 20_000
 """objects that are visited below one name: beyond, a table of constants would take seconds"""
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device)
-_OF_LIBRARIES = ("fedsim", "torch", "numpy", "builtins", "typing", "abc", "functools", "dataclasses", "enum")
+_OF_LIBRARIES = (
+    "fedsim", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy", "builtins",
+    "typing", "abc", "functools", "dataclasses", "enum",
+)  # fmt: skip
 
 
 def state_of(part: Any) -> dict[str, str]:
@@ -168,6 +172,42 @@ def global_streams() -> dict[str, bytes]:
         "numpy": key.tobytes() + repr(places).encode(),  # the repr of 624 numbers would take most of a fit's time
         "random": repr(hash(random.getstate())).encode(),
     }
+
+
+def global_settings() -> dict[str, str]:
+    """Return settings that all parts of a process share -> their values, or hashes of them."""
+    return {
+        "torch's default dtype": str(torch.get_default_dtype()),
+        "torch's number of threads": str(torch.get_num_threads()),
+        "torch's choice of deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "torch's recording of gradients": str(torch.is_grad_enabled()),
+        "torch's precision of matrix products": torch.get_float32_matmul_precision(),
+        "the environment (os.environ)": hashed(dict(os.environ)),
+        "the working folder": os.getcwd(),
+        "sys.path": repr(sys.path),
+        "NumPy's treatment of errors": repr(np.geterr()),
+    }
+
+
+def num_hooks(tensor: Tensor) -> int:
+    """Return the number of hooks on a tensor's gradient."""
+    return len(tensor._backward_hooks or ())
+
+
+def shape_of(network: nn.Module) -> dict[str, str]:
+    """Return a network without its values, place by place: layers, hooks, and which tensors train."""
+    shape: dict[str, str] = {}
+    for name, layer in network.named_modules():
+        hooks = [len(held) for attribute, held in vars(layer).items() if attribute.endswith("_hooks")]
+        shape |= {f"the layer {name}": type(layer).__qualname__, f"the hooks of layer {name}": repr(hooks)}
+    for name, tensor in network.named_parameters():
+        shape |= {f"requires_grad of {name}": f"{tensor.requires_grad}", f"the hooks of {name}": f"{num_hooks(tensor)}"}
+    return shape
+
+
+def modes_of(network: nn.Module) -> dict[str, str]:
+    """Return whether each layer is in training mode."""
+    return {f"the mode of layer {name}": str(layer.training) for name, layer in network.named_modules()}
 
 
 def unsettle(seed: int) -> None:

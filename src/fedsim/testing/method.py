@@ -12,7 +12,7 @@ from fedsim.data import ReIDSource
 from fedsim.methods.base import Delivered, Method, Need
 from fedsim.models.groups import Group
 from fedsim.testing.findings import Findings
-from fedsim.testing.trials import ROUNDS, Fit, difference, scores_of
+from fedsim.testing.trials import ROUNDS, Fit, compare, scores_of
 
 
 def check_method(
@@ -30,7 +30,7 @@ def check_method(
         method: an instance with the settings that are checked.
         fixed_point: whether equal uploads must leave the global model as it is; None: unless the method prunes, or
             trains on public images.
-        source: data sets to train on; None: synthetic people, three clients of unequal size.
+        source: data sets to train on; None: synthetic people, five clients of unequal size, one with one camera.
         settings: further arguments of Federation, such as ``client=LocalTraining(...)``, ``backbone=...`` or
             ``hardware=...``.
 
@@ -70,40 +70,32 @@ def _check_fits(
     method: Method, fixed_point: bool | None, source: ReIDSource | None, settings: Mapping[str, Any], folder: Path,
     findings: Findings,
 ) -> None:  # fmt: skip
-    own_streams = "backbone" not in settings
-    whole = Fit(method, folder / "one rank", settings, source, own_streams=own_streams)
-    pair = replace(whole, folder=folder / "two ranks", ranks=2)
-    if not _run(whole, findings):
+    whole = Fit(method, folder / "one rank", settings, source, is_drawn="backbone" in settings)
+    pair = replace(whole, folder=folder / "two ranks", ranks=2, has_other_hashes=True)
+    findings.add_all(sentences := whole.run())
+    if not whole.has_ended:
         return
-    if _run(pair, findings):
-        _compare(whole, pair, findings)
-    if whole.checkpoint(ROUNDS - 1).exists():
-        resumed = replace(whole, folder=folder / "resumed", resumed_from=whole.checkpoint(ROUNDS - 1))
-        if _run(resumed, findings) and (problem := difference(whole.checkpoint(ROUNDS), resumed.checkpoint(ROUNDS))):
-            findings.add(
-                f"a run that is resumed after {ROUNDS - 1} rounds comes to another end than one without a pause: "
-                f"{problem}; what lasts from round to round must be kept by client.keep or server.keep"
-            )
-    if fixed_point or (fixed_point is None and not ({"masks", "public_images"} & method.requires)):
-        _run(replace(whole, folder=folder / "still", is_still=True, must_be_still=bool(fixed_point)), findings)
-
-
-def _run(fit: Fit, findings: Findings) -> bool:
-    """Run a fit; return whether it came to its end."""
-    findings.add_all(fit.run())
-    return (fit.folder / "scores.json").exists()
-
-
-def _compare(single: Fit, pair: Fit, findings: Findings) -> None:
-    for round_ in range(1, ROUNDS + 1):
-        if problem := difference(single.checkpoint(round_), pair.checkpoint(round_)):
-            findings.add(
-                f"after round {round_}, one rank and two ranks differ: {problem}; a hook must depend on its arguments "
-                "alone, not on the rank, on other clients or on global random streams"
-            )
-            return
-    if scores_of(single) != scores_of(pair):
+    problems = compare(whole, pair, _PAIR, sentences, range(1, ROUNDS + 1))
+    findings.add_all(problems)
+    if pair.has_ended and not problems and scores_of(whole) != scores_of(pair):
         findings.add(
             "the models are equal on one rank and on two, and their scores differ: personalise or server_tensors "
             "depends on the rank"
         )
+    pause = whole.checkpoint(ROUNDS - 1)
+    if pause.exists():
+        resumed = replace(whole, folder=folder / "resumed", resumed_from=pause, has_other_hashes=True)
+        findings.add_all(compare(whole, resumed, _RESUMED, sentences))
+    if fixed_point or (fixed_point is None and not ({"masks", "public_images"} & method.requires)):
+        still = replace(whole, folder=folder / "still", rounds=3, is_still=True, must_be_still=bool(fixed_point))
+        findings.add_all(still.run())
+
+
+_PAIR = (
+    "after round {round}, one rank and two ranks differ: {difference}; a hook must depend on its arguments alone, not "
+    "on the rank, on other clients or on global random streams"
+)
+_RESUMED = (
+    f"a run that is resumed after {ROUNDS - 1} rounds comes to another end than one without a pause: {{difference}}; "
+    "what lasts from round to round must be kept by client.keep or server.keep"
+)

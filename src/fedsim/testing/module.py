@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import LightningModule
+from torch import Tensor
 
 from fedsim.methods import FedAvg
 from fedsim.methods.base import Method
-from fedsim.testing.backbone import compare_fits
+from fedsim.testing.backbone import check_evaluation, check_modes, compare_fits
 from fedsim.testing.findings import Findings
-from fedsim.testing.trials import ROUNDS, Fit, difference
+from fedsim.testing.fingerprint import changed, global_settings, hashed, state_of
+from fedsim.testing.pythons import Question
+from fedsim.testing.trials import ROUNDS, Fit, way
+from fedsim.training.own_module.blueprint import Blueprint
+from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
+from fedsim.training.own_module.module_batch import BatchForm, PairBatch
+from fedsim.training.own_module.network import features_of
 from fedsim.training.own_module.package import package_of
+from fedsim.training.own_module.trial import TrialImages
 
 
 def check_module(
@@ -41,8 +52,90 @@ def check_module(
     findings.settle()
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
         options = {**settings, "backbone": module}
-        whole = Fit(method or FedAvg(), Path(folder) / "one", options, size=size, own_streams=False)
+        whole = Fit(method or FedAvg(), Path(folder) / "one", options, size=size, is_drawn=True)
         compare_fits(whole, findings)
-        if not findings and not difference(whole.checkpoint(1), whole.checkpoint(ROUNDS)):
+        if not findings and way(whole.checkpoint(1), whole.checkpoint(ROUNDS)) <= _STILL:
             findings.add("its weights do not move: no optimizer steps; return a loss, or step manually")
     findings.settle()
+    question = Question(_sessions, module, size, settings.get("module_batch") or PairBatch(), hashes=(0,))
+    try:
+        _check_features(module, size, findings)
+        for sentences in question.answers("training two sessions", findings):
+            findings.add_all(sentences)
+    finally:
+        question.end()
+    findings.settle()
+
+
+def _check_features(module: LightningModule, size: tuple[int, int], findings: Findings) -> None:
+    """Check that features are a function of the weights and each image alone."""
+    with findings.trying("building it again"):
+        made = Blueprint(module, 0, _CLASSES).first
+        embed = partial(features_of, made)
+        with torch.random.fork_rng(devices=[]):
+            check_evaluation(made, embed, size, findings)
+            check_modes(made, embed, size, findings)
+
+
+def _sessions(module: LightningModule, size: tuple[int, int], form: BatchForm) -> list[str]:
+    """Train two sessions: the second one with what the first one left beside tensors, and without; return findings."""
+    findings = Findings(type(module).__name__)
+    blueprint, settings = Blueprint(module, 0, _CLASSES), global_settings()
+    first = blueprint.build(_CLASSES)
+    shared = _shared_state(first)
+    values = _trained(first, {}, 0, (size, form), findings)
+    going_on, anew = (_trained(part, values, 1, (size, form), findings) for part in (first, blueprint.build(_CLASSES)))
+    for name in (name for name, tensor in anew.items() if not torch.equal(tensor, going_on[name])):
+        findings.add(
+            f"{name} depends on what an earlier session has left on the module beside its tensors, which does not "
+            "last; keep it in a buffer"
+        )
+        break
+    for place in [*changed(settings, global_settings()), *changed(shared, _shared_state(first))]:
+        findings.add(f"training changes {place}, which all clients of a rank share, and a pause forgets")
+    return [*findings]
+
+
+def _shared_state(module: LightningModule) -> dict[str, str]:
+    """Return the state of the classes and the file of a module, without the module itself."""
+    return {place: content for place, content in state_of(module).items() if not place.startswith("self.")}
+
+
+class _Session(Events):
+    """Begins with ``values``, and notes changes of batches."""
+
+    def __init__(self, batches: Batches, values: Mapping[str, Tensor], findings: Findings) -> None:
+        super().__init__(batches)
+        self._values, self._findings = values, findings
+
+    def load(self, module: LightningModule) -> None:
+        """Set the values."""
+        if self._values:
+            module.load_state_dict(self._values)
+
+    def training_step(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Compare the batch before and after the step."""
+        before = hashed(args[0])
+        output = step(*args)
+        if before != hashed(args[0]):
+            self._findings.add("training_step changes its batch in place, which methods use again: copy it first")
+        return output
+
+
+def _trained(
+    module: LightningModule, values: Mapping[str, Tensor], round_: int, data: tuple[tuple[int, int], BatchForm],
+    findings: Findings,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Train a session on random images; return the tensors at its end."""
+    size, form = data
+    images = TrialImages(
+        batch=8, instances=2, classes=_CLASSES, batches=2, trained=2, size=size, test_size=size, form=form
+    )
+    horizon, options = Horizon(round_=round_, rounds=2), Options(torch.device("cpu"))
+    train(module, images, _Session(images, values, findings), horizon, options, round_)
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+_CLASSES = 4
+_STILL = 1e-6
+"""means of equal weights round: they are no movement"""

@@ -20,9 +20,12 @@ from fedsim.data.federations import obstacle_of
 from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
 from fedsim.data.preview import write_contact_sheet
 from fedsim.testing.findings import Findings
+from fedsim.testing.listing import chosen_of, folders_reversed, labels_of, listed_and_decoded
+from fedsim.testing.pixels import check_twins
+from fedsim.testing.pythons import REMEDY_OF_HASHES, Question
 
-_SEEN = 12
-"""images of a part that are decoded"""
+_MANY = 20
+"""images of a part, from which each cannot be of a camera of its own"""
 
 
 def check_source(
@@ -48,10 +51,18 @@ def check_source(
     if not isinstance(source, ReIDSource):
         findings.add(f"{type(source).__name__} is no ReIDSource; derive the class from fedsim.data.ReIDSource")
     findings.settle()
-    domains = _listed(source, findings)
-    findings.settle()
-    for domain in domains:
-        _check_domain(domain, size, classes, findings)
+    question = Question(listed_and_decoded, source, size, hashes=(0, 1))  # they work while we do
+    try:
+        domains = _listed(source, findings)
+        findings.settle()
+        for domain in domains:
+            _check_domain(domain, size, classes, findings)
+        findings.settle()
+        with findings.trying("decode of all images"):
+            check_twins(domains, size, findings)
+        _compare_processes(listed_and_decoded(source, size), question.answers("domains()", findings), findings)
+    finally:
+        question.end()
     findings.settle()
     with findings.trying("a federation of these data sets"):
         assert FederatedDataModule(source, val="none").federated.clients, "no data set has training images"
@@ -76,10 +87,17 @@ def _listed(source: ReIDSource, findings: Findings) -> list[Domain]:
         if count > 1:
             findings.add(f"{count} data sets have the name {name}; metrics and files are named after it")
     with findings.trying("domains(), called again,"):
-        if _labels(domains) != _labels(source.domains()):
+        expected = labels_of(domains)
+        if expected != labels_of(source.domains()):
             findings.add(
                 "domains() returns other data sets, labels or an other order when it is called again; sort them"
             )
+        with folders_reversed():
+            if expected != labels_of(source.domains()):
+                findings.add(
+                    "domains() returns other data sets, labels or an other order where folders list their files in "
+                    "another order, as other disks do; sort them"
+                )
     return domains
 
 
@@ -97,11 +115,15 @@ def _counting_opens() -> Iterator[list[Any]]:
         yield opened
 
 
-def _labels(domains: list[Domain]) -> list[Any]:
-    return [
-        (domain.name, [(list(part.pids), list(part.camids), part.images.locations()) for part in domain.parts])
-        for domain in domains
-    ]
+def _compare_processes(expected: Any, answers: list[Any], findings: Findings) -> None:
+    """Compare what this process reads with what others do."""
+    for labels, pixels in answers:
+        if labels != expected[0]:
+            findings.add(
+                f"domains() returns other data sets, labels or an other order in another process: {REMEDY_OF_HASHES}"
+            )
+        elif pixels != expected[1]:
+            findings.add(f"decode returns other pixels in another process: {REMEDY_OF_HASHES}")
 
 
 def _check_domain(domain: Domain, size: Size, classes: bool, findings: Findings) -> None:
@@ -146,6 +168,8 @@ def _check_labels(name: str, part: Split, findings: Findings) -> bool:
             return False
     if len(part) and part.camids.min() < 0:
         findings.add(f"{name}: a camera is {part.camids.min()}; cameras are counted from 0")
+    if len(part) >= _MANY and len(np.unique(part.camids)) == len(part):
+        findings.add(f"{name}: each of {len(part)} images has a camera of its own; number the cameras")
     if len(part) and part.pids.min() < -1:
         findings.add(f"{name}: an identity is {part.pids.min()}; -1 is junk, 0 a distractor, people are above")
     return True
@@ -153,7 +177,7 @@ def _check_labels(name: str, part: Split, findings: Findings) -> bool:
 
 def _check_images(name: str, part: Split, size: Size, findings: Findings) -> None:
     """Decode some images in several ways; all must agree."""
-    chosen = np.unique(np.linspace(0, len(part) - 1, min(_SEEN, len(part))).astype(np.int64))
+    chosen = chosen_of(part)
     images = part.images.take(chosen)
     pixels = images.decode(size)
     form = (len(chosen), 3, *size)
@@ -163,10 +187,25 @@ def _check_images(name: str, part: Split, size: Size, findings: Findings) -> Non
         )
         findings.add(f"{name}: decode returns {description}, not torch.uint8 {list(form)}")
         return
+    pixels, first = pixels.clone(), pixels
+    for again in (images.take(np.arange(len(chosen))[::-1].copy()), images):
+        again.decode(size).zero_()  # a run changes what it got
+    if not torch.equal(first, pixels):
+        findings.add(f"{name}: a second decode changes the pixels that the first one returned: return new memory")
+        return
+    _check_ways(name, part, pixels, size, findings)
+    _check_content(name, part, pixels, findings)
+
+
+def _check_ways(name: str, part: Split, pixels: torch.Tensor, size: Size, findings: Findings) -> None:
+    """Decode the chosen images in other ways, which must give the same pixels; compare lists beside them."""
+    chosen = chosen_of(part)
+    images = part.images.take(chosen)
     order = np.arange(len(chosen))[::-1].copy()
     ways: dict[str, Callable[[], torch.Tensor]] = {
         "decode again": lambda: images.decode(size),
         "take in another order": lambda: images.take(order).decode(size).flip(0),
+        "take of an image twice": lambda: images.take(order[[0, 0, *range(len(order))]]).decode(size)[2:].flip(0),
         "one by one": lambda: torch.cat([part.images.take(chosen[n : n + 1]).decode(size) for n in order[::-1]]),
         "a copy in another process (pickle)": lambda: _sent(images).decode(size),
     }
@@ -176,10 +215,26 @@ def _check_images(name: str, part: Split, size: Size, findings: Findings) -> Non
         with findings.trying(f"{name}: {way}"):
             if not torch.equal(decode(), pixels):
                 findings.add(f"{name}: pixels are others by this way: {way}")
+    with findings.trying(f"{name}: decode of another size"):
+        larger = (size[0] + 8, size[1] + 4)
+        if tuple(images.decode(larger).shape[1:]) != (3, *larger):
+            findings.add(f"{name}: decode returns images of another size than the one that is asked for")
+    contents = {images.take(order[n : n + 1]).content() for n in range(len(order))}
+    has_no_file = all(path is None for path in images.origins())
+    if has_no_file and None not in contents and len(contents) < len(pixels.unique(dim=0)):
+        findings.add(f"{name}: content() is the same for images of other pixels; hash all that decides them")
+    if images.take(order).locations() != images.locations()[::-1]:
+        findings.add(f"{name}: locations() does not follow take")
     if len(images.locations()) != len(chosen) or len(images.sizes()) != len(chosen):
         findings.add(f"{name}: locations() or sizes() has another length than the images")
-    if len(chosen) > 1 and (pixels == pixels[0]).all():
+
+
+def _check_content(name: str, part: Split, pixels: torch.Tensor, findings: Findings) -> None:
+    """Look at the pixels of the chosen images."""
+    if len(pixels) > 1 and (pixels == pixels[0]).all():
         findings.add(f"{name}: all images that were decoded are equal")
+    if len(pixels) > 1 and len(part.identities) > 1 and pixels.max() <= 1:
+        findings.add(f"{name}: all pixels are 0 or 1; they are bytes, 0 to 255")
     flat = pixels.flatten(1).float()
     if (flat.amax(1) - flat.amin(1) == 0).all():
         findings.add(f"{name}: every image is of one colour")

@@ -6,21 +6,18 @@ import json
 import logging
 import multiprocessing
 import os
-import pickle
 import secrets
 import sys
 import time
-import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import numpy as np
 import torch
 from lightning import Callback
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
@@ -30,6 +27,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import FedSimError
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
 from fedsim.data.federations import LabelScope
+from fedsim.data.images import Domain
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.federation import Federation
@@ -39,23 +37,41 @@ from fedsim.models import Neck, SmallCNN
 from fedsim.strategy.checkpoint_files import SERVER_KEY, read_checkpoint, read_states
 from fedsim.testing.findings import described
 from fedsim.testing.fingerprint import unsettle
+from fedsim.testing.pythons import REMEDY_OF_HASHES, clean_process, ready, received, sent
 from fedsim.testing.watch import Watch, watch
 from fedsim.training.own_module.package import package_of
 from fedsim.training.settings import LocalTraining
 
-ROUNDS = 3
+ROUNDS = 6
 PATIENCE = 300.0
 """seconds after which a fit of seconds is ended"""
 _AFTER_A_FAILURE = 20.0
 """seconds that other ranks have to end by themselves"""
 _STILL = 2**-39
 """exact sums have a grid of 2**-40"""
-_CLIENTS = 3
+_CLIENTS = 5
 
 
 def small_training() -> LocalTraining:
     """Return one local epoch of batches of 8 images, by plain SGD."""
     return LocalTraining(batch_size=8, optimizer=partial(torch.optim.SGD, lr=0.05))
+
+
+class TrialPeople(SyntheticReID):
+    """Drawn people of five clients of unequal size: the fourth has one camera, and the last one three images."""
+
+    def __init__(self) -> None:
+        super().__init__(clients=_CLIENTS, unseen=1, scale=0.1)
+
+    def domains(self) -> list[Domain]:
+        """List the data sets."""
+        domains = super().domains()
+        for number in (3, 4):
+            train = domains[number].train
+            assert train is not None, "clients train"
+            kept = np.flatnonzero(train.camids == 0) if number == 3 else np.array([0, 1, len(train) - 1])
+            domains[number] = replace(domains[number], train=train.take(kept))
+        return domains
 
 
 class MapsOnly(nn.Module):
@@ -75,7 +91,7 @@ class MapsOnly(nn.Module):
 
 @dataclass(frozen=True)
 class Fit:
-    """A small fit: three clients of unequal size, of which two take part in a round, with dropout and augmentation."""
+    """A small fit: five clients of unequal size, of which four take part in a round, with dropout and augmentation."""
 
     method: Method
     folder: Path
@@ -93,12 +109,30 @@ class Fit:
     """whether this also holds for a server that prunes"""
     resumed_from: Path | None = None
     """a checkpoint"""
-    own_streams: bool = True
-    """whether the network draws nothing from torch's global stream, so that the method's draws show"""
+    has_other_hashes: bool = False
+    """whether its last rank has other hashes of texts than the ranks of other fits, as ranks of a run have"""
+    is_drawn: bool = False
+    """whether the network may draw from torch's global stream, so that draws of the method do not show"""
 
     def checkpoint(self, round_: int) -> Path:
         """Return the checkpoint after a round, from 1."""
         return self.folder / "checkpoints" / f"{round_ - 1}.ckpt"
+
+    @property
+    def free_streams(self) -> frozenset[str]:
+        """The libraries whose global streams clients' hooks may draw from: those that are seeded for each session."""
+        is_whole = package_of(self.settings.get("backbone")) is not None
+        return frozenset({"torch", "numpy", "random"} if is_whole else {"torch"} if self.is_drawn else ())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has come to its end."""
+        return (self.folder / "scores.json").exists()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it did not end in time: then a second try would cost as much again."""
+        return (self.folder / "late").exists()
 
     def build(self, method: Method) -> tuple[Federation, FederatedDataModule]:
         """Return federation and data."""
@@ -108,7 +142,7 @@ class Fit:
         backbone = arguments.pop("backbone", SmallCNN(width=8))
         is_whole = package_of(backbone) is not None  # with a classifier and an optimizer of its own
         parts = {} if is_whole else {"neck": Neck(dim=8, dropout=0.2)}
-        options: dict[str, Any] = {**parts, "selection": RandomFraction(0.7)} | arguments
+        options: dict[str, Any] = {**parts, "selection": RandomFraction(0.8)} | arguments
         if self.is_still:
             backbone = MapsOnly()
             training = replace(training, optimizer=partial(torch.optim.SGD, lr=0.0), head_lr=None)
@@ -116,7 +150,7 @@ class Fit:
         options |= {"client": training, "evaluation": Evaluation(test_during_fit=True)}
         model = Federation(method, backbone, **options)
         flips = Augmentation(pad=0, flip=0.0) if self.is_still else Augmentation(pad=1, flip=0.5)
-        source = self.source or SyntheticReID(clients=_CLIENTS, unseen=1, scale=0.1)
+        source = self.source or TrialPeople()
         public = None if self.source else "new0"
         labels: LabelScope = "common" if "common_classes" in method.requires else "own"
         return model, FederatedDataModule(
@@ -126,34 +160,31 @@ class Fit:
     def run(self) -> list[str]:
         """Run it in a process of its own; return the findings."""
         self.folder.mkdir(parents=True)
-        method, sent = self._start_method()
-        context: Any = multiprocessing.get_context(method)
         port = find_free_network_port()
-        processes = [context.Process(target=_fit, args=(sent, rank, port)) for rank in range(self.ranks)]
-        # a fork of this process goes on with its main module; a clean process has none
-        with _without_main() if method == "forkserver" else nullcontext():
-            for process in processes:
-                process.start()
+        processes = [self._started(rank, port, sent(self)) for rank in range(self.ranks)]
         _await(processes)
         late = any(process.exitcode is None for process in processes)
+        if late:
+            (self.folder / "late").touch()
         for process in processes:
             process.kill()
             process.join()
         return self._found(late, [process.exitcode for process in processes])
 
-    def _start_method(self) -> tuple[str, Fit | bytes]:
-        """Return how its processes start, and what is sent to them.
+    def _started(self, rank: int, port: int, content: bytes | None) -> Any:
+        """Start the process of a rank.
 
-        They are forks of a clean process, and get what a script or a notebook defines by value. What cannot be sent is
-        in forks of this process. One that has trained holds locks and threads, which its forks would wait for without
+        It is the fork of a clean process, and gets what a script or a notebook defines by value. What cannot be sent is
+        in a fork of this process. One that has trained holds locks and threads, which its forks would wait for without
         end.
         """
-        try:
-            sent = cloudpickle.dumps(self)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            return "fork", self
-        multiprocessing.set_forkserver_preload([__name__])
-        return "forkserver", sent
+        if content is None:
+            process = multiprocessing.get_context("fork").Process(target=_fit, args=(self, rank, port))
+            process.start()
+            return process
+        ready(1)  # it starts while this fit runs
+        is_other = self.has_other_hashes and rank == self.ranks - 1
+        return clean_process(_fit, (content, rank, port), hashes=int(is_other))
 
     def _found(self, late: bool, codes: Sequence[int | None]) -> list[str]:
         """Return the findings that the processes have written, or how they ended."""
@@ -164,17 +195,6 @@ class Fit:
         ending = f"did not end in {PATIENCE:.0f} seconds" if late else "ended without a message"
         rank = next(rank for rank, code in enumerate(codes) if code)
         return [f"a fit on {self.ranks} rank(s) {ending}; its output: {_end_of(self.folder / f'output-{rank}')}"]
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the main module for a while: processes that start would import it, and run a script that tests a method."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _await(processes: Sequence[Any]) -> None:
@@ -193,9 +213,9 @@ def _end_of(path: Path) -> str:
     return " ".join(" ".join(lines[-12:]).split())[-600:] or "none"
 
 
-def _fit(sent: Fit | bytes, rank: int, port: int) -> None:
+def _fit(content: Fit | bytes, rank: int, port: int) -> None:
     """Do what the process of a rank does: it begins as ranks do that a launcher starts."""
-    fit: Fit = pickle.loads(sent) if isinstance(sent, bytes) else sent  # of the process that has started this one
+    fit: Fit = received(content) if isinstance(content, bytes) else content
     with (fit.folder / f"output-{rank}").open("w") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
@@ -236,7 +256,7 @@ class _Notes:
 
 
 def _train(fit: Fit, note: Callable[[str], None]) -> None:
-    watcher = watch(fit.method, note, fit.own_streams)
+    watcher = watch(fit.method, note, fit.free_streams)
     model, data = fit.build(watcher.watched_copy)
     saving = ModelCheckpoint(
         fit.folder / "checkpoints", filename="{epoch}", auto_insert_metric_name=False, save_top_k=-1,
@@ -308,6 +328,12 @@ def difference(first: Path, second: Path) -> str:
     return ""
 
 
+def way(first: Path, second: Path) -> float:
+    """Return the largest difference of two checkpoints in a value of a global model."""
+    a, b = (read_checkpoint(path)["state_dict"] for path in (first, second))
+    return max((float((a[name] - b[name]).abs().max()) for name in a if a[name].numel()), default=0.0)
+
+
 def _bits(tensor: Tensor) -> Tensor:
     """Return the numbers, with those that are not finite replaced: NaN is not equal to itself."""
     return tensor.nan_to_num() if tensor.is_floating_point() else tensor
@@ -324,6 +350,27 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             label = f"tensor {name.removeprefix('kept.')}" if name.startswith("kept.") else "private part of the model"
             tensors[f"client {client}'s {label}"] = tensor
     return tensors
+
+
+def compare(
+    whole: Fit, fit: Fit, problem: str, noted: Sequence[str] = (), rounds: Sequence[int] = (ROUNDS,)
+) -> list[str]:
+    """Run a fit, and return its findings that are not ``noted`` yet.
+
+    The last one is its first difference from another fit in the checkpoints after ``rounds``, put into the text
+    ``problem`` at {round} and {difference}. If a fit with equal hashes of texts has no findings, these are the cause.
+    """
+    sentences = [sentence for sentence in fit.run() if sentence not in noted]
+    if fit.has_ended and whole.has_ended:
+        for round_ in rounds:
+            if first := difference(whole.checkpoint(round_), fit.checkpoint(round_)):
+                sentences.append(problem.format(round=round_, difference=first))
+                break
+    if sentences and fit.has_other_hashes and not fit.is_late:
+        again = replace(fit, has_other_hashes=False, folder=fit.folder.with_name(f"{fit.folder.name}, equal hashes"))
+        if not compare(whole, again, problem, noted, rounds):
+            return [f"{sentence}; the cause: {REMEDY_OF_HASHES}" for sentence in sentences]
+    return sentences
 
 
 def scores_of(fit: Fit) -> dict[str, float]:

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.core.errors import FedSimError
 from fedsim.methods.base import InitialState, Method, Payload, Weights
 from fedsim.testing.findings import described
-from fedsim.testing.fingerprint import changed, global_streams, state_of
+from fedsim.testing.fingerprint import changed, global_settings, global_streams, shape_of, state_of
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -25,15 +26,16 @@ Note = Callable[[str], None]
 _REMEDY_OF_STATE = "keep tensors by client.keep or server.keep: checkpoints and other ranks have nothing else"
 
 
-def watch(method: Method, note: Note, own_streams: bool = True) -> Watch:
+def watch(method: Method, note: Note, free_streams: frozenset[str] = frozenset()) -> Watch:
     """Return the watch over ``watched_copy``, a copy of a method: ``note`` gets a sentence for each fault of its hooks.
 
     The copy's results have the same bits as those of the method.
 
-    ``own_streams``: whether the network draws nothing from torch's global stream, so that the method's draws show.
+    ``free_streams``: the libraries whose global streams the network may draw from, so that the method's draws do not
+    show there.
     """
     method_class = type(method)
-    watcher = Watch(method, note, own_streams)
+    watcher = Watch(method, note, free_streams)
     hooks = {name: _hook(method_class, name, watcher) for name in _WRAPPERS}
     watched_copy = copy.copy(method)
     label = {"__module__": method_class.__module__, "__qualname__": method_class.__qualname__, "_watched": True}
@@ -83,14 +85,15 @@ class OwnStore:
 class Watch:
     """A record of a method while it runs: its hook, its messages, and its state."""
 
-    def __init__(self, method: Method, note: Note, own_streams: bool) -> None:
-        self.method, self.watched_copy, self.own_streams = method, method, own_streams
+    def __init__(self, method: Method, note: Note, free_streams: frozenset[str]) -> None:
+        self.method, self.watched_copy, self.free_streams = method, method, free_streams
         self._note, self._said = note, set[str]()
         self.server: Server | None = None
         self.hook = ""
         self.sent, self.read, self.uploaded, self.answered = set[str](), set[str](), set[str](), set[str]()
         self.is_server_step_seen = self.prunes = False
         self._state: Mapping[str, str] = {}
+        self._shapes = WeakKeyDictionary[nn.Module, Mapping[str, str]]()
 
     def begin(self) -> None:
         """Take the state of the method before its first hook."""
@@ -109,14 +112,16 @@ class Watch:
 
     @contextmanager
     def during(
-        self, hook: str, *, may_change: bool = False, may_draw: bool = False, owner: Any = None
+        self, hook: str, *, may_change: bool = False, free: frozenset[str] = frozenset(), owner: Any = None
     ) -> Iterator[None]:
         """Watch a hook: whether it raises, draws from global streams, or changes the server, or state of its own.
 
-        ``may_change``: the server's model and tensors; ``may_draw``: from torch's global stream; ``owner``: the client.
+        ``may_change``: the server's model and tensors; ``free``: the libraries from whose global streams it
+        may draw; ``owner``: the client.
         """
         outer, self.hook = self.hook, hook
-        streams, before, names = global_streams(), self._server_content(), self._names(owner)
+        streams, settings = global_streams(), global_settings()
+        before, names = self._server_content(), self._names(owner)
         try:
             yield
         except FedSimError:
@@ -126,7 +131,9 @@ class Watch:
             raise
         finally:
             self.hook = outer
-        self._compare_streams(hook, streams, may_draw)
+        self._compare_streams(hook, streams, free)
+        for setting in changed(settings, global_settings()):
+            self.say(f"{hook} changes {setting}, which all clients of the rank share; {_REMEDY_OF_STATE}", setting)
         self._compare_state(hook)
         if not may_change:
             self._compare_server(hook, before)
@@ -135,9 +142,9 @@ class Watch:
                 f"{hook} sets the attribute {attribute}, which ends with the process; {_REMEDY_OF_STATE}", attribute
             )
 
-    def _compare_streams(self, hook: str, streams: Mapping[str, bytes], may_draw: bool) -> None:
+    def _compare_streams(self, hook: str, streams: Mapping[str, bytes], free: frozenset[str]) -> None:
         for library, state in global_streams().items():
-            if state == streams[library] or (library == "torch" and may_draw):
+            if state == streams[library] or library in free:
                 continue
             self.say(
                 f"{hook} draws from the global random stream of {library}, whose state depends on what ran before on "
@@ -189,6 +196,16 @@ class Watch:
         if not isinstance(client.store, OwnStore):
             store: Any = OwnStore(client.store, client.client_name, self._foreign)
             client.store = store
+
+    def compare_network(self, network: nn.Module) -> None:
+        """Note what an earlier session has left on the rank's network."""
+        shape = shape_of(network)
+        for place in changed(self._shapes.setdefault(network, shape), shape):
+            self.say(
+                f"a session leaves the rank's network with {place} changed, which the next client gets; undo it at the "
+                "session's end",
+                f"network {place.rpartition(' ')[0]}",
+            )
 
     def _missed(self, name: str) -> None:
         self.say(f"{self.hook} asks for the server's tensor {name}, which payload does not declare in down or known")
@@ -265,7 +282,9 @@ def _acting(hook: str) -> Callable[..., None]:
 
     def act(watch: Watch, plain: Callable[..., Any], client: Client, *args: Any) -> None:
         watch.prepare(client)
-        with watch.during(hook, owner=client, may_draw=not watch.own_streams):
+        if hook == "download":
+            watch.compare_network(client.model.network)
+        with watch.during(hook, owner=client, free=watch.free_streams):
             plain(client, *args)
 
     return act
@@ -273,24 +292,31 @@ def _acting(hook: str) -> Callable[..., None]:
 
 def _loss(watch: Watch, plain: Callable[..., Any], client: Client, batch: Any) -> Any:
     watch.prepare(client)
-    with watch.during("loss", owner=client, may_draw=not watch.own_streams):
+    with watch.during("loss", owner=client, free=watch.free_streams):
         loss = plain(client, batch)
         is_scalar = isinstance(loss, Tensor) and loss.dim() == 0
         watch.expect(is_scalar, f"returns {_named(loss)}, not a scalar tensor")
-        if is_scalar:
+        if is_scalar and not _steps_by_itself(client):
             watch.expect(loss.requires_grad, "returns a tensor without gradient: nothing would be trained")
             watch.expect(loss.dtype is torch.float32, f"returns {loss.dtype}, not torch.float32")
             watch.expect(bool(loss.isfinite()), "returns a loss that is not finite")
     return loss
 
 
+def _steps_by_itself(client: Client) -> bool:
+    """Whether a module of the user optimizes manually: it need not return its loss."""
+    module = getattr(client.model.network, "module", None)
+    return module is not None and not module.automatic_optimization
+
+
 def _upload(watch: Watch, plain: Callable[..., Any], client: Client) -> Any:
     watch.prepare(client)
-    with watch.during("upload", owner=client, may_draw=not watch.own_streams):
+    with watch.during("upload", owner=client, free=watch.free_streams):
         upload = plain(client)
         watch.expect(isinstance(upload, Upload), f"returns {_named(upload)}, not an Upload")
         if isinstance(upload, Upload):
             _check_upload(watch, client, upload)
+            watch.expect(bool(upload.vector.isfinite().all()), "sends a vector with values that are not finite")
     for name, tensor in client.kept.items():
         watch.expect(tensor.device == client.device, f"keeps {name} on {tensor.device}")
     return upload
@@ -356,7 +382,7 @@ def _server_step(watch: Watch, plain: Callable[..., Any], server: Server) -> Non
         for arch, answers in server.answers.items()
     }
     shapes = _shapes(server)
-    with watch.during("server_step", may_change=True, may_draw=True):
+    with watch.during("server_step", may_change=True, free=frozenset({"torch"})):
         plain(server)
     for key, shape in shapes.items():
         new = _shapes(server).get(key, "nothing")
@@ -368,18 +394,17 @@ def _server_step(watch: Watch, plain: Callable[..., Any], server: Server) -> Non
 def _personalise(watch: Watch, plain: Callable[..., Any], client: Client) -> None:
     watch.prepare(client)
     stored = {name: tensor.clone() for name, tensor in client.store.read(client.client_name).items()}
-    with watch.during("personalise", owner=client, may_draw=not watch.own_streams):
+    with watch.during("personalise", owner=client, free=watch.free_streams):
         plain(client)
         first = client.model.whole.clone()
         client.load()
         plain(client)
         watch.expect(torch.equal(first, client.model.whole), "loads another model when it is called again")
-    after = client.store.read(client.client_name)
-    is_equal = after.keys() == stored.keys() and all(torch.equal(t, after[name]) for name, t in stored.items())
-    watch.expect(is_equal, "changes the client's stored state; an evaluation must change nothing")
-    if not watch.method.has_own_models:
-        is_equal = torch.equal(client.model.shared, client.received.vector)
-        watch.expect(is_equal, "loads another model than the global one; let has_own_models return True")
+        after = client.store.read(client.client_name)
+        is_equal = after.keys() == stored.keys() and all(torch.equal(t, after[name]) for name, t in stored.items())
+        watch.expect(is_equal, "changes the client's stored state; an evaluation must change nothing")
+        is_global = watch.method.has_own_models or torch.equal(client.model.shared, client.received.vector)
+        watch.expect(is_global, "loads another model than the global one; let has_own_models return True")
 
 
 def _shapes(server: Server) -> dict[str, str]:
