@@ -71,16 +71,20 @@ class SyntheticImages(Images):
     def _draw(self, size: Size) -> NDArray[np.uint8]:
         keys = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
         generators = [self._stream("shot", *key) for key in keys]
-        style = _uniforms(self._stream("style"), len(CAMERA))  # half of a camera's numbers: cameras resemble each other
         numbers = {
             IDENTITY: [_uniforms(self._stream("identity", i), len(IDENTITY)) for i in self.identities.tolist()],
-            CAMERA: [(_uniforms(self._stream("camera", c), len(CAMERA)) + style) / 2 for c in self.cameras.tolist()],
+            CAMERA: self._numbers_of_cameras(),
             SHOT: [_uniforms(generator, len(SHOT)) for generator in generators],
         }
         factor = 1 + int(_uniforms(self._stream(), 1)[0] < 0.35)
         noise = np.stack([_uniforms(generator, size[0] // factor, size[1] // factor) for generator in generators])
         identity, camera, shot = (dict(zip(n, np.array(rows).T, strict=True)) for n, rows in numbers.items())
         return draw_people(identity, camera, shot, noise, factor)
+
+    def _numbers_of_cameras(self) -> list[NDArray[np.float32]]:
+        """Return the numbers of each picture's camera, in the order of :data:`CAMERA`."""
+        style = _uniforms(self._stream("style"), len(CAMERA))  # half of a camera's numbers: cameras resemble each other
+        return [(_uniforms(self._stream("camera", c), len(CAMERA)) + style) / 2 for c in self.cameras.tolist()]
 
     def _stream(self, *key: int | str) -> np.random.Generator:
         return numpy_generator(self.seed, self.domain, *key)
