@@ -27,7 +27,7 @@ from torchvision.transforms.functional import adjust_hue, gaussian_blur
 
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Domain, Images, Index, ReIDSource, Size, Split
-from fedsim.data.people import CAMERA
+from fedsim.data.people import CAMERA, Floats
 from fedsim.data.synthetic import SyntheticImages, SyntheticReID
 from fedsim.models.backbones import SmallCNN
 from fedsim.models.ibn import IBN
@@ -59,7 +59,7 @@ class Visitors(SyntheticImages):
     def _stream(self, *key: int | str) -> np.random.Generator:
         return numpy_generator(self.seed, self.domain if key[:1] and key[0] in _OF_PEOPLE else self.town, *key)
 
-    def _numbers_of_cameras(self) -> list[NDArray[np.float32]]:
+    def _numbers_of_cameras(self) -> list[Floats]:
         share = np.float32(self.redrawn) * _IN_SCENE
         keys = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
         cameras = zip(super()._numbers_of_cameras(), keys, strict=True)
