@@ -1,236 +1,272 @@
-"""Unseen towns of other styles: what helps, and how much is momentum? 3 seeds, all declared here before a run.
+"""Unseen styles: what does a change of the pictures cost, with causes switched off in turn? Declared before a run.
 
-Papers of federated domain generalisation compare methods that differ in more than the method: in DACS's release FedPav
-has momentum 0 and DACS 0.9, at one rate, and no paper has colour jitter as a row. They report the round that is best on
-the target. Here all rows have one network, one optimizer and one number of steps, but for FedPav with momentum 0, and
-no image of a target chooses anything.
+The study of 2026-11-26 compared scores on unseen towns, and had no control for their cause: images that are
+standardised, each by itself, gain nearly as much as SNR there, and do so where no town has a style. So here the outcome
+is a loss between two test sets of the same people, by the same model, that differ in one thing (shifted_towns.py): the
+town of a client against a town without one, or against the same pictures with another light, hue, blur, resolution or
+background.
 
-Data      three drawn towns at half their people (20, 16 and 15), four unseen ones; each town's pixels have a contrast
-          and a light of their own (tests/styled_towns.py, strength 0.5). A fifth of the towns' people are held out.
-Starts    from nothing: SmallCNN of width 16, 64 x 32, 20 rounds. From ImageNet's weights: MobileNetV2 of width 0.35,
-          128 x 64, 6 rounds; below that size its features hardly know more than the pixels
-          (results/2026-11-25-realism.md). BNNeck; scores of the neck's features, Euclidean distance.
-Training  rounds of one epoch, batches of 32, 4 images of a person, SGD with rate 0.03, momentum 0.9 and weight decay
-          5e-4; cross-entropy with label smoothing 0.1, and the triplet loss of features of length 1; the augmentation
-          of configs/quickstart.yaml: flips, shifts, erasing. Sums are float32, as a running variance may be large.
-Scores    of the global model, of "single" the mean over the clients' own models. The round is the one of the best mean
-          val/mAP, of held-out people of the sources, among four evaluations (from ImageNet six). The oracle is the best
-          of these rounds on the unseen towns themselves; the gap is what it gains.
+    loss = (mAP seen - mAP changed) / (mAP seen - mAP of a random order)
 
-A claim is a difference in mAP on unseen towns in the chosen rounds, seed by seed. Verdicts are those of verdicts.py
-over the claims of a start (the record of 2026-11-26 has them without Holm's method). All are in CLAIMS. What is
-expected from prototypes of a small CNN: SNR ahead by 16 to 24 points, colour jitter by 6, MixStyle by 2 to 3,
-CrossStyle and DACS within the spread; nothing was known of SSCU.
+Each mAP is the mean over three sets of 24 new people; a loss by a shift is the mean over its two doses. It is a share,
+as rows differ by a factor of two in mAP, and none can fall far below a random order. Drops in points stand beside it,
+and decide nothing.
 
-The rate was chosen by trials with seed 9, and a few with 5 to 8, which are none of the study's: see STARTS. Two earlier
-declarations were stopped, as "joint" diverged from nothing with a MobileNetV2: that of 2026-11-25 (rate 0.005), and one
-of 2026-11-26 (width 0.35, rate 0.1) at its third run. No number of theirs is used.
+Data      three drawn towns train, with 20, 16 and 15 people, as SyntheticReID draws them: with cameras, backgrounds,
+          casts, blur and resolution of their own. No one is held out, and nothing chooses a round: the last one counts.
+Training  SmallCNN of width 8 from nothing, BNNeck, 32 x 16, 20 rounds of one epoch, batches of 32 with 4 images of a
+          person; SGD with rate 0.1, momentum 0.9 and weight decay 5e-4; cross-entropy with label smoothing 0.1, and
+          the triplet loss of features of length 1; the augmentation of configs/quickstart.yaml.
+Seeds     ten. Each draws people, towns, signs and training anew, so an interval is about all of these together.
+          "--training 1" trains everything again on the same draws, which parts the luck of both.
 
-    python benchmarks/generalisation.py --weights mobilenet_v2_w035_features.pth
-    python benchmarks/generalisation.py --prompts
+| row              | differs from FedPav by                                        | is the control of            |
+|------------------|---------------------------------------------------------------|------------------------------|
+| standardised     | images standardised in the network, without a parameter       | SNR: its normalisation alone |
+| SNR              | its layer behind two stages, without its loss                 |                              |
+| momentum 0       | no momentum, and ten times the rate: steps of about one size  | rows with another momentum   |
+| twice the images | two epochs in a round                                         | DACS: its second images      |
+| DACS             | the method, with its defaults                                 |                              |
+| instance norm    | maps standardised behind two stages, in the places of SNR     | SNR: its gates               |
+| IBN              | instance norms for half of the channels of the first 3 norms  |                              |
+| colour jitter    | brightness, contrast, saturation 0.4 and hue 0.1 in training  |                              |
 
-"--prompts" is another study, a small vision transformer from nothing without and with prompts, which train with it;
-it has not been run.
+Omniglot is the negative control. Ink on paper has no photometric style, so SNR must leave the step from the clients'
+alphabets to others as it is: loss = (mAP seen - mAP unseen) / mAP seen, of other characters. Ten trainings on the same
+data, augmented as in configs/omniglot.yaml.
+
+STAGES run in this order, each with all ten seeds. A claim has a verdict once its rows are whole; verdicts are those of
+verdicts.py, Student's t by seed and Holm's method over all claims that have one. A stage that is cut short has none.
+
+Trials had seeds 90 and 91, which are none of the study's. Size, width, rounds and rate were chosen by what they take.
+mAP of "seen" and "town" with seed 90: 64 x 32, width 16, rate 0.03, 12 rounds: FedPav 24.1, 11.9, SNR 53.0, 21.3;
+FedPav with 20 rounds 40.5, 15.2. Width 8, 20 rounds: FedPav 27.7, 12.9, SNR 51.4, 34.4, standardised 41.1, 36.5.
+Width 8, rate 0.1, 12 rounds: FedPav 24.3, 8.0; with seed 91 32.0, 18.8, SNR 59.9, 54.1. So a row at 24 can lose 12
+points where one at 53 loses 32: hence the share. 32 x 16, width 8, rate 0.1, 12 rounds: FedPav 28.0, 13.4,
+standardised 24.5, 29.6, SNR 34.0, 33.7: so the study has 20 rounds. Momentum 0 with rate 1: 17.4, 10.0. No other row
+was tried.
+
+    python benchmarks/generalisation.py --omniglot FOLDER                 # in Market-1501's layout
+    python benchmarks/generalisation.py --stages 1                        # the first of them
 
 Runs go below --runs, and those that are there already are not repeated, so an interrupted study goes on with the same
-command. To shorten it, give --rounds or --seeds 0 1; a shortened run is another study, and its record says so.
+command.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 from tabulate import tabulate
 
-from fedsim.report.groups import RunGroup
-from fedsim.report.leave_one_out import Choice, choice_of
-from fedsim.report.rules import Rule
-from fedsim.report.runs import Run
-from pretrained import Options, by_seed
-from seeded_runs import ROOT, SEEDS, fit
+from fedsim.__main__ import main as run_fedsim
+from fedsim.report import Run, read_run
+from pretrained import by_seed
+from seeded_runs import ROOT, score, show
+from shifted_towns import DOSES, SETS, SHIFTS
 from verdicts import paired, verdicts
 
+Options = tuple[str, ...]
+Floats = NDArray[np.float64]
+"""[S], a number per seed"""
+Groups = Mapping[str, Sequence[Run]]
+"""row -> a run per seed"""
+
+SEEDS = range(10)
+CONFIGS = ROOT / "configs"
 COMMON: Options = (
-    "--config", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.devices", "1",
-    "--data.val", "identities", "--data.val_fraction", "0.2",
-    "--data.source", "{class_path: styled_towns.StyledTowns, init_args: {scale: 0.5, unseen: 4}}",
+    "--trainer.devices", "1", "--trainer.max_epochs", "20", "--trainer.check_val_every_n_epoch", "20",
+    "--data.val", "none", "--model.method", "FedPav", "--model.backbone", "SmallCNN", "--model.backbone.width", "8",
     "--model.neck", "{kind: bnneck, dropout: 0.0}", "--model.client.batch_size", "32",
     "--model.client.sampler", "identity", "--model.client.num_instances", "4",
-    "--model.reduction", "fp32", "--model.client.optimizer",
-    "{class_path: torch.optim.SGD, init_args: {lr: 0.03, momentum: 0.9, weight_decay: 5.0e-4}}",
+    "--model.client.channels_last", "true", "--model.evaluation.precision", "run", "--model.reduction", "fp32",
+    "--model.client.optimizer",
+    "{class_path: torch.optim.SGD, init_args: {lr: 0.1, momentum: 0.9, weight_decay: 5.0e-4}}",
     "--model.objective.triplet", "1.0", "--model.objective.unit_length", "true",
     "--model.evaluation.layer", "neck", "--model.evaluation.distance", "euclidean",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a network starts, and what depends on it."""
-
-    network: Options
-    rounds: int
-    every: int
-    """rounds per evaluation"""
-    stages: str
-    """behind which SNR has layers"""
-
-
-SMALL: Options = ("--data.size", "[64, 32]", "--model.backbone", "SmallCNN", "--model.backbone.width", "16")
-MOBILE: Options = (
-    "--data.size", "[128, 64]", "--model.client.head_lr", "0.001",
-    "--model.backbone", "MobileNetV2", "--model.backbone.width", "0.35",
-    "--model.backbone.norm_eps", "1e-3", "--model.backbone.pixels", "symmetric",  # as the file needs
-)  # fmt: skip
-STARTS = {
-    "nothing": Start(SMALL, 20, 5, "[layer1, layer2]"),
-    "ImageNet": Start(MOBILE, 6, 1, "[layer1, layer2, layer3]"),
-}
-"""Trials with seed 9. SmallCNN from nothing, 20 rounds, mAP on unseen towns: rate 0.03 FedPav 14.0, joint 16.0; rate
-0.1 13.0 and 14.3. ImageNet, 4 rounds, rate 0.03: FedPav 26.1, joint 56.1; clipped gradients changed nothing (norm 5),
-or cost (norm 1). All other rows had two or three rounds with a finite loss, but for colour jitter, MixStyle,
-CrossStyle, single and momentum 0 from ImageNet, which were not tried. MobileNetV2 from nothing learns little in 16
-rounds (FedPav 14.1), and its "joint" ended with values beyond 4,096 in exact sums with some rates and seeds. The heads
-of MobileNetV2 have a rate of their own: with that of the backbone, the loss of "joint" grows (0.01 and 0.03), as 1,280
-features of deviation 1 make steps of a head large"""
-FEDPAV: Options = ("--model.method", "FedPav")
-METHODS: dict[str, Options] = {
-    "FedPav": FEDPAV,
-    "FedPav, momentum 0": (*FEDPAV, "--model.client.optimizer.momentum", "0.0"),
-    "joint": (*FEDPAV, "--data.partition", "union"),
-    "single": ("--model.method", "Local"),
-    "colour jitter": (*FEDPAV, "--data.augmentation.brightness", "0.4", "--data.augmentation.contrast", "0.4",
-                      "--data.augmentation.saturation", "0.4", "--data.augmentation.hue", "0.1"),
-    "MixStyle": (*FEDPAV, "--model.backbone.style", "{kind: mix, after: [layer1, layer2], p: 0.5, alpha: 0.1}"),
-    "CrossStyle": (*FEDPAV, "--model.backbone.style", "{kind: cross, after: [input], p: 1.0, crop: both, beta: 0.5}"),
-    "SNR": FEDPAV,  # with the layers of its start
+STYLE = "--model.backbone.style"
+ROWS: dict[str, Options] = {
+    "FedPav": (),
+    "standardised": (STYLE, "{kind: standardise, after: [input]}"),
+    "SNR": (STYLE, "{kind: snr, after: [layer1, layer2], reduction: 16}"),
+    "momentum 0": ("--model.client.optimizer.momentum", "0.0", "--model.client.optimizer.lr", "1.0"),
+    "twice the images": ("--model.client.local_epochs", "2"),
     "DACS": ("--model.method", "DACS"),
-    "SSCU": ("--model.method", "SSCU"),
+    "instance norm": (STYLE, "{kind: standardise, after: [layer1, layer2]}"),
+    "IBN": ("--model.backbone", "shifted_towns.IBNCNN", "--model.backbone.width", "8"),
+    "colour jitter": ("--data.augmentation.brightness", "0.4", "--data.augmentation.contrast", "0.4",
+                      "--data.augmentation.saturation", "0.4", "--data.augmentation.hue", "0.1"),
 }  # fmt: skip
-VIT = (
-    "{class_path: TimmBackbone, init_args: {name: vit_small_patch16_224, image_size: [64, 32], patch_stride: 8, "
-    "options: {embed_dim: 64, depth: 4, num_heads: 4}}}"
-)
-TRANSFORMERS: dict[str, Options] = {
-    "FedPav": (*FEDPAV, "--model.backbone", VIT),
-    "prompts": (
-        *FEDPAV, "--model.backbone",
-        f"{{class_path: VisualPrompts, init_args: {{tokens: 12, parts: [2, 2, 2], train: all, backbone: {VIT}}}}}",
-    ),
-}  # fmt: skip
+TOWNS, OMNIGLOT = "towns", "Omniglot"
+STAGES = (
+    (TOWNS, ("FedPav", "standardised", "SNR")), (OMNIGLOT, ("FedPav", "SNR")), (TOWNS, ("momentum 0",)),
+    (TOWNS, ("twice the images", "DACS")), (TOWNS, ("instance norm", "IBN", "colour jitter")),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row is ahead of another on unseen towns."""
+    """A row loses less by a change than another one; with a margin, as much within it."""
 
     text: str
-    ahead: str
-    behind: str
+    less: str
+    more: str
+    changes: tuple[str, ...]
+    """the mean of their losses counts"""
+    data: str = TOWNS
+    margin: float = 0.0
+    """percentage points of the loss"""
 
 
+ALPHABETS = "other alphabets"
+LEFT = ("hue", "blur", "resolution", "background")
+"""what no mean and deviation of an image undoes"""
 CLAIMS = (
-    Claim("momentum 0.9 is ahead of momentum 0", "FedPav", "FedPav, momentum 0"),
-    Claim("all data in one place are ahead", "joint", "FedPav"),
-    Claim("averaging is ahead of clients alone", "FedPav", "single"),
-    *(
-        Claim(f"{name} is ahead of FedPav", name, "FedPav")
-        for name in ("colour jitter", "MixStyle", "CrossStyle", "SNR", "DACS", "SSCU")
-    ),
-    Claim("DACS is ahead of FedPav with momentum 0", "DACS", "FedPav, momentum 0"),
-    Claim("DACS is ahead of colour jitter", "DACS", "colour jitter"),
+    Claim("standardised images lose less by light than FedPav", "standardised", "FedPav", ("light",)),
+    Claim("SNR loses less by another town than FedPav", "SNR", "FedPav", ("town",)),
+    Claim("SNR loses less by another town than standardised images", "SNR", "standardised", ("town",)),
+    Claim("SNR loses less by hue, blur, resolution and background than FedPav", "SNR", "FedPav", LEFT),
+    Claim("Omniglot: SNR loses as much as FedPav, within 3 points", "SNR", "FedPav", (ALPHABETS,), OMNIGLOT, 3.0),
+    Claim("DACS loses less by another town than twice the images", "DACS", "twice the images", ("town",)),
 )
-PROMPT_CLAIMS = (Claim("prompts are ahead of FedPav", "prompts", "FedPav"),)
-METRICS = ("mAP", "rank1")
-BY_SOURCES = Rule(name="best")
 
 
-def chosen(group: RunGroup, domains: str) -> Choice:
-    """Return the scores of a row on "seen" or "unseen" towns: of the chosen round, of the oracle, and the gap."""
-    kind = "personalised" if group.label == "single" else "global"
-    return choice_of(group, f"test/{kind}/{domains}", METRICS, BY_SOURCES)
+def random_order(matches: int, wrong: int) -> float:
+    """Return the mean average precision of random orders of a gallery with R matches among N images, percent.
+
+    Place k holds a match with the probability R / N, and each place before it then does with q = (R - 1) / (N - 1). So
+    the mean of the precision at k is (1 + (k - 1) q) / k, and that of all matches is q + (1 - q) sum_k 1 / (k N).
+
+    >>> random_order(1, 1)
+    75.0
+    """
+    size = matches + wrong
+    q = (matches - 1) / (size - 1)
+    return 100 * float(q + (1 - q) * np.mean(1 / np.arange(1, size + 1)))
 
 
-def score_table(groups: Mapping[str, RunGroup]) -> str:
-    """Return the scores of all rows."""
-    rows = []
-    for name, group in groups.items():
-        seen, unseen = chosen(group, "seen"), chosen(group, "unseen")
-        rounds = ", ".join(map(str, unseen.rounds["chosen"]))
-        rows.append([name, seen.cell("chosen"), unseen.cell("chosen"), rounds, unseen.cell("oracle"),
-                     unseen.cell("gap")])  # fmt: skip
-    headers = ["row", "own, mAP / rank-1", "unseen", "round, by seed", "oracle", "gap"]
-    return tabulate(rows, headers=headers, disable_numparse=True)
+RANDOM = float(np.mean([random_order(cameras - 1, 23 * cameras) for cameras in (4, 4, 3)]))
+"""of the three sets of people: the gallery has a picture per person and camera, and the own one of a query is junk"""
 
 
-def claim_table(groups: Mapping[str, RunGroup], claims: tuple[Claim, ...]) -> str:
-    """Return the differences of all claims, and their verdicts; and the differences of the oracles."""
-    gains, of_oracles = ([_gain(groups, claim, column) for claim in claims] for column in ("chosen", "oracle"))
-    has_seeds = len(gains[0]) > 1
-    words = verdicts([paired(of_claim) for of_claim in gains]) if has_seeds else ["one seed"] * len(claims)
+def mean_ap(runs: Sequence[Run], view: str) -> Floats:
+    """Return the mAP of a view, of a shift the mean over its doses: percent, the mean over the sets of people."""
+    if view in (ALPHABETS, "alphabets"):
+        return np.array([score(run, "global", "unseen" if view == ALPHABETS else "seen") for run in runs])
+    views = [f"{view}-{dose}" for dose in DOSES] if view in SHIFTS else [view]
+    sets = [f"people{number}-{name}" for number in range(SETS) for name in views]
+    return np.array([np.mean([score(run, "global", name) for name in sets]) for run in runs])
+
+
+def drops(runs: Sequence[Run], changes: Sequence[str]) -> Floats:
+    """Return how many points of mAP are lost by changes, in the mean."""
+    seen = mean_ap(runs, "alphabets" if ALPHABETS in changes else "seen")
+    changed: Floats = np.mean([mean_ap(runs, change) for change in changes], axis=0)
+    return seen - changed
+
+
+def losses(runs: Sequence[Run], changes: Sequence[str]) -> Floats:
+    """Return the share of the mAP above a random order that is lost by changes, in the mean; percent."""
+    above = mean_ap(runs, "alphabets") if ALPHABETS in changes else mean_ap(runs, "seen") - RANDOM
+    return 100 * drops(runs, changes) / above
+
+
+def fit(folder: Path, *options: str) -> Run:
+    """Run ``fedsim fit`` in this process, which has drawn the pictures, unless it has been run to its end."""
+    if not ((folder / "summary.json").is_file() and read_run(folder).summary["finished"]):
+        with redirect_stdout(StringIO()):
+            code = run_fedsim(["fit", *options, "--run_dir", str(folder), "--overwrite", "true"])
+        if code:
+            sys.exit(code)
+    return read_run(folder)
+
+
+def train(args: argparse.Namespace, data: str, row: str, seed: int) -> Run:
+    """Train a row with a seed; other trainings have the same draws of the towns."""
+    if data == OMNIGLOT:
+        of_data: Options = ("--config", str(CONFIGS / "omniglot.yaml"), "--data.source.root", args.omniglot)
+    else:
+        of_data = ("--config", str(CONFIGS / "quickstart.yaml"), "--data.size", "[32, 16]",
+                   "--data.source", "shifted_towns.ShiftedTowns", "--data.source.seed", str(seed))  # fmt: skip
+    options = (*of_data, *COMMON, *ROWS[row], "--seed_everything", str(seed + 1000 * args.training))
+    return fit(args.runs / data / f"{row.replace(' ', '-')}-{seed}-{args.training}", *options)
+
+
+def interval(values: Floats) -> str:
+    """Return the mean with its 95 % interval over seeds: Student's t, without Holm's method."""
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return f"{values.mean():+.1f} ({values.mean() - half:+.1f} to {values.mean() + half:+.1f})"
+
+
+def score_table(groups: Groups) -> str:
+    """Return the mAP of all rows on all views."""
+    views = ["seen", "town", *(f"{shift}-{dose}" for shift in SHIFTS for dose in DOSES)]
+    rows = [[name, *(show(mean_ap(runs, view)) for view in views)] for name, runs in groups.items()]
+    return tabulate(rows, headers=["mAP", *views], tablefmt="github", disable_numparse=True)
+
+
+def loss_table(groups: Groups) -> str:
+    """Return what all rows lose by all changes, and by how much less than FedPav."""
+    changes = ("town", *SHIFTS)
+    rows = [[name, *(show(losses(runs, [change])) for change in changes)] for name, runs in groups.items()]
+    for name, runs in groups.items():
+        gains = [losses(groups["FedPav"], [change]) - losses(runs, [change]) for change in changes]
+        rows += [[f"{name}, less than FedPav", *map(interval, gains)]] if name != "FedPav" else []
+    return tabulate(rows, headers=["loss, %", *changes], tablefmt="github", disable_numparse=True)
+
+
+def control_table(groups: Groups) -> str:
+    """Return the scores and losses of the negative control."""
     rows = [
-        [claim.text, by_seed(of_claim), f"{of_claim.mean():+.1f}", word, by_seed(of_oracle)]
-        for claim, of_claim, word, of_oracle in zip(claims, gains, words, of_oracles, strict=True)
+        [name, *(show(mean_ap(runs, view)) for view in ("alphabets", ALPHABETS)), show(losses(runs, [ALPHABETS]))]
+        for name, runs in groups.items()
     ]
-    headers = ["claim", "difference in unseen mAP, by seed", "mean", "verdict", "of the oracles"]
-    return tabulate(rows, headers=headers, disable_numparse=True)
+    return tabulate(rows, headers=["Omniglot", "seen", "unseen", "loss, %"], tablefmt="github", disable_numparse=True)
 
 
-def _gain(groups: Mapping[str, RunGroup], claim: Claim, column: str) -> NDArray[np.float64]:
-    ahead, behind = (chosen(groups[name], "unseen").scores[column][0] for name in (claim.ahead, claim.behind))
-    return ahead - behind
-
-
-def study(title: str, start: Start, methods: dict[str, Options], claims: tuple[Claim, ...], args: argparse.Namespace,
-          ) -> None:  # fmt: skip
-    """Run and print one network from one start; ``args`` has the folder of runs, the seeds and the rounds."""
-    rounds = args.rounds or start.rounds
-    every = str(min(start.every, rounds))
-    common = (
-        *COMMON, *start.network, "--trainer.max_epochs", str(rounds), "--trainer.check_val_every_n_epoch", every,
-    )  # fmt: skip
-    runs: dict[str, list[Run]] = {method: [] for method in methods}
-    for seed in args.seeds:
-        of_seed = ("--data.source.seed", str(seed), "--seed_everything", str(seed))
-        for method, options in methods.items():
-            folder = args.runs / title / f"{method.replace(', ', '-').replace(' ', '-')}-{seed}"
-            runs[method].append(fit(folder, *common, *options, *of_seed))
-    groups = {method: RunGroup(method, tuple(method_runs)) for method, method_runs in runs.items()}
-    print(
-        f"{title}, {rounds} rounds",
-        score_table(groups),
-        claim_table(groups, claims),
-        sep="\n\n",
-        end="\n\n",
-        flush=True,
+def claim_table(groups: Mapping[str, Groups]) -> str:
+    """Return the claims whose rows are whole: by how much less is lost, verdicts, and the same of drops in points."""
+    claims = [claim for claim in CLAIMS if {claim.less, claim.more} <= groups[claim.data].keys()]
+    gains, points = (
+        [outcome(groups[c.data][c.more], c.changes) - outcome(groups[c.data][c.less], c.changes) for c in claims]
+        for outcome in (losses, drops)
     )
+    words = verdicts([paired(gain)._replace(margin=c.margin) for c, gain in zip(claims, gains, strict=True)])
+    rows = [
+        [claim.text, by_seed(gain), interval(gain), word, interval(point)]
+        for claim, gain, word, point in zip(claims, gains, words, points, strict=True)
+    ]
+    headers = ["claim", "loss, % less, by seed", "mean, 95 % interval", "verdict", "drop, points less"]
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
 
 
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", help="ImageNet weights of MobileNetV2 0.35; both starts")
-    parser.add_argument("--prompts", action="store_true", help="a small vision transformer, without and with prompts")
-    parser.add_argument("--rounds", type=int, help="fewer or more rounds from each start")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--stages", type=int, default=len(STAGES), help="how many of them")
+    parser.add_argument("--omniglot", help="folder of Omniglot's alphabets, which stage 2 needs")
+    parser.add_argument("--training", type=int, default=0, help="0: the study; 1: it is trained again on its draws")
     parser.add_argument("--runs", type=Path, default=Path("runs/generalisation"))
     args = parser.parse_args()
-    if not (args.weights or args.prompts):
-        parser.error("give --weights, or --prompts, or both")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
-    if args.weights:
-        for name, start in STARTS.items():
-            weights = ("--model.backbone.weights", args.weights) if name == "ImageNet" else ()
-            methods = {row: (*weights, *options) for row, options in METHODS.items()}
-            methods["SNR"] += ("--model.backbone.style", f"{{kind: snr, after: {start.stages}, reduction: 16}}")
-            study(f"from {name}", start, methods, CLAIMS, args)
-    if args.prompts:
-        study("ViT from nothing", Start(("--data.size", "[64, 32]"), 20, 5, ""), TRANSFORMERS, PROMPT_CLAIMS, args)
+    if args.stages > 1 and not args.omniglot:
+        parser.error("stage 2 needs --omniglot; give it, or --stages 1")
+    groups: dict[str, dict[str, list[Run]]] = {TOWNS: {}, OMNIGLOT: {}}
+    for data, rows in STAGES[: args.stages]:
+        for seed in SEEDS:
+            for row in rows:
+                groups[data].setdefault(row, []).append(train(args, data, row, seed))
+    print(score_table(groups[TOWNS]), loss_table(groups[TOWNS]), sep="\n\n")
+    print(control_table(groups[OMNIGLOT]), claim_table(groups), sep="\n\n")
 
 
 if __name__ == "__main__":

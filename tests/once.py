@@ -18,7 +18,7 @@ _draw, _pictures = SyntheticImages.decode, {}
 def _decode(self, size):
     own = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
     keys = [(self.seed, self.domain, *size, *key) for key in own]
-    if not keys or size[0] * size[1] > _SMALL:
+    if type(self) is not SyntheticImages or not keys or size[0] * size[1] > _SMALL:
         return _draw(self, size)
     new = [place for place, key in enumerate(keys) if key not in _pictures]
     made = {}

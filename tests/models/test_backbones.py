@@ -1,5 +1,7 @@
 """Backbones: shapes, torchvision's names, and weights from files, with errors that name what is wrong."""
 
+import hashlib
+import struct
 import zipfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from torch import nn
 from fedsim.core.errors import ConfigError
 from fedsim.functional.normalise import normalise_images
 from fedsim.models import ConvNeXt, MobileNetV2, Neck, ReIDModel, ResNet, SmallCNN
+from fedsim.models.known_weights import NEEDED
 
 SHARED_WEIGHTS = Path(__file__).parents[3] / "shared" / "data" / "weights" / "mobilenet_v2_w035_features.pth"
 
@@ -235,7 +238,7 @@ def test_weights_saved_on_a_gpu_load_without_one(resnet18, tmp_path):
 
 @pytest.mark.skipif(not SHARED_WEIGHTS.is_file(), reason=f"{SHARED_WEIGHTS} is missing")
 def test_shared_mobilenet_weights(images):
-    backbone = MobileNetV2(width=0.35, weights=str(SHARED_WEIGHTS), norm_eps=1e-3).eval()
+    backbone = MobileNetV2(width=0.35, weights=str(SHARED_WEIGHTS), norm_eps=1e-3, pixels="symmetric").eval()
     state = torch.load(SHARED_WEIGHTS, weights_only=True)
     assert all(torch.equal(backbone.state_dict()[name], tensor) for name, tensor in state.items())
     with torch.no_grad():
@@ -243,6 +246,36 @@ def test_shared_mobilenet_weights(images):
     assert maps.shape == (2, 1280, 2, 1)
     assert maps.isfinite().all()
     assert 0.0 < maps.mean() < 6.0  # ReLU6, not dead
+
+
+@pytest.mark.skipif(not SHARED_WEIGHTS.is_file(), reason=f"{SHARED_WEIGHTS} is missing")
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({}, "norm_eps 0.001"),
+        ({"norm_eps": 1e-3}, "pixels symmetric"),
+        ({"pixels": "symmetric"}, "norm_eps 0.001"),
+    ],
+)
+def test_shared_mobilenet_weights_refuse_other_settings(settings, needed):
+    with pytest.raises(ConfigError, match=f"w035.*was trained with; give --model.backbone.{needed}"):
+        MobileNetV2(width=0.35, weights=str(SHARED_WEIGHTS), **settings)
+
+
+@pytest.mark.parametrize("prefix", ["", "features."])
+def test_known_weights_are_recognised_by_their_first_convolution(tmp_path, monkeypatch, prefix):
+    state = MobileNetV2(width=0.1).features.state_dict(prefix=prefix)
+    first = state[f"{prefix}0.0.weight"]
+    checksum = hashlib.sha256(b"".join(struct.pack("<f", x) for x in first.flatten().tolist())).hexdigest()
+    torch.save(state, tmp_path / "known.pth")
+    monkeypatch.setitem(NEEDED, checksum, {"norm_eps": 1e-3, "pixels": "imagenet"})
+    assert MobileNetV2(0.1, str(tmp_path / "known.pth"), 1e-3).features[0][1].eps == 1e-3
+    with pytest.raises(ConfigError, match=r"^backbone.norm_eps: 1e-05 is not what .*known.pth was .*norm_eps 0.001$"):
+        MobileNetV2(0.1, str(tmp_path / "known.pth"))
+    with torch.no_grad():  # trained further, they are others, and their run has its config
+        first.view(-1)[0] += 1
+    torch.save(state, tmp_path / "trained.pth")
+    assert MobileNetV2(0.1, str(tmp_path / "trained.pth")).features[0][1].eps == 1e-5
 
 
 # -- weights by torchvision's name, from a cache of the test's own: nothing is downloaded ------------------------------

@@ -8,7 +8,7 @@ tuned in favour of any method.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Domain, Images, Index, ReIDSource, Size, Split
-from fedsim.data.people import CAMERA, IDENTITY, SHOT, draw_people
+from fedsim.data.people import CAMERA, IDENTITY, SHOT, Floats, draw_people
 
 GENERATOR_VERSION = 1
 
@@ -71,16 +71,20 @@ class SyntheticImages(Images):
     def _draw(self, size: Size) -> NDArray[np.uint8]:
         keys = zip(self.identities.tolist(), self.cameras.tolist(), self.shots.tolist(), strict=True)
         generators = [self._stream("shot", *key) for key in keys]
-        style = _uniforms(self._stream("style"), len(CAMERA))  # half of a camera's numbers: cameras resemble each other
-        numbers = {
+        numbers: dict[tuple[str, ...], Sequence[Floats]] = {
             IDENTITY: [_uniforms(self._stream("identity", i), len(IDENTITY)) for i in self.identities.tolist()],
-            CAMERA: [(_uniforms(self._stream("camera", c), len(CAMERA)) + style) / 2 for c in self.cameras.tolist()],
+            CAMERA: self._numbers_of_cameras(),
             SHOT: [_uniforms(generator, len(SHOT)) for generator in generators],
         }
         factor = 1 + int(_uniforms(self._stream(), 1)[0] < 0.35)
         noise = np.stack([_uniforms(generator, size[0] // factor, size[1] // factor) for generator in generators])
         identity, camera, shot = (dict(zip(n, np.array(rows).T, strict=True)) for n, rows in numbers.items())
         return draw_people(identity, camera, shot, noise, factor)
+
+    def _numbers_of_cameras(self) -> Sequence[Floats]:
+        """Return the numbers of each picture's camera, in the order of :data:`CAMERA`."""
+        style = _uniforms(self._stream("style"), len(CAMERA))  # half of a camera's numbers: cameras resemble each other
+        return [(_uniforms(self._stream("camera", c), len(CAMERA)) + style) / 2 for c in self.cameras.tolist()]
 
     def _stream(self, *key: int | str) -> np.random.Generator:
         return numpy_generator(self.seed, self.domain, *key)

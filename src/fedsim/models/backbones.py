@@ -25,6 +25,7 @@ from fedsim.functional.normalise import renormalisation
 from fedsim.models.attention import NormInit, NormKind, Place, insert_attention
 from fedsim.models.fusion import MSCAM, FusionKind, StageFusion, fuse_residuals, fused_resnet
 from fedsim.models.ibn import insert_ibn
+from fedsim.models.known_weights import check_known
 from fedsim.models.mobilenet_names import to_torchvision
 from fedsim.models.style import StyleLayers, StylePlace, insert_style
 from fedsim.models.weights import is_file, load_around
@@ -189,7 +190,12 @@ class MobileNetV2(Backbone):
             insert_attention(self, places, norm, norm_init)
             insert_style(self, style, stages)
 
-        load_around(self, weights, "mobilenet_v2", insert, rename=to_torchvision)
+        def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+            named = to_torchvision(state)
+            check_known(named, str(weights), {"norm_eps": norm_eps, "pixels": pixels})
+            return named
+
+        load_around(self, weights, "mobilenet_v2", insert, rename=renamed)
 
 
 class _Symmetric(nn.Module):

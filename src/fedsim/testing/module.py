@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule
@@ -25,6 +25,7 @@ from fedsim.training.own_module.module_batch import BatchForm, PairBatch
 from fedsim.training.own_module.network import features_of
 from fedsim.training.own_module.package import package_of
 from fedsim.training.own_module.trial import TrialImages
+from fedsim.training.settings import LocalTraining
 
 
 def check_module(
@@ -101,6 +102,11 @@ def _shared_state(module: LightningModule) -> dict[str, str]:
     return {place: content for place, content in state_of(module).items() if not place.startswith("self.")}
 
 
+class _Counts(NamedTuple):
+    num_images: int
+    num_classes: int
+
+
 class _Session(Events):
     """Begins with ``values``, and notes changes of batches."""
 
@@ -128,9 +134,7 @@ def _trained(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Train a session on random images; return the tensors at its end."""
     size, form = data
-    images = TrialImages(
-        batch=8, instances=2, classes=_CLASSES, batches=2, trained=2, size=size, test_size=size, form=form
-    )
+    images = TrialImages([_Counts(16, _CLASSES)], LocalTraining(batch_size=8, accumulate=2), {"train": size}, form)
     horizon, options = Horizon(round_=round_, rounds=2), Options(torch.device("cpu"))
     train(module, images, _Session(images, values, findings), horizon, options, round_)
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

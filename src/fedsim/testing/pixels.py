@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.data.images import Domain, Images, Size, Split
-from fedsim.data.listed import copies_in, line_of_copies
+from fedsim.data.listing import copies_in, line_of_copies
 from fedsim.testing.findings import Findings
 
 _MOST = 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning import LightningModule
@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.federated import ClientData
 from fedsim.training.batch import Batch
 from fedsim.training.own_module.blueprint import Blueprint, copy_of
 from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
@@ -60,6 +59,18 @@ class StepTrial(NamedTuple):
     """makes optimizers like the first one of a client"""
 
 
+class Counts(Protocol):
+    """The numbers of a client that a trial follows."""
+
+    @property
+    def num_images(self) -> int:
+        """Number of training images."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of identities."""
+
+
 class TrialImages(Batches):
     """Random images in the sizes and numbers of a run's clients; a trial trains on the first ones.
 
@@ -72,7 +83,7 @@ class TrialImages(Batches):
 
     def __init__(
         self,
-        clients: Sequence[ClientData],
+        clients: Sequence[Counts],
         training: LocalTraining,
         sizes: Mapping[str, tuple[int, int]],
         form: BatchForm,
