@@ -32,7 +32,7 @@ def test_sets_and_seeds_replace_those_of_the_file(write_sweep):
     ]
     drawn = read_sweep(write_sweep(method="random", parameters={"a": {"min": 0.0, "max": 1.0}}))
     for sets, seeds, option in ((["x", "y"], [], "--left_out"), ([], [1, 2], "--seeds")):
-        with pytest.raises(ConfigError, match=f"{option}: .* draws its runs, and cannot repeat them"):
+        with pytest.raises(ConfigError, match=f"{option}: .* chooses its runs, and cannot repeat them"):
             repeated(drawn, sets, seeds)
 
 

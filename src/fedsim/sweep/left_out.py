@@ -33,8 +33,8 @@ def repeated(sweep: Sweep, left_out: Sequence[str], seeds: Sequence[int]) -> Swe
         for value in values:
             if values.count(value) > 1:
                 raise ConfigError(f"{option}: {value} is given twice; give it once")
-        if values and sweep.method != "grid":
-            raise ConfigError(f"{option}: {sweep.name} draws its runs, and cannot repeat them; set method to grid")
+        if values and (sweep.method != "grid" or sweep.is_search):
+            raise ConfigError(f"{option}: {sweep.name} chooses its runs, and cannot repeat them; give a plain grid")
         if values:
             grids[name] = tuple([value] if name == UNSEEN else value for value in values)
     for value in left_out:
