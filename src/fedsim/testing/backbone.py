@@ -23,6 +23,7 @@ from fedsim.testing.fingerprint import (
     global_streams,
     hashed,
     modes_of,
+    moved,
     shape_of,
     state_of,
     unsettle,
@@ -180,7 +181,7 @@ def _leaving(network: nn.Module, images: Tensor, findings: Findings) -> Iterator
     yield
     if not torch.equal(before, images):
         findings.add("forward changes the images that it gets in place: copy them first")
-    for place in changed(settings, global_settings()):
+    for place in moved(settings, global_settings()):
         findings.add(f"forward changes {place}, which all parts of a run share")
     for place in changed(shape, shape_of(network)):
         findings.add(f"forward changes {place}: build the network in __init__")

@@ -182,11 +182,16 @@ def global_settings() -> dict[str, str]:
         "torch's choice of deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
         "torch's recording of gradients": str(torch.is_grad_enabled()),
         "torch's precision of matrix products": torch.get_float32_matmul_precision(),
-        "the environment (os.environ)": hashed(dict(os.environ)),
         "the working folder": os.getcwd(),
         "sys.path": repr(sys.path),
         "NumPy's treatment of errors": repr(np.geterr()),
+        **{f"the environment's {name}": value for name, value in os.environ.items()},
     }
+
+
+def moved(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names whose values differ; libraries add variables to the environment when they are imported."""
+    return [name for name in before.keys() & after.keys() if before[name] != after[name]]
 
 
 def num_hooks(tensor: Tensor) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.models.reid import Features
 from fedsim.testing.backbone import compare_fits, plain_method
 from fedsim.testing.findings import Findings
-from fedsim.testing.fingerprint import changed, global_settings, global_streams, num_hooks, state_of
+from fedsim.testing.fingerprint import changed, global_settings, global_streams, moved, num_hooks, state_of
 from fedsim.testing.trials import Fit
 from fedsim.training.batch_loss import BatchLoss, SeenBatch
 from fedsim.training.metric_loss import MetricLoss, as_metric_loss
@@ -134,7 +134,7 @@ def _check_batch(loss: nn.Module | MetricLoss, seen: SeenBatch, findings: Findin
             findings.add(
                 f"it draws from the global random stream of {library}; a loss must depend on its arguments alone"
             )
-    for setting in changed(settings, global_settings()):
+    for setting in moved(settings, global_settings()):
         findings.add(f"it changes {setting}, which all parts of a run share")
     for state_name in changed(kept, state_of(loss)):
         findings.add(f"it changes {state_name}: what it keeps is of other clients, and in no checkpoint")

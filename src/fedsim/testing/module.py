@@ -16,7 +16,7 @@ from fedsim.methods import FedAvg
 from fedsim.methods.base import Method
 from fedsim.testing.backbone import check_evaluation, check_modes, compare_fits
 from fedsim.testing.findings import Findings
-from fedsim.testing.fingerprint import changed, global_settings, hashed, state_of
+from fedsim.testing.fingerprint import changed, global_settings, hashed, moved, state_of
 from fedsim.testing.pythons import Question
 from fedsim.testing.trials import ROUNDS, Fit, way
 from fedsim.training.own_module.blueprint import Blueprint
@@ -92,7 +92,7 @@ def _sessions(module: LightningModule, size: tuple[int, int], form: BatchForm) -
             "last; keep it in a buffer"
         )
         break
-    for place in [*changed(settings, global_settings()), *changed(shared, _shared_state(first))]:
+    for place in [*moved(settings, global_settings()), *changed(shared, _shared_state(first))]:
         findings.add(f"training changes {place}, which all clients of a rank share, and a pause forgets")
     return [*findings]
 

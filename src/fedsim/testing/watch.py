@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import FedSimError
 from fedsim.methods.base import InitialState, Method, Payload, Weights
 from fedsim.testing.findings import described
-from fedsim.testing.fingerprint import changed, global_settings, global_streams, shape_of, state_of
+from fedsim.testing.fingerprint import changed, global_settings, global_streams, moved, shape_of, state_of
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -132,7 +132,7 @@ class Watch:
         finally:
             self.hook = outer
         self._compare_streams(hook, streams, free)
-        for setting in changed(settings, global_settings()):
+        for setting in moved(settings, global_settings()):
             self.say(f"{hook} changes {setting}, which all clients of the rank share; {_REMEDY_OF_STATE}", setting)
         self._compare_state(hook)
         if not may_change:
