@@ -979,14 +979,8 @@ SOUND = [
     ("sound_backbone", "backbone", SoundBackbone, "torch's dropout; a float buffer that moves in training only", ""),
     ("sound_module", "module", SoundModule, "two optimizers by hand, draws of numpy and torch, a buffer", ""),
     ("sound_method", "method", SoundMethod, "server momentum, kept moves, signals, draws from the client's stream", ""),
+    ("sound_backbone_with_batch_norm", "backbone", SoundBackboneWithBatchNorm, "a float buffer beside BatchNorm's", ""),
 ]
 
-# Sound in torch, but no fit of fedsim trains it: float buffers are views of one flat buffer and so share a version
-# counter, and a buffer that moves in place after a BatchNorm makes autograd refuse the running statistics of this
-REFUSED = [
-    ("sound_backbone_with_batch_norm", "backbone", SoundBackboneWithBatchNorm, "a float buffer beside BatchNorm's",
-     "in place"),
-]  # fmt: skip
-
 HARMLESS = {"rate_times_world_size": "in a session, a module sees one process, whatever the ranks of the run"}
-PARTS = tuple(Part(*row, harmless=HARMLESS.get(row[0], "")) for row in [*SOUND, *REFUSED, *FAULTY])
+PARTS = tuple(Part(*row, harmless=HARMLESS.get(row[0], "")) for row in [*SOUND, *FAULTY])

@@ -74,8 +74,6 @@ def described(error: BaseException) -> str:
     """Return type, message and place of an error in one line; the place is the last one outside of fedsim and torch."""
     message = " ".join(str(error).split())
     summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    if "modified by an inplace operation" in message:
-        summary += "; buffers are parts of one tensor: assign a new value to a buffer, and do not change it in place"
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith(_OWN) and "site-packages" not in f.filename]
     last_frames = [*outside[-1:], *frames[-1:]]
