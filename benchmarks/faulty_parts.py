@@ -2,6 +2,7 @@
 
     python benchmarks/faulty_parts.py              # the parts of benchmarks/faulty/first.py
     python benchmarks/faulty_parts.py second       # those of second.py
+    python benchmarks/faulty_parts.py third        # those of third.py
     python benchmarks/faulty_parts.py first --only OrderOfASet SoundSource
 
 Each part has one fault, which an author could make, or none. It is found if the public check of its kind refuses it

@@ -1,6 +1,7 @@
 """The plan of the house: two towers of rooms, each of which knows only rooms below it; no circle, a light door."""
 
 import ast
+import importlib.util
 import inspect
 import random
 import re
@@ -421,3 +422,31 @@ def test_lightning_is_bounded_by_the_version_whose_private_names_are_used():
     needs = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["dependencies"]
     [bounds] = [need.removeprefix("lightning") for need in needs if re.match(r"lightning\b", need)]
     assert re.fullmatch(r">=2\.\d+,<2\.\d+", bounds)
+
+
+def imported_names(code):
+    """Each module of fedsim that a file imports from, with the name."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedsim":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def is_there(module, name):
+    """Whether a module of fedsim has a name, or is a package with a module so called."""
+    try:
+        return hasattr(import_module(module), name) or bool(importlib.util.find_spec(f"{module}.{name}"))
+    except ModuleNotFoundError:
+        return False
+
+
+def test_scripts_import_only_names_that_there_are():
+    files = [
+        path
+        for folder in ("benchmarks", "docs", "slurm")
+        for path in (Path(__file__).parents[1] / folder).rglob("*.py")
+    ]
+    lost = {(path.name, *name) for path in files for name in imported_names(path.read_text()) if not is_there(*name)}
+    assert lost == set()
+    assert not is_there("fedsim.core.nothing", "x")
+    assert not is_there("fedsim.core.errors", "NothingError")
+    assert is_there("fedsim.core", "errors")

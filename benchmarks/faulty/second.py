@@ -28,9 +28,7 @@ from torch.nn.functional import cross_entropy, interpolate, mse_loss, normalize,
 from faulty.part import Part
 from fedsim.data.images import Domain, GallerySplit, ImageArray, ImageFiles, Images, ReIDSource, Split
 from fedsim.methods.base import (
-    HoldsModels,
     InitialState,
-    KeepsModels,
     KeptModels,
     Method,
     Payload,
@@ -610,7 +608,7 @@ class FastFirst(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTeacher(HoldsModels, Method):
+class OwnTeacher(Method):
     """Each client learns from its model of the last round, which the replica holds."""
 
     shared_groups = BODY
@@ -807,7 +805,7 @@ class SoundModule(_Classifier):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoundMethod(KeepsModels, Method):
+class SoundMethod(Method):
     """Server momentum on parameters; clients add a part of their last move, weighted by it; clients draw noise."""
 
     shared_groups = BODY
