@@ -102,7 +102,7 @@ def _shared_state(module: LightningModule) -> dict[str, str]:
     return {place: content for place, content in state_of(module).items() if not place.startswith("self.")}
 
 
-class _Counts(NamedTuple):
+class _Numbers(NamedTuple):
     num_images: int
     num_classes: int
 
@@ -134,7 +134,7 @@ def _trained(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Train a session on random images; return the tensors at its end."""
     size, form = data
-    images = TrialImages([_Counts(16, _CLASSES)], LocalTraining(batch_size=8, accumulate=2), {"train": size}, form)
+    images = TrialImages([_Numbers(16, _CLASSES)], LocalTraining(batch_size=8, accumulate=2), {"train": size}, form)
     horizon, options = Horizon(round_=round_, rounds=2), Options(torch.device("cpu"))
     train(module, images, _Session(images, values, findings), horizon, options, round_)
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

@@ -59,7 +59,7 @@ class StepTrial(NamedTuple):
     """makes optimizers like the first one of a client"""
 
 
-class Counts(Protocol):
+class ClientNumbers(Protocol):
     """The numbers of a client that a trial follows."""
 
     @property
@@ -83,7 +83,7 @@ class TrialImages(Batches):
 
     def __init__(
         self,
-        clients: Sequence[Counts],
+        clients: Sequence[ClientNumbers],
         training: LocalTraining,
         sizes: Mapping[str, tuple[int, int]],
         form: BatchForm,
