@@ -17,6 +17,7 @@ OTHER_THINGS = {  # tables of names that are no options, though options have the
     "inference/tensors.py: _ASSEMBLED": "arguments of layers",
     "models/onnx_file.py: Layer": "layers of a network",
     "data/__init__.py: _NAMES_IN": "modules",
+    "testing/__init__.py: _PLACES": "modules",
     "report/runs.py: _FIELDS": "fields of summary.json",
     "report/names.py: _GROUPS": "groups of settings",
 }

@@ -4,14 +4,13 @@ import sys
 
 import pytest
 
-import others
 from shared_fixtures import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 from faulty import first, second
-from faulty_parts import verdict
+from faulty_trial import verdict
 
-pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.others]  # each check has fits in processes of their own
 
 LEFT_OUT = {
     "ProductOverASet": "it slips where two orders give the same last bit",
@@ -20,7 +19,7 @@ LEFT_OUT = {
 PARTS = {part.name: part for part in (*first.PARTS, *second.PARTS) if part.name not in LEFT_OUT}
 
 
-@pytest.mark.parametrize("name", others.each_third(PARTS))
+@pytest.mark.parametrize("name", PARTS)
 def test_a_part_gets_the_verdict_of_the_record(name):
     part = PARTS[name]
     expected = "harmless" if part.harmless else "found" if part.about else "sound"

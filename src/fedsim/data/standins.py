@@ -174,8 +174,8 @@ def _omniglot(alphabets: tuple[str, ...]) -> Layout:
 def _cifar10(people: int) -> Iterator[_Picture]:
     """Ten classes at most; four images of each per batch."""
     batches = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-    for batch, shot, label in product(batches, range(4), range(min(people, 10))):
-        yield _Picture(f"{batch}.images/{shot}_{label}.png", label, 0, shot)
+    for (number, batch), shot, label in product(enumerate(batches), range(4), range(min(people, 10))):
+        yield _Picture(f"{batch}.images/{shot}_{label}.png", label, 0, 4 * number + shot)  # no two batches share images
 
 
 def _write_batches(folder: Path, pictures: list[_Picture]) -> None:

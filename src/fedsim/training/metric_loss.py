@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal
 
@@ -54,16 +55,16 @@ class MetricLoss:
         if not isinstance(loss, str):
             raise ConfigError(f"{_FIELD}.name: {type(loss).__name__} is no name and no module; {_REMEDY}")
         loss_class = _find(self.name)
-        made: dict[tuple[int, ...] | None, nn.Module] = {}
+        made: nn.Module | None = None
         if not _has_class_weights(loss_class):  # wrong options are refused now, not in the first batch
-            made[None] = self._make(loss_class, {})
-            _check_weights(self.name, made[None], {})
+            made = self._make(loss_class, {})
+            _check_weights(self.name, made, {})
         elif self.features != "neck":
             raise ConfigError(
                 f"{_FIELD}.features: {self.name} compares with the head, whose input is the neck; set neck"
             )
         object.__setattr__(self, "_kind", loss_class)
-        object.__setattr__(self, "_made", made)  # by Z and D where these matter
+        object.__setattr__(self, "_made", made)
 
     def _take(self, module: nn.Module) -> None:
         """Compute with a module that is made already."""
@@ -71,13 +72,13 @@ class MetricLoss:
         if self.options:
             raise ConfigError(f"{_FIELD}.options: {name} is made already; leave them out")
         _check_weights(name, module, {})
-        for attribute, value in (("name", name), ("_kind", type(module)), ("_made", {None: module})):
+        for attribute, value in (("name", name), ("_kind", type(module)), ("_made", module)):
             object.__setattr__(self, attribute, value)
 
     @property
     def compares_with_head(self) -> bool:
         """Whether it learns a vector for each identity: the rows of the head."""
-        return None not in self.__dict__["_made"]
+        return self.__dict__["_made"] is None
 
     @property
     def waits(self) -> bool:
@@ -89,18 +90,23 @@ class MetricLoss:
 
     def __call__(self, features: Features, labels: Tensor, head: Tensor) -> Tensor:
         """Return the loss (scalar, without its weight) of features with labels [B]; ``head`` [Z, D] are its weights."""
-        made: dict[tuple[int, ...] | None, nn.Module] = self.__dict__["_made"]
+        made: nn.Module | None = self.__dict__["_made"]
         x = features.layer(self.features)
         loss: Tensor
-        if None in made:
-            loss = made[None](x, labels)
+        if made is not None:
+            loss = made(x, labels)
         else:
             loss = functional_call(self._sized(head), {_CLASS_WEIGHTS: head.T}, (x, labels))
         return loss
 
+    @cached_property
+    def _by_size(self) -> dict[tuple[int, int], nn.Module]:
+        """(Z, D) -> the loss of heads of this size, once it is made."""
+        return {}
+
     def _sized(self, head: Tensor) -> nn.Module:
         """Return the loss for as many identities and features as the head has."""
-        made: dict[tuple[int, ...] | None, nn.Module] = self.__dict__["_made"]
+        made = self._by_size
         classes, width = head.shape
         if (classes, width) not in made:
             with torch.random.fork_rng(devices=[]):  # its random weights are never used

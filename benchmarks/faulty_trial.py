@@ -1,9 +1,9 @@
 """How many faulty parts the checks for authors find.
 
-    python benchmarks/faulty_parts.py              # the parts of benchmarks/faulty/first.py
-    python benchmarks/faulty_parts.py second       # those of second.py
-    python benchmarks/faulty_parts.py third        # those of third.py
-    python benchmarks/faulty_parts.py first --only OrderOfASet SoundSource
+    python benchmarks/faulty_trial.py              # the parts of benchmarks/faulty/first.py
+    python benchmarks/faulty_trial.py second       # those of second.py
+    python benchmarks/faulty_trial.py third        # those of third.py
+    python benchmarks/faulty_trial.py first --only OrderOfASet SoundSource
 
 Each part has one fault, which an author could make, or none. It is found if the public check of its kind refuses it
 with a finding that is about this fault: it matches a regular expression, which stands beside the part and was written
