@@ -59,8 +59,8 @@ _NAME = re.compile(r"(\d+)_c(\d+)_")
 
 
 def _labels(paths: list[Path]) -> tuple[np.ndarray, np.ndarray]:
-    found = [_NAME.match(path.name).groups() for path in paths]
-    pids, camids = (np.array([int(pair[i]) for pair in found], dtype=np.int64) for i in range(2))
+    parts = [_NAME.match(path.name).groups() for path in paths]
+    pids, camids = (np.array([int(pair[i]) for pair in parts], dtype=np.int64) for i in range(2))
     return pids, camids
 
 
@@ -179,10 +179,10 @@ class CachedPairs(nn.Module):
         self.margin = margin
 
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
-        same = _same(_Key(labels))
+        of_one_person = _same(_Key(labels))
         unit = F.normalize(features)
         similarity = unit @ unit.T
-        return torch.where(same, 1 - similarity, (similarity - self.margin).clamp(min=0)).mean()
+        return torch.where(of_one_person, 1 - similarity, (similarity - self.margin).clamp(min=0)).mean()
 
 
 class _Key:
@@ -194,8 +194,8 @@ class _Key:
     def __hash__(self) -> int:
         return hash(self.shape)
 
-    def __eq__(self, other) -> bool:
-        return self.shape == other.shape
+    def __eq__(self, key) -> bool:
+        return self.shape == key.shape
 
 
 @lru_cache(maxsize=64)
@@ -211,11 +211,11 @@ class SampledNegatives(nn.Module):
     def forward(self, features: Tensor, labels: Tensor) -> Tensor:
         unit = F.normalize(features)
         similarity = unit @ unit.T
-        same = labels[:, None] == labels
+        of_one_person = labels[:, None] == labels
         draws = torch.rand(similarity.shape, generator=SampledNegatives.random).to(features.device)
-        negative = draws.masked_fill(same, -1.0).argmax(1, keepdim=True)
-        positive = (similarity * same).sum(1) / same.sum(1)
-        has_negative = (~same).any(1)
+        negative = draws.masked_fill(of_one_person, -1.0).argmax(1, keepdim=True)
+        positive = (similarity * of_one_person).sum(1) / of_one_person.sum(1)
+        has_negative = (~of_one_person).any(1)
         return ((similarity.gather(1, negative)[:, 0] - positive + 0.3).clamp(min=0) * has_negative).mean()
 
 
@@ -223,8 +223,8 @@ class WeightedTwice(BatchLoss):
     """Pulls features to the mean of their person."""
 
     def forward(self, seen: SeenBatch) -> Tensor:
-        same = (seen.labels[:, None] == seen.labels).float()
-        means = same @ seen.features.neck / same.sum(1, keepdim=True)
+        of_one_person = (seen.labels[:, None] == seen.labels).float()
+        means = of_one_person @ seen.features.neck / of_one_person.sum(1, keepdim=True)
         return self.weight * (seen.features.neck - means).square().mean()  # fault: the base weighs it again
 
 
