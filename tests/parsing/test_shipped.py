@@ -71,6 +71,14 @@ def test_a_file_of_the_working_directory_comes_first(tmp_path, monkeypatch):
     assert with_shipped(["--config=configs/quickstart.yaml"]) != ["--config=configs/quickstart.yaml"]
 
 
+def test_a_folder_of_the_working_directory_is_no_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "omniglot").mkdir()  # the data, beside the config of this name
+    assert with_shipped(["--config=omniglot"]) == [f"--config={shipped_configs()['omniglot']}"]
+    (tmp_path / "mine").mkdir()
+    assert with_shipped(["--config=mine"]) == ["--config=mine"]
+
+
 def test_a_slip_in_a_config_s_name_is_answered(capsys):
     assert "did you mean quickstart, which comes with fedsim?" in refuse(capsys, "fit", "--config", "quikstart")
 

@@ -53,7 +53,7 @@ def with_shipped(args: Sequence[str]) -> list[str]:
 
 
 def _file_of(config: str) -> str:
-    if config.startswith("{") or os.path.exists(config := expanded(config, "--config")):
+    if config.startswith("{") or (os.path.exists(config := expanded(config, "--config")) and not os.path.isdir(config)):
         return config
     return str(shipped_configs().get(config.removeprefix("configs/").removesuffix(".yaml"), config))
 
