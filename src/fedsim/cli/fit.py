@@ -42,6 +42,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import make_folder, missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.paths import expanded
+from fedsim.core.replaced_run import FEATURES, MAPS, RANKINGS
 from fedsim.core.versions import holding
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_LISTED
@@ -199,9 +200,9 @@ class FedSimCLI(LightningCLI):
         """Check options and folders before other processes are started."""
         config = self.config[self.subcommand]
         if config["save_ranking"]:
-            self.model.rankings = self.run_dir / "rankings"
+            self.model.rankings = self.run_dir / RANKINGS
         if config["save_maps"]:
-            self.model.maps = self.run_dir / "maps"
+            self.model.maps = self.run_dir / MAPS
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
         if self.subcommand in ("fit", "describe") and (remark := line_of_idle(self._resolved())):
             log.info(remark)
@@ -212,7 +213,7 @@ class FedSimCLI(LightningCLI):
             self.scored = self.scored._replace(content=None)  # which may be large
             self._prepare_run(config)
         elif rank_of_this_process() == 0 and (self.subcommand == "predict" or self.model.rankings is not None):
-            self._missing = missing_folders(*(self.run_dir / name for name in ("features", "rankings", "maps")))
+            self._missing = missing_folders(*(self.run_dir / name for name in (FEATURES, RANKINGS, MAPS)))
             make_folder(self.run_dir, "run_dir")  # last: all other checks have passed
 
     def _prepare_run(self, config: Namespace) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from fedsim.cli.app import set_up_messages
 from fedsim.core.errors import DataError
 from fedsim.core.names import printable
-from fedsim.core.replaced_run import CHECKPOINTS
+from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, QUERIES
 from fedsim.evaluation.pictures import write_picture
 from fedsim.inference.queries import choose_queries, count_first_images
-from fedsim.inference.run_features import FEATURES, RunFeatures, read_run_features
+from fedsim.inference.run_features import RunFeatures, read_run_features
 from fedsim.report import query_files
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
@@ -42,10 +42,10 @@ def query_blocks(groups: Sequence[RunGroup], queries: query_files.Chosen | None,
         _predict(run)
         features = read_run_features(run)
         if queries is not None:
-            blocks += _write_queries(run.folder / query_files.FOLDER, features, queries, label)
+            blocks += _write_queries(run.folder / QUERIES, features, queries, label)
         if confusion:
-            blocks += _write_confusion(run.folder / query_files.FOLDER, features, label)
-        log.info("wrote %s", run.folder / query_files.FOLDER)
+            blocks += _write_confusion(run.folder / QUERIES, features, label)
+        log.info("wrote %s", run.folder / QUERIES)
     return blocks
 
 

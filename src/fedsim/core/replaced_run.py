@@ -29,7 +29,9 @@ QUERIES_FILE = "queries.npz"
 """file with the scores of single queries, of the last evaluation"""
 RUN_ID_FILE, MLFLOW_ID_FILE = "wandb_id", "mlflow_id"
 """files with the ids of the runs of W&B and MLflow that a resumed job continues"""
-_WRITTEN = ("config.yaml", QUERIES_FILE, "features", "rankings", "maps", "queries", TESTS)
+FEATURES, RANKINGS, MAPS, QUERIES = "features", "rankings", "maps", "queries"
+"""folders of features, ranked lists, attention maps, and pictures and tables of single queries"""
+_WRITTEN = ("config.yaml", QUERIES_FILE, FEATURES, RANKINGS, MAPS, QUERIES, TESTS)
 _ASIDE, _MOVING, _REMOVED = "replaced-run", "replaced-run.tmp", "replaced-run.removed.tmp"
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from fedsim.core.allocator import prepare_memory
 from fedsim.core.arguments import takes_fields
 from fedsim.core.devices import allow_tf32
 from fedsim.core.errors import ConfigError
+from fedsim.core.replaced_run import FEATURES
 from fedsim.core.versions import let_go
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.evaluator import Evaluator, make_evaluator
@@ -144,7 +145,7 @@ class Federation(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""
-        files = self.evaluator.write_features(Path(self.trainer.default_root_dir) / "features", self.maps)
+        files = self.evaluator.write_features(Path(self.trainer.default_root_dir) / FEATURES, self.maps)
         return [str(path) for path in files]
 
     def setup(self, stage: str) -> None:

@@ -20,6 +20,7 @@ from fedsim.core.devices import Device
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.core.paths import FILE, Arrays, InputFolder, Saved, SavedRun
+from fedsim.core.replaced_run import FEATURES
 from fedsim.core.versions import holding
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
 from fedsim.data.leftovers import has_image_suffix, is_rubbish, left_out_in, summary
@@ -200,7 +201,7 @@ def predict_images(
         raise DataError(f"--images: {folder} holds no images; their names end with .jpg, .png and the like")
     if output is None and not (run / "checkpoints").is_dir():
         raise DataError(f"--output: {run} is no run directory; name the file for the features")
-    path = run / "features" / f"images-{folder.resolve().name}.npz" if output is None else Path(output)
+    path = run / FEATURES / f"images-{folder.resolve().name}.npz" if output is None else Path(output)
     features = load_model(run, client, checkpoint, arch, device).embed(files, batch_size)
     if unread := summary(list(left_out_in(folder, set(map(str, files)), is_deep=True))):
         log.warning("%s: files that are not read: %s", folder, unread)

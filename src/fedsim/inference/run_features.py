@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import file_names, metric_name
+from fedsim.core.replaced_run import FEATURES
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
 from fedsim.data.images import Images
@@ -25,9 +26,6 @@ from fedsim.evaluation.retrieval import trials_of
 from fedsim.evaluation.settings import Evaluation
 from fedsim.parsing.class_names import missing_class
 from fedsim.report.runs import Run
-
-FEATURES = "features"
-"""the folder of a run's features"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import printable
+from fedsim.core.replaced_run import QUERIES
 from fedsim.report.image_file import new_figure, save_figure
 from fedsim.report.layout import Block
 
@@ -28,8 +29,6 @@ Row = dict[str, str | float]
 Chosen = Literal["worst", "best"] | Sequence[str]
 """the queries with the lowest or the highest average precision, or the names of their files"""
 
-FOLDER = "queries"
-"""of a run directory: NAME.csv and NAME.png of a test set, see ``fedsim report --queries``"""
 CONFUSION = "confusion"
 """name of the files about domain confusion"""
 
@@ -77,7 +76,7 @@ def query_tables(folder: Path) -> Iterator[tuple[str, list[Block]]]:
     Raises:
         DataError: if a file cannot be read.
     """
-    for path in sorted((folder / FOLDER).glob("*.csv")):
+    for path in sorted((folder / QUERIES).glob("*.csv")):
         try:
             with path.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))

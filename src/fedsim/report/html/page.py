@@ -17,11 +17,12 @@ from fedsim.core.errors import DataError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
+from fedsim.core.replaced_run import MAPS, QUERIES, RANKINGS
 from fedsim.report.comparison import tables_with_runs
 from fedsim.report.groups import MEANING, RunGroup, shown_metrics
 from fedsim.report.layout import Block, with_sign
 from fedsim.report.names import differences
-from fedsim.report.query_files import FOLDER, query_tables
+from fedsim.report.query_files import query_tables
 from fedsim.report.rules import Rule
 from fedsim.report.runs import METRICS
 from fedsim.report.scores import all_sets, score_block, titles_of
@@ -165,7 +166,7 @@ def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple
     """Yield run, kind of pictures, and the pictures by name, of the first seed of each group."""
     for group in groups:
         folder = group.runs[0].folder
-        for subfolder, title in (("rankings", "ranked lists"), ("maps", "maps")):
+        for subfolder, title in ((RANKINGS, "ranked lists"), (MAPS, "maps")):
             files = sorted((folder / subfolder).glob("*.png"))
             if files:
                 yield group.label, title, [(file.stem, embedded(file)) for file in files]
@@ -176,7 +177,7 @@ def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, 
     for group in groups:
         folder = group.runs[0].folder
         files = [
-            (name, blocks, embedded(picture) if (picture := folder / FOLDER / f"{name}.png").is_file() else "")
+            (name, blocks, embedded(picture) if (picture := folder / QUERIES / f"{name}.png").is_file() else "")
             for name, blocks in query_tables(folder)
         ]
         if files:
