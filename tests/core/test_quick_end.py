@@ -33,6 +33,14 @@ def test_a_process_ends_with_its_code_after_its_handlers(rest, code, output):
     assert (done.returncode, done.stdout) == (code, output)
 
 
+def test_files_that_are_still_open_are_written(tmp_path):
+    text, numbers = tmp_path / "notes.txt", tmp_path / "numbers"
+    files = f"a, b = open({str(text)!r}, 'w'), open({str(numbers)!r}, 'wb')\n"
+    rest = "a.write('note'); b.write(b'12'); end_quickly(0)"
+    subprocess.run([sys.executable, "-c", PROGRAM + files + rest], check=True, timeout=60)
+    assert (text.read_text(), numbers.read_bytes()) == ("note", b"12")
+
+
 def test_a_fork_ends_by_itself():
     fork = "end_quickly(3)\nif os.fork() == 0: sys.exit(4)\nos.write(1, b'child %d ' % (os.wait()[1] >> 8))"
     done = subprocess.run([sys.executable, "-c", PROGRAM + fork], capture_output=True, text=True, timeout=60)
