@@ -57,6 +57,8 @@ def test_the_constructor_of_the_federation_has_the_types_of_its_settings():
         ("--size=9", "did you mean --data.size? "),
         ("--trainer.lr=0.1", "did you mean --model.client.optimizer.lr? "),
         ("--mu=0.1", "did you mean --model.method.mu of FedProx? "),
+        ("--model.alpha=1", "did you mean --model.method.alpha of APFL? "),  # below the place, not --data.alpha
+        ("--weights=x.pth", "did you mean --model.backbone.weights? "),
         ("--model.rounds=5", "did you mean --trainer.max_epochs? "),  # not FedDIP's rounds
         ("--trainer.seed=1", "did you mean --seed_everything? "),
         ("--model.momentum=0.9", "did you mean --model.client.optimizer.momentum? "),

@@ -161,7 +161,7 @@ def _no_option(before: str, name: str, names: Iterable[str], command: str) -> Co
     """Error for a name that is not one of those allowed after ``before``: a mark (``--``, or a file) and a section."""
     sign = "--" if before.startswith("--") else ""
     prefix = before.removeprefix(sign).rpartition(": ")[2]
-    meant = _meant(name, prefix, command) or _meant(name, "", command)
+    meant = _meant(name, prefix, command)
     guess = f"did you mean {' or '.join(f'{sign}{option}' for option in meant)}?" if meant else ""
     guess = guess or did_you_mean(name, names, prefix=f"{sign}{prefix}")
     return ConfigError(f"{before}{name}: there is no such option; {guess} {where_all(command)}".replace("  ", " "))
@@ -170,23 +170,26 @@ def _no_option(before: str, name: str, names: Iterable[str], command: str) -> Co
 def _meant(name: str, prefix: str, command: str) -> list[str]:
     """Return the options for which users take a name: all with this synonym, else one that is so called.
 
-    Those below a place come before others, and those of each config before those of some classes, which are named.
+    Those below a place come before others, and there those of any config before those of some classes.
     """
     allowed = own_options(command)
     options = [(o, s) for o, s in walk() if ("." in o or o in allowed) and not o.startswith("model.clients.")]
-    places = [(o, s) for o, s in options if o.startswith(prefix)], options
+    places = [[(o, s) for o, s in options if o.startswith(prefix)], options]
     for place in places:
         if synonyms := [option for option, setting in place if name in setting.facts.synonyms]:
             return synonyms
-    called = [pair for place in places for o, s in place for pair in _called(name, o, s)]
-    return ["".join(pair) for pair in sorted(called, key=lambda pair: pair[1] != "")[:1]]
+    for place in places:
+        if called := [pair for o, s in place for pair in _called(name, o, s)]:
+            option, owner = min(called, key=lambda pair: pair[1] != "")
+            return [option + owner]
+    return []
 
 
 def _called(name: str, option: str, setting: Setting) -> Iterator[tuple[str, str]]:
     """Yield an option so called, or that of an argument of a class that it takes; and a class, if most lack it."""
     if option.rpartition(".")[2] == name:
         yield option, ""
-    classes = list(classes_below(setting.base)) if setting.base else []
+    classes = [cls for cls in classes_below(setting.base) if cls.path != setting.base] if setting.base else []
     default = setting.default.get("class_path") if isinstance(setting.default, dict) else None
     owners: dict[str, list[KnownClass]] = {}
     for cls in classes:
