@@ -272,6 +272,11 @@ def test_known_weights_are_recognised_by_their_first_convolution(tmp_path, monke
     assert MobileNetV2(0.1, str(tmp_path / "known.pth"), 1e-3).features[0][1].eps == 1e-3
     with pytest.raises(ConfigError, match=r"^backbone.norm_eps: 1e-05 is not what .*known.pth was .*norm_eps 0.001$"):
         MobileNetV2(0.1, str(tmp_path / "known.pth"))
+    torch.save(dict(MobileNetV2(0.1).named_parameters()), tmp_path / "parameters.pth")  # that require gradients
+    with pytest.raises(ConfigError, match=r"lacks \d+ tensors"):
+        MobileNetV2(0.1, str(tmp_path / "parameters.pth"))
+    torch.save({name: t.bfloat16() if t.is_floating_point() else t for name, t in state.items()}, tmp_path / "half.pth")
+    assert MobileNetV2(0.1, str(tmp_path / "half.pth")).features[0][1].eps == 1e-5
     with torch.no_grad():  # trained further, they are others, and their run has its config
         first.view(-1)[0] += 1
     torch.save(state, tmp_path / "trained.pth")

@@ -1,7 +1,8 @@
 """Public weights that need settings of the network which their files do not hold.
 
 A file of torchvision's names loads with any settings, and with wrong ones its features are poor without an error. So
-known weights are recognised by a checksum of their first convolution, in any file, and other settings are refused.
+known weights are recognised by a checksum of their first convolution, in any file of float32 numbers, and other
+settings are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def check_known(state: Mapping[str, Tensor], weights: str, settings: Options) ->
     first = next((state[name] for name in FIRST if name in state), None)
     if first is None:
         return
-    needed: Options = NEEDED.get(hashlib.sha256(first.contiguous().numpy().tobytes()).hexdigest(), {})
+    needed: Options = NEEDED.get(hashlib.sha256(first.detach().float().contiguous().numpy().tobytes()).hexdigest(), {})
     for name, value in needed.items():
         if settings[name] != value:
             raise ConfigError(
