@@ -334,7 +334,10 @@ class KeepsPersonal:
 
 @dataclass(frozen=True)
 class OtherSteps:
-    """The steps of a training beside that of a client's model, such as of a personal one; see :meth:`Client.fit`."""
+    """The steps of a training beside that of a client's model, such as of a personal one; see :meth:`Client.fit`.
+
+    Make one for each training: a captured step belongs to this object.
+    """
 
     counts: bool = False
     """whether the log has their loss"""

@@ -102,7 +102,9 @@ class IFCA(PartSharing, WeightingChoice, Method):
         client.model.shared.copy_(theta)
         client.model.network.eval()
         total = torch.zeros((), dtype=torch.float64, device=client.device)
-        for batch in client.images.plain_batches(torch.arange(client.data.num_images), client.batch_size):
+        # drawn, as losses of pairs depend on the images of a batch, and files are sorted by person
+        order = torch.randperm(client.data.num_images, generator=client.generator("cluster choice"))
+        for batch in client.images.plain_batches(order, client.batch_size):
             total += len(batch.labels) * client.supervised_loss(client.forward(batch.images), batch, counts=False)
         client.model.network.train()
         return total / client.data.num_images
