@@ -144,6 +144,14 @@ def test_other_commands_refuse_in_one_line_too(capsys, tmp_path):
     garbage = tmp_path / "garbage.ckpt"
     garbage.write_bytes(b"not a checkpoint")
     assert "no such checkpoint" in refuse(capsys, "export", "--ckpt_path", "nowhere.ckpt", "--output", "x.safetensors")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").touch()
+    for command in (["export", "--output", "x.safetensors"], ["test"], ["validate"], ["predict"], ["fit"]):
+        line = refuse(capsys, *command, "--ckpt_path", "nowhere.ckpt")
+        assert "--ckpt_path: " in line
+        assert "is not there: no such checkpoint or run directory" in line
+        assert "is a model of fedsim export --folder, no run" in refuse(capsys, *command, "--ckpt_path", model)
     assert "is a file; checkpoints of fedsim are directories" in refuse(
         capsys, "export", "--ckpt_path", garbage, "--output", "x.safetensors"
     )

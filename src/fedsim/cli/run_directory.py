@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
-from fedsim.core.paths import expanded
+from fedsim.core.paths import RUN, expanded
 from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at, run_around
 from fedsim.core.run_lock import RunLock
 from fedsim.evaluation.summary import write_queries
@@ -42,9 +42,9 @@ def find_checkpoint(checkpoint: str, run_dir: Path, fitting: bool) -> Path | Non
     Raises:
         DataError: if there is none.
     """
-    bring_back_at(run_dir if checkpoint in ("last", "best") else Path(checkpoint))
     if checkpoint not in ("last", "best"):
-        return run_checkpoints.checkpoint_at(Path(checkpoint), fitting)
+        return run_checkpoints.checkpoint_at(Path(RUN.check(checkpoint, "--ckpt_path")), fitting)
+    bring_back_at(run_dir)
     path = run_checkpoints.checkpoint_named(run_dir, checkpoint)
     if path is None and not (fitting and checkpoint == "last"):
         raise DataError(f"{run_dir / CHECKPOINTS}: there is no {checkpoint} checkpoint; does run_dir name a run?")

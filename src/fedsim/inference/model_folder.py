@@ -23,8 +23,9 @@ from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.inference.networks import Network
 from fedsim.models.onnx_file import network_of, size_in
 from fedsim.parsing.config_files import read_config
+from fedsim.strategy.checkpoint_files import MODEL_FILE
 
-WEIGHTS, CONFIG, PREPROCESSING, CARD = "model.safetensors", "config.json", "preprocessor_config.json", "README.md"
+WEIGHTS, CONFIG, PREPROCESSING, CARD = MODEL_FILE, "config.json", "preprocessor_config.json", "README.md"
 
 About = Mapping[str, Any]
 """method, model and round"""

@@ -45,6 +45,8 @@ STATES_KEY = "fedsim_states"
 FORMAT = 3
 """of new checkpoints. Format 2 has a private state of every client, and can be read"""
 
+MODEL_FILE = "model.safetensors"
+"""the weights of a model that was exported into a folder"""
 _REMOVED = "{}: was removed while the run wrote it; leave a run directory as it is until the run ends"
 _TOKEN = "token"  # file of a partial version by which all ranks recognise it
 _LAYOUT = "layout"  # key in the metadata of a file of private states: the digest of its tensors' names and shapes
@@ -162,6 +164,11 @@ def find_version(path: Path) -> Path:
     if version is None or not (version / "global.ckpt").is_file():
         if path.is_file():
             raise DataError(f"{path}: is a file; checkpoints of fedsim are directories (format {FORMAT})")
+        if (path / MODEL_FILE).is_file():
+            raise DataError(
+                f"{path}: is a model of fedsim export --folder, no run; fedsim.load_model and fedsim predict --images "
+                "read it"
+            )
         problem = "holds no complete checkpoint" if path.is_dir() else "no such checkpoint"
         raise DataError(f"{path}: {problem}; look into the run directory's folder checkpoints")
     return version
