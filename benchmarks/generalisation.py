@@ -1,10 +1,9 @@
 """Unseen styles: what does a change of the pictures cost, with causes switched off in turn? Declared before a run.
 
-The study of 2026-11-26 compared scores on unseen towns, and had no control for their cause: images that are
-standardised, each by itself, gain nearly as much as SNR there, and do so where no town has a style. So here the outcome
-is a loss between two test sets of the same people, by the same model, that differ in one thing (shifted_towns.py): the
-town of a client against a town without one, or against the same pictures with another light, hue, blur, resolution or
-background.
+The study of 2026-11-26 compared scores on unseen towns, and had no control for their cause, and no row that only
+standardises each image. So here the outcome is a loss between two test sets of the same people, by the same model, that
+differ in one thing (shifted_towns.py): the town of a client against a town without one, or against the same pictures
+with another light, hue, blur, resolution or background.
 
     loss = (mAP seen - mAP changed) / (mAP seen - mAP of a random order)
 
@@ -22,9 +21,9 @@ Seeds     ten. Each draws people, towns, signs and training anew, so an interval
 
 | row              | differs from FedPav by                                        | is the control of            |
 |------------------|---------------------------------------------------------------|------------------------------|
-| standardised     | images standardised in the network, without a parameter       | SNR: its normalisation alone |
+| standardised     | images standardised in the network, without a parameter       | SNR: a normalisation alone   |
 | SNR              | its layer behind two stages, without its loss                 |                              |
-| momentum 0       | no momentum, and ten times the rate: steps of about one size  | rows with another momentum   |
+| momentum 0       | no momentum, and ten times the rate: steps of about one size  |                              |
 | twice the images | two epochs in a round                                         | DACS: its second images      |
 | DACS             | the method, with its defaults                                 |                              |
 | instance norm    | maps standardised behind two stages, in the places of SNR     | SNR: its gates               |
@@ -71,7 +70,7 @@ from tabulate import tabulate
 from fedsim.__main__ import main as run_fedsim
 from fedsim.report import Run, read_run
 from pretrained import by_seed
-from seeded_runs import ROOT, score, show
+from seeded_runs import ROOT, is_finished, score, show
 from shifted_towns import DOSES, SETS, SHIFTS
 from verdicts import paired, verdicts
 
@@ -130,7 +129,7 @@ class Claim:
 
 ALPHABETS = "other alphabets"
 LEFT = ("hue", "blur", "resolution", "background")
-"""what no mean and deviation of an image undoes"""
+"""what a mean and a deviation of an image undo in part or not at all"""
 CLAIMS = (
     Claim("standardised images lose less by light than FedPav", "standardised", "FedPav", ("light",)),
     Claim("SNR loses less by another town than FedPav", "SNR", "FedPav", ("town",)),
@@ -176,14 +175,17 @@ def drops(runs: Sequence[Run], changes: Sequence[str]) -> Floats:
 
 
 def losses(runs: Sequence[Run], changes: Sequence[str]) -> Floats:
-    """Return the share of the mAP above a random order that is lost by changes, in the mean; percent."""
+    """Return the share of the mAP above a random order that is lost by changes, in the mean; on Omniglot of all mAP.
+
+    In percent.
+    """
     above = mean_ap(runs, "alphabets") if ALPHABETS in changes else mean_ap(runs, "seen") - RANDOM
     return 100 * drops(runs, changes) / above
 
 
 def fit(folder: Path, *options: str) -> Run:
     """Run ``fedsim fit`` in this process, which has drawn the pictures, unless it has been run to its end."""
-    if not ((folder / "summary.json").is_file() and read_run(folder).summary["finished"]):
+    if not is_finished(folder):
         with redirect_stdout(StringIO()):
             code = run_fedsim(["fit", *options, "--run_dir", str(folder), "--overwrite", "true"])
         if code:
@@ -253,7 +255,8 @@ def claim_table(groups: Mapping[str, Groups]) -> str:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=int, default=len(STAGES), help="how many of them")
+    stages = range(1, len(STAGES) + 1)
+    parser.add_argument("--stages", type=int, choices=stages, default=len(STAGES), help="how many of them")
     parser.add_argument("--omniglot", help="folder of Omniglot's alphabets, which stage 2 needs")
     parser.add_argument("--training", type=int, default=0, help="0: the study; 1: it is trained again on its draws")
     parser.add_argument("--runs", type=Path, default=Path("runs/generalisation"))

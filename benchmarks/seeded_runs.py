@@ -27,9 +27,14 @@ def fedsim(command: str, *options: str) -> str:
     return done.stdout
 
 
+def is_finished(folder: Path) -> bool:
+    """Return whether a folder has a run that came to its end."""
+    return (folder / "summary.json").is_file() and bool(read_run(folder).summary["finished"])
+
+
 def fit(folder: Path, *options: str) -> Run:
     """Run ``fedsim fit``, unless it has been run to its end."""
-    if not ((folder / "summary.json").is_file() and read_run(folder).summary["finished"]):
+    if not is_finished(folder):
         fedsim("fit", *options, "--run_dir", str(folder), "--overwrite", "true")
     return read_run(folder)
 

@@ -10,7 +10,8 @@ same people, poses and moments, in a town without a client. "people0-blur-2" is 
 | `hue`        | the hue of each pixel turns by +-t / 12 of the circle                                              |
 | `blur`       | convolved with a Gaussian whose deviation is t / 2 pixels                                          |
 | `resolution` | means over 2^t x 2^t pixels, enlarged again                                                        |
-| `background` | a share t / 2 of the numbers of the scene is drawn anew for each picture, not for each camera      |
+| `background` | each number of the scene goes a share t / 2 of the way to one that is drawn for the picture alone, |
+|              | which no camera and no town has in common: so scenes differ more, and lose the town's range        |
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Visitors(SyntheticImages):
 
     town: str
     redrawn: float = 0.0
-    """share of the scene's numbers that each picture draws anew"""
+    """how far each number of the scene goes to one that is drawn for the picture alone, from 0 to 1"""
 
     def content(self) -> bytes:
         """Return a hash of the numbers that a picture depends on."""
@@ -73,8 +74,10 @@ class Visitors(SyntheticImages):
 class Shifted(Images):
     """Pictures that are drawn once, however many shifts of them there are, and then changed."""
 
-    def __init__(self, drawn: Visitors, change: Callable[[Tensor], Tensor], index: Index | None = None) -> None:
-        self.drawn, self.change = drawn, change
+    def __init__(
+        self, drawn: Visitors, change: Callable[[Tensor], Tensor], name: str, index: Index | None = None
+    ) -> None:
+        self.drawn, self.change, self.name = drawn, change, name
         self.index = np.arange(len(drawn)) if index is None else index
 
     def __len__(self) -> int:
@@ -82,7 +85,11 @@ class Shifted(Images):
 
     def take(self, index: Index) -> Shifted:
         """Return the pictures at the positions ``index``."""
-        return Shifted(self.drawn, self.change, self.index[index])
+        return Shifted(self.drawn, self.change, self.name, self.index[index])
+
+    def content(self) -> bytes:
+        """Return a hash of the drawn pictures, with the name of the change."""
+        return self.drawn.content() + self.name.encode() + self.index.tobytes()
 
     def decode(self, size: Size) -> Tensor:
         """Draw, and change; see :meth:`Images.decode`."""
@@ -180,6 +187,7 @@ def _change_of(shift: str, dose: int, signs: NDArray[np.float64]) -> Callable[[S
         assert isinstance(split.images, Visitors)
         if shift == "background":
             return replace(split, images=replace(split.images, redrawn=dose / 2))
-        return replace(split, images=Shifted(split.images, lambda pixels: OF_PIXELS[shift](pixels, dose, signs)))
+        name = f"{shift} {dose} {signs.tolist()}"
+        return replace(split, images=Shifted(split.images, lambda pixels: OF_PIXELS[shift](pixels, dose, signs), name))
 
     return change

@@ -140,6 +140,7 @@ def test_all_views_show_the_same_people_cameras_and_moments():
             assert np.array_equal(part.camids, of_seen.camids)
         shown = [d.query.images.take(np.arange(2)).decode(SIZE) for d in (seen, domain)]
         assert torch.equal(*shown) == (view == "seen")
+    assert len({domain.query.images.content() for domain in domains.values() if not domain.train}) == SETS * len(views)
 
 
 def test_ibn_normalises_each_image_in_the_first_half_of_three_norms():
@@ -199,6 +200,43 @@ def test_the_random_order_is_that_of_the_three_galleries():
     assert pytest.approx(100 * np.mean(scores), abs=0.4) == RANDOM
 
 
+def towns_with(lost):
+    """Ten runs whose mAP is 0.6 by no change, and less by ``lost`` and by a little that differs between seeds."""
+    names = ["seen", "town", *(f"{shift}-{dose}" for shift in SHIFTS for dose in DOSES)]
+    return [
+        Finished({f"people{i}-{n}": 0.6 - (n != "seen") * lost * (0.9 + seed / 45) for i in range(SETS) for n in names})
+        for seed in range(10)
+    ]
+
+
+def alphabets_with(lost):
+    return [Finished({"seen": 0.8, "unseen": 0.8 - lost * (0.9 + seed / 45)}) for seed in range(10)]
+
+
+def cells(table):
+    return {row[0]: row for line in table.splitlines()[2:] if (row := [c.strip() for c in line.split("|")[1:-1]])}
+
+
+def test_tables_say_who_loses_less():
+    towns = {"FedPav": towns_with(0.3), "standardised": towns_with(0.1), "SNR": towns_with(0.2)}
+    groups = {"towns": towns, "Omniglot": {"FedPav": alphabets_with(0.08), "SNR": alphabets_with(0.064)}}
+    claims = cells(generalisation.claim_table(groups))
+    assert len(claims) == 5, "the claim whose rows are missing has no verdict"
+    share = 100 * 20 / (60 - RANDOM)
+    assert claims["standardised images lose less by light than FedPav"][2].startswith(f"+{share:.1f} (")
+    assert claims["standardised images lose less by light than FedPav"][3] == "yes"
+    assert claims["SNR loses less by another town than standardised images"][2].startswith(f"-{share / 2:.1f} (")
+    assert claims["SNR loses less by another town than standardised images"][3] == "no, behind"
+    control = "Omniglot: SNR loses as much as FedPav, within 3 points"
+    assert claims[control][2].startswith("+2.0 (")  # 0.016 of 0.8, of all mAP
+    assert claims[control][3] == "yes"
+    groups["Omniglot"]["SNR"] = alphabets_with(0.04)  # 5 points less
+    assert cells(generalisation.claim_table(groups))[control][3] == "not shown"
+    assert cells(generalisation.control_table(groups["Omniglot"]))["SNR"][1:3] == ["80.0 ± 0.0", "76.0 ± 0.3"]
+    lost = cells(generalisation.loss_table(towns))
+    assert lost["SNR, less than FedPav"][1].startswith(f"+{share / 2:.1f} (")
+
+
 def test_claims_are_of_known_rows_and_at_most_six():
     assert len(generalisation.CLAIMS) <= 6
     rows = {
@@ -207,6 +245,15 @@ def test_claims_are_of_known_rows_and_at_most_six():
     }
     for claim in generalisation.CLAIMS:
         assert {claim.less, claim.more} <= rows[claim.data]
+
+
+@pytest.mark.parametrize("number", ["-1", "0", "6"])
+def test_there_are_five_stages(capsys, monkeypatch, number):
+    monkeypatch.setattr(sys, "argv", ["generalisation.py", "--stages", number])
+    with pytest.raises(SystemExit) as error:
+        generalisation.main()
+    assert error.value.code == 2
+    assert "invalid choice" in capsys.readouterr().err
 
 
 def test_the_negative_control_needs_its_folder(capsys, monkeypatch):

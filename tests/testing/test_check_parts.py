@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from PIL import Image
-
 from faulty_parts import (
     BACKBONES,
     LOSSES,
@@ -16,6 +14,8 @@ from faulty_parts import (
     SoundViews,
     WithDropout,
 )
+from PIL import Image
+
 from fedsim.data import SyntheticReID
 from fedsim.models import OSNet, ResNet, SmallCNN
 from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source
