@@ -311,6 +311,14 @@ def test_a_trial_that_hangs_or_crashes_is_a_fact_and_is_gone_afterwards():
     assert hanging.process.returncode == -signal.SIGKILL
 
 
+def test_a_trial_whose_library_aborts_has_the_words_of_the_library(tmp_path, monkeypatch):
+    said = "CUDA error 209 no kernel image is available for execution on the device"
+    write(tmp_path, {"faiss.py": f"import os, sys\nsys.stderr.write({said!r})\nsys.stderr.flush()\nos.abort()\n"})
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with facts_of_machine.ProbeProcess("faiss") as trial:
+        assert trial.answer(time.monotonic() + 60) == {"problem": f"its process was ended by SIGABRT: {said}"}
+
+
 def test_a_trial_that_fails_says_its_last_line():
     with facts_of_machine.ProbeProcess("nonsense") as trial:
         assert trial.answer(time.monotonic() + 60) == {"problem": "KeyError: 'nonsense'"}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Doubles = NDArray[np.float64]
 
-_PACKAGES = ("faiss-gpu", "faiss-gpu-cuvs", "faiss-cpu")
+_PACKAGES = ("faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12", "faiss-gpu-cu11", "faiss-cpu")
 _CLOSE = 1e-5  # similarities are float32 sums of 256 products, which differ by less between orders of summation
 _TRIED = (64, 4096, 256, 50)  # queries, gallery, features, neighbours
 
