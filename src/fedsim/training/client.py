@@ -173,7 +173,7 @@ class Client(LightningModule):
         It is the configured one, with rates that follow the schedule from ``lr``; None: from the client's own. It steps
         with the model, by ``client.step(loss, loose=[optimizer])``. ``module`` is on the client's device, its
         parameters are float32, and ``role`` names its moments if they are kept. Keep the parameters, too
-        (:meth:`keep`), and declare them (:meth:`Method.loose_tensors <fedsim.methods.base.Method.loose_tensors>`).
+        (:meth:`keep`), and declare them (:meth:`fedsim.methods.base.Method.loose_tensors`).
         """
         return self._begin_steps(loose_optimizer(self.training_settings, module, lr), f" {role}", self.model)
 
