@@ -16,7 +16,7 @@ from fedsim.report.bounds import one_match_bounds
 from fedsim.report.closest import Match, closest_row, closest_table, verdict_lines
 from fedsim.report.groups import RunGroup, splits, work
 from fedsim.report.layout import Block, table_in_parts
-from fedsim.report.leave_one_out import leaves_out, left_out_comparison
+from fedsim.report.left_out_comparison import leaves_out, left_out_comparison
 from fedsim.report.rules import CHOSEN_BY, Rule
 from fedsim.report.runs import Run
 
