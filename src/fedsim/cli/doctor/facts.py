@@ -255,15 +255,15 @@ class ProbeProcess:
             out, err = self.process.communicate(timeout=max(deadline - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
             return {"problem": "no answer in time: it hangs, or the disk with the libraries is slow"}
-        code, said = self.process.returncode, next(reversed(err.strip().splitlines()), "")
+        code, words = self.process.returncode, next(reversed(err.strip().splitlines()), "")
         if code < 0:  # a library that aborts has written its reason
             ended = f"its process was ended by {signal.Signals(-code).name}"
-            return {"problem": f"{ended}: {said}" if said else ended}
+            return {"problem": f"{ended}: {words}" if words else ended}
         with suppress(json.JSONDecodeError, IndexError):
             result = json.loads(out.splitlines()[-1])
             if isinstance(result, dict):
                 return result
-        return {"problem": said or f"its process ended with code {code}"}
+        return {"problem": words or f"its process ended with code {code}"}
 
     def __enter__(self) -> ProbeProcess:
         return self
