@@ -141,7 +141,7 @@ def test_every_writer_stays_in_the_run_directory_and_every_report_has_the_row(ru
     page = run.place / "page.html"
     assert main(["report", str(run.place), "--format", "csv", "--html", str(page)]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {row["data set"] for row in rows} == {*run.names, "seen", "unseen"}
+    assert {row["data set"] for row in rows} == {*run.names, "seen", "unseen", "drop"}
     shown = Cells(page.read_text().partition("<script>")[0])
     for name in run.clients:
         assert any(cell.strip() == name.strip() for cell in shown.cells), name
