@@ -466,6 +466,36 @@ class InTheEnvironment(Plain):
         client.step(loss / len(os.environ["FAULTY_STEPS"]))
 
 
+class StepIsNeverCalled(Plain):
+    """server_every is 0, as in Method."""
+
+    def server_step(self, server):
+        for arch in server.vectors:
+            server.vector(arch).mul_(0.99)
+
+
+class AggregateIsNeverCalled(Plain):
+    """It does not require single uploads."""
+
+    def aggregate(self, server, arch, uploads, reports):
+        raise AssertionError
+
+
+class MisspeltHook(Plain):
+    """The hook is personalise."""
+
+    def personalize(self, client):
+        raise AssertionError
+
+
+class EvaluatesInTraining(Plain):
+    """It leaves the network in evaluation mode."""
+
+    def loss(self, client, batch):
+        client.model.network.eval()
+        return super().loss(client, batch)
+
+
 SOUND = [Plain, PlainWithControl, PlainWithPersonal]
 FAULTS = {  # a method -> a word of the sentence that must name its fault
     OnItself: "self.last",
@@ -522,4 +552,8 @@ FAULTS = {  # a method -> a word of the sentence that must name its fault
     ForgetsItsWeights: "asked twice",
     UploadsNoNumber: "not finite",
     InTheEnvironment: "changes the environment",
+    StepIsNeverCalled: "server_step is never called",
+    AggregateIsNeverCalled: "aggregate is never called",
+    MisspeltHook: "personalise is one",
+    EvaluatesInTraining: "loss changes the mode",
 }

@@ -92,11 +92,6 @@ class ChangesItsBatch(Sound):
         return super().training_step(batch, batch_idx)
 
 
-class EvaluatesSomethingElse(Sound):
-    def embed(self, images):
-        return super().embed(images) if self.training else super().embed(images).tanh()
-
-
 class Manual(Sound):
     """It optimizes by hand."""
 
@@ -148,14 +143,56 @@ class Raises(Sound):
         raise ValueError("a fault of mine")
 
 
+class Normed(Sound):
+    """A batch normalisation moves its statistics, whatever the loss is."""
+
+    def __init__(self, num_classes: int = 4):
+        super().__init__(num_classes)
+        self.norm = nn.BatchNorm1d(4)
+
+    def embed(self, images):
+        return self.norm(self.encoder(images))
+
+
+class LogitsInTraining(Normed):
+    """As in public code of the field: forward returns logits with features in training, and features in evaluation."""
+
+    def forward(self, images):
+        features = self.embed(images)
+        return (self.classifier(features), features) if self.training else features
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        return cross_entropy(self(images)[0], labels)
+
+
+class TimesZero(Normed):
+    """Its loss has a gradient of 0."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * 0
+
+
+class BranchInAList(Sound):
+    """Layers that nothing trains."""
+
+    def __init__(self, num_classes: int = 4):
+        super().__init__(num_classes)
+        self.branch = [nn.Linear(4, 4)]
+
+    def embed(self, images):
+        return self.branch[0](super().embed(images))
+
+
 MODULES = {
     ByRank: "bits",
     ByOthers: "bits",
     ByClass: "bits",
     CountsForItself: "does not last",
     ChangesItsBatch: "changes its batch",
-    EvaluatesSomethingElse: "another function than in training",
     Manual: "do not move",
+    TimesZero: "do not move",
+    BranchInAList: "branch has layers in a plain list",
     TwoOptimizers: "optimizer",
     WithoutLoss: "loss",
     WithoutOptimizer: "optimizer",

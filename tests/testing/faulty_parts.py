@@ -199,7 +199,88 @@ class BeginsWithAHash(Sound):
         return super().forward(images) * self.scale
 
 
+class LayersInAList(Sound):
+    """Layers that are no part of the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = [nn.Conv2d(4, 4, 1), nn.ReLU()]
+
+    def forward(self, images):
+        return self.more[1](self.more[0](super().forward(images)))
+
+
+class TensorsInADict(Sound):
+    """Constants that no device and no checkpoint has."""
+
+    def __init__(self):
+        super().__init__()
+        self.constants = {"mean": torch.tensor([0.5])}
+
+    def forward(self, images):
+        return super().forward(images - self.constants["mean"].to(images.device))
+
+
+class KeepsOldWeights(Sound):
+    """As networks that fuse their branches at the first evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.fused = []
+
+    def forward(self, images):
+        if not self.training and not self.fused:
+            self.fused = [self.scale.detach().clone()]
+        return super().forward(images) * (self.scale if self.training else self.fused[0])
+
+
+class AttentionOfOnePlace(nn.Module):
+    """Sound: on small images its map has one place, and a softmax over it no gradient."""
+
+    out_channels = 8
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.key = nn.Conv2d(3, 8, (32, 16), stride=(32, 16)), nn.Conv2d(8, 1, 1)
+
+    def forward(self, images):
+        maps = self.stem(images)
+        return maps * (1 + self.key(maps).flatten(2).softmax(2).view_as(maps[:, :1]))
+
+
+class CountingNorm(nn.BatchNorm2d):
+    """As the norms of timm: a class of its own with torch's counter."""
+
+
+class WithItsNorm(Sound):
+    """Sound: its norm is no class of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.counting = CountingNorm(4)
+
+    def forward(self, images):
+        return self.counting(super().forward(images))
+
+
+class Parametrized(nn.Module):
+    """Sound: torch refuses to pickle it."""
+
+    out_channels = 8
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 8, 3, padding=1))
+
+    def forward(self, images):
+        return self.conv(images)
+
+
 BACKBONES = {
+    LayersInAList: "more has layers in a plain list",
+    TensorsInADict: "the tensor constants",
+    KeepsOldWeights: "from earlier weights",
     Nameless: "out_channels",
     OtherChannels: "C = out_channels = 8",
     Tokens: "must be [B, C, h, w]",

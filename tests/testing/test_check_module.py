@@ -1,10 +1,11 @@
 """check_module refuses modules that cannot be clients, says why, and accepts sound ones."""
 
+from functools import partial
 from importlib import import_module
 
 import pytest
 import torch
-from faulty_modules import MODULES, MixesImages, Sound
+from faulty_modules import MODULES, LogitsInTraining, MixesImages, Normed, Sound
 
 from fedsim.testing import PartRefusedError, check_module
 from shared_fixtures import ROOT
@@ -12,7 +13,7 @@ from shared_fixtures import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
 
 
-@pytest.mark.parametrize("kind", [Sound, MixesImages], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Sound, MixesImages, LogitsInTraining], ids=lambda kind: kind.__name__)
 def test_a_sound_module_is_accepted_and_stays_as_it_is(kind):
     module = kind()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -28,9 +29,15 @@ def test_a_faulty_module_is_refused_with_the_reason(kind):
     assert all(len(finding.splitlines()) == 1 for finding in caught.value.findings)
 
 
-def test_what_is_no_module_is_refused():
-    with pytest.raises(PartRefusedError, match=r"no LightningModule of lightning"):
-        check_module(torch.nn.Linear(1, 1))
+@pytest.mark.parametrize("make", [Normed, partial(Normed, num_classes=7)], ids=["class", "partial"])
+def test_what_makes_a_module_is_checked_as_the_module(make):
+    check_module(make)
+
+
+@pytest.mark.parametrize("wrong", [torch.nn.Linear(1, 1), 3, torch.nn.ReLU])
+def test_what_is_no_module_is_refused(wrong):
+    with pytest.raises(PartRefusedError, match="no LightningModule"):
+        check_module(wrong)
 
 
 def test_the_module_of_the_documentation_is_sound(monkeypatch):

@@ -1,21 +1,29 @@
 """check_backbone, check_source and check_loss refuse what is wrong, name it, and accept what is sound."""
 
+import os
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
 import pytest
 import torch
 from faulty_parts import (
     BACKBONES,
     LOSSES,
     SOURCES,
+    AttentionOfOnePlace,
     BeginsWithAHash,
+    Parametrized,
     Reader,
     Sound,
     SoundLoss,
     SoundModule,
     SoundViews,
     WithDropout,
+    WithItsNorm,
 )
 from PIL import Image
 
+from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.models import OSNet, ResNet, SmallCNN
 from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source
@@ -42,7 +50,7 @@ def assert_names(word, check):
     assert all(len(finding.splitlines()) == 1 for finding in caught.value.findings)
 
 
-@pytest.mark.parametrize("kind", [Sound, WithDropout], ids=by_name)
+@pytest.mark.parametrize("kind", [Sound, WithDropout, AttentionOfOnePlace, WithItsNorm, Parametrized], ids=by_name)
 def test_a_sound_backbone_is_accepted(kind):
     check_backbone(kind())
 
@@ -62,6 +70,12 @@ def test_a_faulty_backbone_is_refused(kind):
 def test_a_backbone_that_begins_otherwise_in_each_process_is_refused():
     """A class of a script, which other processes build again."""
     assert_names("scale begins with other values", lambda: check_backbone(BeginsWithAHash()))
+
+
+@pytest.mark.parametrize("sizes", [(32, 16), [], [32], [(32, 0)], [(3.5, 2)], [(1, 2, 3)]])
+def test_sizes_are_pairs_of_numbers(sizes):
+    with pytest.raises(ConfigError, match=r"sizes: give a list of \(height, width\)"):
+        check_backbone(Sound(), sizes=sizes)
 
 
 def test_what_is_no_module_is_refused():
@@ -88,6 +102,54 @@ def test_a_faulty_source_is_refused(kind, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [SoundLoss, SoundViews, SoundModule], ids=by_name)
 def test_a_sound_loss_is_accepted(kind):
     check_loss(kind())
+
+
+OUT_OF_REACH = """
+from dataclasses import replace
+import numpy as np
+from faulty_parts import Reader, Sound
+
+class Net(Sound):
+    pass
+
+class ByHash(Reader):
+    def domains(self):
+        first, *others = super().domains()
+        order = [*{str(number) for number in range(len(first.train))}]
+        return [replace(first, train=first.train.take(np.array([*map(int, order)]))), *others]
+"""
+
+
+def test_parts_of_a_module_that_other_processes_do_not_find_are_checked_as_well(tmp_path, monkeypatch):
+    """As pytest imports tests with ``--import-mode=importlib``, or a notebook that has changed its folder."""
+    (tmp_path / "out_of_reach.py").write_text(OUT_OF_REACH)
+    spec = spec_from_file_location("out_of_reach", tmp_path / "out_of_reach.py")
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "out_of_reach", module)
+    spec.loader.exec_module(module)
+    check_backbone(module.Net())
+    assert_names("PYTHONHASHSEED", lambda: check_source(module.ByHash()))
+
+
+class FromTheEnvironment(Reader):
+    """It reads a variable, which was set after the other processes' server had started."""
+
+    def domains(self):
+        assert os.environ["ROOT_OF_DATA"] == self.expected
+        return super().domains()
+
+
+@pytest.mark.parametrize("root", ["one", "two"])
+def test_other_processes_have_the_environment_of_the_check(root, monkeypatch):
+    monkeypatch.setenv("ROOT_OF_DATA", root)
+    source = FromTheEnvironment()
+    source.expected = root
+    check_source(source)
+
+
+def test_a_part_that_cannot_be_sent_is_said(caplog):
+    check_backbone(Parametrized())
+    assert "cannot be sent to another Python (RuntimeError: Serialization of parametrized modules" in caplog.text
 
 
 @pytest.mark.parametrize("kind", LOSSES, ids=by_name)

@@ -6,7 +6,7 @@ import copy
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsim.core.errors import ConfigError
 from fedsim.methods.base import Method
 from fedsim.models.groups import BODY
 from fedsim.testing.findings import Findings
@@ -30,11 +31,11 @@ from fedsim.testing.fingerprint import (
 )
 from fedsim.testing.pythons import REMEDY_OF_HASHES, Question
 from fedsim.testing.trials import ROUNDS, Fit, compare
-from fedsim.training.flat_model import is_idle
 
 _IMAGES = 5
 _MANY = 72
 """images of a large batch"""
+_LARGE = (256, 128)
 _STEPS = 3
 """of a training, after which all parameters have moved"""
 _TOLERANCE = 1e-4
@@ -64,7 +65,9 @@ def check_backbone(
 
     Raises:
         PartRefusedError: an AssertionError with all findings.
+        ConfigError: if ``sizes`` are no pairs of numbers.
     """
+    _check_sizes(sizes)
     findings = Findings(type(backbone).__name__)
     channels = getattr(backbone, "out_channels", None)
     if not isinstance(backbone, nn.Module):
@@ -80,6 +83,7 @@ def check_backbone(
             for height, width in sizes:
                 _check_output(network, _images(height, width), int(channels or 0), findings)
             check_evaluation(network, network, sizes[0], findings)
+            _check_loading(backbone, _images(*sizes[0]), findings)
             _check_training(network, _images(*sizes[0]), findings)
             check_modes(network, network, sizes[0], findings)
             findings.try_elsewhere(lambda: copy.deepcopy(network).to("meta")(_images(*sizes[0]).to("meta")))
@@ -91,6 +95,12 @@ def check_backbone(
             whole = Fit(plain_method(), Path(folder) / "one", settings, size=sizes[0], is_drawn=True)
             compare_fits(whole, findings)
     findings.settle()
+
+
+def _check_sizes(sizes: Sequence[tuple[int, int]]) -> None:
+    pairs = [size for size in sizes if isinstance(size, tuple | list) and len(size) == 2]
+    if not pairs or len(pairs) < len(sizes) or not all(isinstance(n, int) and n > 0 for pair in pairs for n in pair):
+        raise ConfigError(f"sizes: give a list of (height, width), such as [(32, 16)], not {sizes!r}")
 
 
 def _images(height: int, width: int, count: int = _IMAGES) -> Tensor:
@@ -106,11 +116,51 @@ def _check_tensors(network: nn.Module, findings: Findings) -> None:
             findings.add(f"{name} holds values that are not finite")
     if not any(parameter.requires_grad for parameter in network.parameters()):
         findings.add("it has no parameter that can be trained")
-    hidden = {name for module in network.modules() for name, held in vars(module).items() if isinstance(held, Tensor)}
-    for name in sorted(hidden):
-        findings.add(
-            f"the tensor {name} is a plain attribute: it is neither sent nor saved; make it a parameter or a buffer"
-        )
+    _check_attributes(network, findings)
+    check_layers(network, findings)
+
+
+def check_layers(network: nn.Module, findings: Findings) -> None:
+    """Note layers that are in plain lists or dicts, and so no part of the network."""
+    layers = {*network.modules()}
+    for layer in layers:
+        for name, inner in _attributes(layer):
+            if isinstance(inner, nn.Module) and inner not in layers and inner.state_dict():
+                findings.add(
+                    f"{name} has layers in a plain list or dict: they are neither trained, sent nor saved; use "
+                    "nn.ModuleList or nn.ModuleDict"
+                )
+
+
+def _check_attributes(network: nn.Module, findings: Findings) -> None:
+    """Note tensors that are plain attributes, also in lists and dicts."""
+    registered = {id(tensor) for tensor in (*network.parameters(), *network.buffers())}
+    for layer in network.modules():
+        for name, inner in _attributes(layer):
+            if isinstance(inner, Tensor) and id(inner) not in registered:
+                findings.add(
+                    f"the tensor {name} is a plain attribute: it is neither sent nor saved; make it a parameter, or a "
+                    "buffer"
+                )
+
+
+def _attributes(layer: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what a layer holds beside its parts, by the name of the attribute: also what lists and dicts hold."""
+    for name, held in vars(layer).items():
+        if name not in _OF_MODULES:
+            yield from ((name, inner) for inner in _inner(held))
+
+
+_OF_MODULES = {"_parameters", "_buffers", "_modules", "_hparams", "_hparams_initial"}  # the last two are of Lightning
+
+
+def _inner(held: Any) -> Iterator[Any]:
+    """Yield an object, or those that a list, tuple or dict has, at any depth."""
+    if isinstance(held, list | tuple | dict):
+        for inner in held.values() if isinstance(held, dict) else held:
+            yield from _inner(inner)
+    else:
+        yield held
 
 
 def _check_output(network: nn.Module, images: Tensor, channels: int, findings: Findings) -> None:
@@ -169,6 +219,24 @@ def _check_copies(backbone: nn.Module, images: Tensor, findings: Findings) -> No
         findings.add("first passes of two copies differ in evaluation mode: it draws random numbers, and keeps them")
 
 
+def _check_loading(backbone: nn.Module, images: Tensor, findings: Findings) -> None:
+    """Check that a network which has been evaluated takes other weights, as each round gives it."""
+    used, fresh = copy.deepcopy(backbone).eval(), copy.deepcopy(backbone).eval()
+    with findings.trying("forward with other weights"), torch.no_grad():
+        used(images)
+        values = {name: t * 1.1 if t.is_floating_point() else t for name, t in fresh.state_dict().items()}
+        features = []
+        for network in (used, fresh):
+            for name, tensor in network.state_dict().items():
+                tensor.copy_(values[name])
+            features.append(network(images))
+        if not torch.equal(*features):
+            findings.add(
+                "in evaluation mode, it keeps what it computed from earlier weights: each round brings others; compute "
+                "it anew"
+            )
+
+
 def _is_close(features: Tensor, expected: Tensor) -> bool:
     return bool((features - expected).abs().max() <= _TOLERANCE * features.abs().max())
 
@@ -219,7 +287,10 @@ def _check_training(network: nn.Module, images: Tensor, findings: Findings) -> N
 
 def _check_counters(network: nn.Module, start: Mapping[str, Tensor], findings: Findings) -> None:
     """Note buffers that count: only float32 ones last."""
-    idle = {f"{name}.num_batches_tracked".strip(".") for name, layer in network.named_modules() if is_idle(layer)}
+    norms = [
+        (name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ]
+    idle = {f"{name}.num_batches_tracked".strip(".") for name, layer in norms if layer.momentum is not None}
     for name, tensor in network.state_dict().items():
         if not tensor.is_floating_point() and name not in idle and not torch.equal(tensor, start[name]):
             findings.add(f"forward changes the buffer {name}, {tensor.dtype}: only float32 is sent and saved")
@@ -237,7 +308,19 @@ def _check_gradients(network: nn.Module, output: Tensor, findings: Findings, ima
 
 
 def _check_training_of_all(network: nn.Module, images: Tensor, findings: Findings) -> None:
-    """Note parameters whose gradient is 0 in each of some steps; that of a branch which begins at 0 is so in one."""
+    """Note parameters whose gradient is 0 in each of some steps; that of a branch which begins at 0 is so in one.
+
+    A softmax over the single place of a small map has no gradient, so larger images are tried as well.
+    """
+    still = _still(network, images)
+    with suppress(Exception):  # it may take images of one size only
+        still = still and still & _still(network, _images(*_LARGE, count=2))
+    for name in sorted(still):
+        findings.add(f"the gradient of {name} is 0 in each of {_STEPS} steps: it never trains")
+
+
+def _still(network: nn.Module, images: Tensor) -> set[str]:
+    """Return the parameters whose gradient is 0 in each of some steps."""
     still = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     for _ in range(_STEPS):
@@ -246,8 +329,7 @@ def _check_training_of_all(network: nn.Module, images: Tensor, findings: Finding
         (output * torch.randn_like(output)).mean().backward()
         still -= {name for name, p in network.named_parameters() if p.grad is not None and bool(p.grad.any())}
         optimizer.step()
-    for name in sorted(still):
-        findings.add(f"the gradient of {name} is 0 in each of {_STEPS} steps: it never trains")
+    return still
 
 
 def check_modes(

@@ -23,7 +23,7 @@ _MOST = 20_000
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device)
 _OF_LIBRARIES = (
     "fedsim", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "numpy", "builtins",
-    "typing", "abc", "functools", "dataclasses", "enum",
+    "typing", "abc", "functools", "dataclasses", "enum", "logging",
 )  # fmt: skip
 
 

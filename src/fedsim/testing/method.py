@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,6 +61,21 @@ def _check_declared(method: Method, findings: Findings) -> None:
             findings.add(f"measures has {_first(kinds)}; a signal is of the client or of each tensor")
         if not isinstance(method.server_every, int) or method.server_every < 0:
             findings.add(f"server_every is {method.server_every}; it is a number of rounds, or 0")
+        _check_hooks(method, findings)
+
+
+def _check_hooks(method: Method, findings: Findings) -> None:
+    """Note hooks of the method that no round would call."""
+    written = {name for name in dir(type(method)) if getattr(type(method), name) is not getattr(Method, name, None)}
+    chosen = {name for name in written if isinstance(getattr(type(method), name), property)}  # by the method's settings
+    if "server_step" in written and method.server_every == 0 and "server_every" not in chosen:
+        findings.add("server_step is never called: server_every is 0; let it return a number of rounds, such as 1")
+    if "aggregate" in written and "uploads" not in method.requires and "requires" not in chosen:
+        findings.add('aggregate is never called: let requires have "uploads"')
+    hooks = {name for name in vars(Method) if not name.startswith("_")}
+    for name in sorted(name for name in written - hooks if not name.startswith("_")):
+        if callable(getattr(method, name)) and (meant := get_close_matches(name, hooks, n=1, cutoff=0.85)):
+            findings.add(f"{name} is no hook, so no round calls it; {meant[0]} is one: take that name, or another")
 
 
 def _first(values: set[Any]) -> Any:

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.methods import FedAvg
 from fedsim.methods.base import Method
-from fedsim.testing.backbone import check_evaluation, check_modes, compare_fits
+from fedsim.testing.backbone import check_evaluation, check_layers, compare_fits
 from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import changed, global_settings, hashed, moved, state_of
 from fedsim.testing.pythons import Question
 from fedsim.testing.trials import ROUNDS, Fit, way
-from fedsim.training.own_module.blueprint import Blueprint
+from fedsim.training.own_module.blueprint import Blueprint, MakesModule
 from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
 from fedsim.training.own_module.module_batch import BatchForm, PairBatch
 from fedsim.training.own_module.network import features_of
@@ -29,7 +29,11 @@ from fedsim.training.settings import LocalTraining
 
 
 def check_module(
-    module: LightningModule, size: tuple[int, int] = (32, 16), *, method: Method | None = None, **settings: Any
+    module: LightningModule | MakesModule,
+    size: tuple[int, int] = (32, 16),
+    *,
+    method: Method | None = None,
+    **settings: Any,
 ) -> None:
     """Refuse a LightningModule that is not fit for clients, with a sentence for each finding.
 
@@ -39,7 +43,7 @@ def check_module(
     or on what it keeps outside its tensors differs there. The module itself stays as it is.
 
     Args:
-        module: an instance, as it is given to Federation.
+        module: an instance, a class or a functools.partial of one, as it is given to Federation.
         size: height and width of the images.
         method: the federated method; None: FedAvg.
         settings: further arguments of Federation, such as ``client=LocalTraining(...)`` or ``private=[...]``.
@@ -47,16 +51,16 @@ def check_module(
     Raises:
         PartRefusedError: an AssertionError with all findings.
     """
-    findings = Findings(type(module).__name__)
-    if package_of(module) is None:
-        findings.add(f"{type(module).__name__} is no LightningModule of lightning or pytorch_lightning; give one")
+    findings = Findings(_name_of(module))
+    if package_of(module) is None and (isinstance(module, nn.Module) or not callable(module)):
+        findings.add(f"{findings.name} is no LightningModule of lightning or pytorch_lightning; give one")
     findings.settle()
     with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
         options = {**settings, "backbone": module}
         whole = Fit(method or FedAvg(), Path(folder) / "one", options, size=size, is_drawn=True)
         compare_fits(whole, findings)
         if not findings and way(whole.checkpoint(1), whole.checkpoint(ROUNDS)) <= _STILL:
-            findings.add("its weights do not move: no optimizer steps; return a loss, or step manually")
+            findings.add(_STANDS)
     findings.settle()
     question = Question(_sessions, module, size, settings.get("module_batch") or PairBatch(), hashes=(0,))
     try:
@@ -68,22 +72,26 @@ def check_module(
     findings.settle()
 
 
-def _check_features(module: LightningModule, size: tuple[int, int], findings: Findings) -> None:
+def _name_of(module: Any) -> str:
+    return str(getattr(getattr(module, "func", module), "__name__", type(module).__name__))
+
+
+def _check_features(module: LightningModule | MakesModule, size: tuple[int, int], findings: Findings) -> None:
     """Check that features are a function of the weights and each image alone."""
     with findings.trying("building it again"):
         made = Blueprint(module, 0, _CLASSES).first
+        check_layers(made, findings)
         embed = partial(features_of, made)
         with torch.random.fork_rng(devices=[]):
             check_evaluation(made, embed, size, findings)
-            check_modes(made, embed, size, findings)
 
 
-def _sessions(module: LightningModule, size: tuple[int, int], form: BatchForm) -> list[str]:
+def _sessions(module: LightningModule | MakesModule, size: tuple[int, int], form: BatchForm) -> list[str]:
     """Train two sessions: the second one with what the first one left beside tensors, and without; return findings."""
-    findings = Findings(type(module).__name__)
+    findings = Findings(_name_of(module))
     blueprint, settings = Blueprint(module, 0, _CLASSES), global_settings()
     first = blueprint.build(_CLASSES)
-    shared = _shared_state(first)
+    shared, start = _shared_state(first), {name: p.detach().clone() for name, p in first.named_parameters()}
     values = _trained(first, {}, 0, (size, form), findings)
     going_on, anew = (_trained(part, values, 1, (size, form), findings) for part in (first, blueprint.build(_CLASSES)))
     for name in (name for name, tensor in anew.items() if not torch.equal(tensor, going_on[name])):
@@ -92,6 +100,8 @@ def _sessions(module: LightningModule, size: tuple[int, int], form: BatchForm) -
             "last; keep it in a buffer"
         )
         break
+    if all(torch.equal(tensor, ends[name]) for ends in (values, going_on) for name, tensor in start.items()):
+        findings.add(_STANDS)
     for place in [*moved(settings, global_settings()), *changed(shared, _shared_state(first))]:
         findings.add(f"training changes {place}, which all clients of a rank share, and a pause forgets")
     return [*findings]
@@ -140,6 +150,7 @@ def _trained(
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
+_STANDS = "its weights do not move: no optimizer steps; return a loss, or step manually"
 _CLASSES = 4
 _STILL = 1e-6
 """means of equal weights round: they are no movement"""

@@ -6,14 +6,15 @@ The order of a set of texts follows their hashes. Forks of one Python share them
 from __future__ import annotations
 
 import functools
+import logging
 import multiprocessing
 import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver, spawn
 from typing import Any
 from unittest import mock
 
@@ -29,19 +30,50 @@ _PRELOAD = "fedsim.testing.trials"
 """imported before a Python forks, as that takes seconds"""
 _LONGEST = 120.0
 """seconds for an answer"""
+_log = logging.getLogger(__name__)
 
 
 def sent(content: Any) -> bytes | None:
-    """Return an object by value, with classes of a script or a notebook; None if it cannot be sent."""
+    """Return an object by value, with classes of a script or a notebook; None, and a line, if it cannot be sent."""
+    modules = _out_of_reach()
     try:
+        for module in modules:
+            cloudpickle.register_pickle_by_value(module)
         return bytes(cloudpickle.dumps(content))
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except Exception as error:  # of code that is tried, any type
+        _log.warning(
+            "fedsim.testing: the part cannot be sent to another Python (%s), so the checks do not see whether it "
+            "depends on hash() of a text or on the order of a set", described(error),
+        )  # fmt: skip
         return None
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _out_of_reach() -> list[types.ModuleType]:
+    """Return imported modules that a clean process would not find, such as tests that pytest imports by their path."""
+    path = spawn.get_preparation_data("")["sys_path"]
+    imported = {name: module for name, module in [*sys.modules.items()] if getattr(module, "__file__", None)}
+    with mock.patch.object(sys, "path", path):
+        tops = {name.partition(".")[0] for name in imported} - {"__main__", "__mp_main__"}
+        reached = {top: _is_found(top) for top in tops}
+    return [module for name, module in imported.items() if not reached.get(name.partition(".")[0], True)]
+
+
+def _is_found(name: str) -> bool:
+    try:
+        return any(finder.find_spec(name, None) is not None for finder in sys.meta_path)
+    except Exception:  # of another package's finder
+        return True
 
 
 def received(content: bytes) -> Any:
     """Return the object that :func:`sent` was given; it must come from the process that has started this one."""
-    return pickle.loads(content)
+    try:
+        return pickle.loads(content)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; add its folder to PYTHONPATH, where another Python finds it") from error
 
 
 def clean_process(target: Callable[..., None], args: tuple[Any, ...], hashes: int = 0) -> Any:
@@ -50,7 +82,8 @@ def clean_process(target: Callable[..., None], args: tuple[Any, ...], hashes: in
     ``hashes``: 0: it has the hashes of the others; each other number is a Python with hashes of its own.
     """
     multiprocessing.set_forkserver_preload([_PRELOAD])
-    process = multiprocessing.get_context("forkserver").Process(target=target, args=args)
+    arguments = (dict(os.environ), target, args)  # a fork has the environment of the time when its server started
+    process = multiprocessing.get_context("forkserver").Process(target=_begin, args=arguments)
     with _without_main():  # a clean process has none
         if not hashes:
             process.start()
@@ -59,6 +92,15 @@ def clean_process(target: Callable[..., None], args: tuple[Any, ...], hashes: in
             with mock.patch.object(forkserver, "connect_to_new_process", connect):
                 process.start()
     return process
+
+
+def _begin(environment: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:
+    hashes = os.environ.get(HASHES)
+    os.environ.clear()
+    os.environ.update({name: value for name, value in environment.items() if name != HASHES})
+    if hashes is not None:
+        os.environ[HASHES] = hashes
+    target(*args)
 
 
 def ready(hashes: int) -> forkserver.ForkServer:
@@ -79,7 +121,7 @@ def _server(hashes: int, owner: int) -> forkserver.ForkServer:  # noqa: ARG001 -
 def _seed(hashes: int) -> str:
     """Return a seed of hashes that this process does not have."""
     seed = os.environ.get(HASHES, "")
-    return str(hashes + int(seed) if seed.isdigit() else hashes)
+    return str((hashes + int(seed)) % 2**32 if seed.isdigit() else hashes)
 
 
 @contextmanager
@@ -108,12 +150,14 @@ class Question:
         """Return the results; an error becomes a finding about ``deed``. What could not be sent gives none."""
         results = []
         for _, reader in self._asked:
-            with suppress(EOFError):
+            try:
                 error, result = reader.recv() if reader.poll(_LONGEST) else ("did not end", None)
-                if error:
-                    findings.add(f"{deed} in another process: {error}")
-                else:
-                    results.append(result)
+            except EOFError:
+                error, result = "it ended the process", None
+            if error:
+                findings.add(f"{deed} in another process: {error}")
+            else:
+                results.append(result)
         self.end()
         return results
 
@@ -129,8 +173,8 @@ def _answer(content: bytes, writer: Any) -> None:
     with open(os.devnull, "w") as nowhere:
         for stream in (1, 2):
             os.dup2(nowhere.fileno(), stream)
-    function, args = received(content)
     try:
+        function, args = received(content)
         writer.send(("", function(*args)))
     except Exception as error:  # of code that is tried, any type
         writer.send((described(error), None))

@@ -50,6 +50,7 @@ _AFTER_A_FAILURE = 20.0
 _STILL = 2**-39
 """exact sums have a grid of 2**-40"""
 _CLIENTS = 5
+_BY_CHANCE = "it differs from try to try, as time, threads or files do: two further tries had no findings"
 
 
 def small_training() -> LocalTraining:
@@ -121,7 +122,7 @@ class Fit:
     @property
     def free_streams(self) -> frozenset[str]:
         """The libraries whose global streams clients' hooks may draw from: those that are seeded for each session."""
-        is_whole = package_of(self.settings.get("backbone")) is not None
+        is_whole = _is_whole(self.settings.get("backbone"))
         return frozenset({"torch", "numpy", "random"} if is_whole else {"torch"} if self.is_drawn else ())
 
     @property
@@ -140,7 +141,7 @@ class Fit:
         training = self.settings.get("client", small_training())
         arguments = dict(self.settings)
         backbone = arguments.pop("backbone", SmallCNN(width=8))
-        is_whole = package_of(backbone) is not None  # with a classifier and an optimizer of its own
+        is_whole = _is_whole(backbone)  # with a classifier and an optimizer of its own
         parts = {} if is_whole else {"neck": Neck(dim=8, dropout=0.2)}
         options: dict[str, Any] = {**parts, "selection": RandomFraction(0.8)} | arguments
         if self.is_still:
@@ -179,12 +180,12 @@ class Fit:
         end.
         """
         if content is None:
-            process = multiprocessing.get_context("fork").Process(target=_fit, args=(self, rank, port))
+            process = multiprocessing.get_context("fork").Process(target=_fit, args=(self, self.folder, rank, port))
             process.start()
             return process
         ready(1)  # it starts while this fit runs
         is_other = self.has_other_hashes and rank == self.ranks - 1
-        return clean_process(_fit, (content, rank, port), hashes=int(is_other))
+        return clean_process(_fit, (content, self.folder, rank, port), hashes=int(is_other))
 
     def _found(self, late: bool, codes: Sequence[int | None]) -> list[str]:
         """Return the findings that the processes have written, or how they ended."""
@@ -195,6 +196,11 @@ class Fit:
         ending = f"did not end in {PATIENCE:.0f} seconds" if late else "ended without a message"
         rank = next(rank for rank, code in enumerate(codes) if code)
         return [f"a fit on {self.ranks} rank(s) {ending}; its output: {_end_of(self.folder / f'output-{rank}')}"]
+
+
+def _is_whole(backbone: Any) -> bool:
+    """Return whether it is a LightningModule, or makes one."""
+    return package_of(backbone) is not None or not isinstance(backbone, nn.Module | None)
 
 
 def _await(processes: Sequence[Any]) -> None:
@@ -213,12 +219,17 @@ def _end_of(path: Path) -> str:
     return " ".join(" ".join(lines[-12:]).split())[-600:] or "none"
 
 
-def _fit(content: Fit | bytes, rank: int, port: int) -> None:
+def _fit(content: Fit | bytes, folder: Path, rank: int, port: int) -> None:
     """Do what the process of a rank does: it begins as ranks do that a launcher starts."""
-    fit: Fit = received(content) if isinstance(content, bytes) else content
-    with (fit.folder / f"output-{rank}").open("w") as output:
+    with (folder / f"output-{rank}").open("w") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
+    notes = _Notes(folder)
+    try:
+        fit: Fit = received(content) if isinstance(content, bytes) else content
+    except Exception as error:  # of code that is tried
+        notes(f"another process cannot read the part: {described(error)}")
+        sys.exit(1)
     for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "FEDSIM_LAUNCHER"):
         os.environ.pop(name, None)
     if fit.ranks > 1:
@@ -227,7 +238,6 @@ def _fit(content: Fit | bytes, rank: int, port: int) -> None:
     torch.set_num_threads(1)  # a forked process has lost the threads of OpenMP
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    notes = _Notes(fit.folder)
     try:
         _train(fit, notes)
     except FedSimError as error:
@@ -358,19 +368,25 @@ def compare(
     """Run a fit, and return its findings that are not ``noted`` yet.
 
     The last one is its first difference from another fit in the checkpoints after ``rounds``, put into the text
-    ``problem`` at {round} and {difference}. If a fit with equal hashes of texts has no findings, these are the cause.
+    ``problem`` at {round} and {difference}. If a fit with equal hashes of texts has no findings, and another one with
+    other hashes has some again, the hashes are the cause.
     """
-    sentences = [sentence for sentence in fit.run() if sentence not in noted]
-    if fit.has_ended and whole.has_ended:
-        for round_ in rounds:
-            if first := difference(whole.checkpoint(round_), fit.checkpoint(round_)):
-                sentences.append(problem.format(round=round_, difference=first))
-                break
-    if sentences and fit.has_other_hashes and not fit.is_late:
-        again = replace(fit, has_other_hashes=False, folder=fit.folder.with_name(f"{fit.folder.name}, equal hashes"))
-        if not compare(whole, again, problem, noted, rounds):
-            return [f"{sentence}; the cause: {REMEDY_OF_HASHES}" for sentence in sentences]
-    return sentences
+
+    def tried(fit: Fit) -> list[str]:
+        sentences = [sentence for sentence in fit.run() if sentence not in noted]
+        if fit.has_ended and whole.has_ended:
+            for round_ in rounds:
+                if first := difference(whole.checkpoint(round_), fit.checkpoint(round_)):
+                    return [*sentences, problem.format(round=round_, difference=first)]
+        return sentences
+
+    sentences = tried(fit)
+    if not sentences or not fit.has_other_hashes or fit.is_late:
+        return sentences
+    if tried(replace(fit, has_other_hashes=False, folder=fit.folder.with_name(f"{fit.folder.name}, equal hashes"))):
+        return sentences
+    again = tried(replace(fit, folder=fit.folder.with_name(f"{fit.folder.name}, again")))
+    return [f"{sentence}; the cause: {REMEDY_OF_HASHES if again else _BY_CHANCE}" for sentence in sentences]
 
 
 def scores_of(fit: Fit) -> dict[str, float]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import FedSimError
 from fedsim.methods.base import InitialState, Method, Payload, Weights
 from fedsim.testing.findings import described
-from fedsim.testing.fingerprint import changed, global_settings, global_streams, moved, shape_of, state_of
+from fedsim.testing.fingerprint import changed, global_settings, global_streams, modes_of, moved, shape_of, state_of
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -292,8 +292,11 @@ def _acting(hook: str) -> Callable[..., None]:
 
 def _loss(watch: Watch, plain: Callable[..., Any], client: Client, batch: Any) -> Any:
     watch.prepare(client)
+    modes = modes_of(client.model.network)
     with watch.during("loss", owner=client, free=watch.free_streams):
         loss = plain(client, batch)
+        for place in changed(modes, modes_of(client.model.network)):
+            watch.say(f"loss changes {place}, in which the session goes on; set it back", "modes")
         is_scalar = isinstance(loss, Tensor) and loss.dim() == 0
         watch.expect(is_scalar, f"returns {_named(loss)}, not a scalar tensor")
         if is_scalar and not _steps_by_itself(client):
