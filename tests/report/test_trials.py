@@ -128,7 +128,7 @@ def test_formats_and_options(folder, capsys, tmp_path):
         (["--curves", "x.png"], "--curves: is not for the folder of a search"),
         (["--best"], "--best: is not for the folder of a search"),
         ([str(folder / "run1")], f"runs: {folder} is the folder of a search; give it alone, or run directories"),
-        (["--figure", tmp_path / "x.txt"], "cannot write the figure (.txt is none of"),
+        (["--figure", tmp_path / "x.txt"], "ends with .txt, not with one of .eps"),
     ):
         assert text in refuse(capsys, "report", folder, *words)
 

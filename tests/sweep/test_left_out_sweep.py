@@ -5,11 +5,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.sweep.file import samples
-from fedsim.sweep.left_out import repeated, report_left_out
+from fedsim.sweep.left_out import labels_of, repeated, report_left_out
 from fedsim.sweep.local import Result, SweepRun
 from small import refuse
 from sweep_files import read_sweep
@@ -34,6 +35,30 @@ def test_sets_and_seeds_replace_those_of_the_file(write_sweep):
     for sets, seeds, option in ((["x", "y"], [], "--left_out"), ([], [1, 2], "--seeds")):
         with pytest.raises(ConfigError, match=f"{option}: .* chooses its runs, and cannot repeat them"):
             repeated(drawn, sets, seeds)
+
+
+def test_repetitions_are_printed_and_fixed_options_do_not_replace_them(capsys, write_sweep):
+    path = str(write_sweep(parameters={"seed_everything": {"values": [0, 1]}, "trainer.max_epochs": {"value": 1}}))
+    assert main(["sweep", path, "--left_out", "a", "b", "--seeds", "7", "8", "--print"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)["parameters"]
+    assert printed["data.unseen"] == {"values": [["a"], ["b"]]}
+    assert printed["seed_everything"] == {"values": [7, 8]}
+    line = refuse(capsys, "sweep", path, "--dry-run", "--", "--seed_everything=3")
+    assert "--seed_everything: leave it out after --: the sweep varies it" in line
+    line = refuse(capsys, "sweep", path, "--local", "--left_out", "a", "--html", "page.html")
+    assert "do not leave out several" in line
+    line = refuse(capsys, "sweep", path, "--local", "--left_out", "a", "b", "--count", "1")
+    assert "--count: would leave repetitions" in line
+
+
+def test_names_of_methods_differ_where_their_settings_do():
+    shown = ["config", "lr"]
+    pairs = [("methods/fedprox", 0.1), ("field/fedprox", 0.1), ("methods/fedprox", 0.1)]
+    labels = labels_of([{"config": config, "lr": lr} for config, lr in pairs], shown)
+    assert labels[0] == labels[2] != labels[1]
+    labels = labels_of([{"config": "a", "lr": 0.00012341}, {"config": "a", "lr": 0.00012344}], ["lr"])
+    assert len(set(labels)) == 2
+    assert not any(sign in label for label in labels for sign in "=/")
 
 
 def test_the_field_is_each_method_without_each_set_with_each_seed(capsys):
@@ -65,7 +90,7 @@ def test_wrong_words_are_one_line_before_the_first_run(words, line, capsys, tmp_
 
 def test_what_has_no_left_out_sets_is_refused(capsys):
     line = refuse(capsys, "sweep", "--method", "local", "--local", "--html", "a.html")
-    assert "--html: is a page of left-out data sets, and these runs leave none out; give --left_out" in line
+    assert "--html: is a page of left-out data sets, and these runs do not leave out several; give --left_out" in line
     line = refuse(capsys, "sweep", "--paper", "003/figure4_batch_sizes", "--local", "--left_out", "a", "b")
     assert "--left_out: is not for --paper, whose rows have their own data" in line
 

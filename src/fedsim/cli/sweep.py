@@ -21,7 +21,7 @@ from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.output import print_text
 from fedsim.report import find_table
 from fedsim.sweep.file import Sweep, num_runs, read_content, sweep_of
-from fedsim.sweep.left_out import UNSEEN, repeated, report_left_out
+from fedsim.sweep.left_out import UNSEEN, repeated, repetitions, report_left_out
 from fedsim.sweep.local import Result, check_names, compare_results, run_of_sample, runs_of_sweep, table_of
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.sweep.running import execute, execute_runs
@@ -78,7 +78,8 @@ def run(args: list[str]) -> str:
     sweep = _with_common(repeated(sweep_of(content, name), config.left_out, config.seeds), common)
     _check_page(config.html, sweep)
     if config.print:
-        return yaml.safe_dump({**content, "command": list(sweep.command)}, sort_keys=False).rstrip()
+        printed = {**content, "parameters": content["parameters"] | repetitions(sweep, config.left_out, config.seeds)}
+        return yaml.safe_dump({**printed, "command": list(sweep.command)}, sort_keys=False).rstrip()
     for table in config.compare:
         find_table(table)  # a wrong name is reported before hours of training
     run_dir = config.run_dir
@@ -107,8 +108,11 @@ def run(args: list[str]) -> str:
 def _with_common(sweep: Sweep, common: Sequence[str]) -> Sweep:
     """Return the sweep with options for every run."""
     for word in common:
-        if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
+        option = word.partition("=")[0]
+        if option in ("--run_dir", "--ckpt_path"):
             raise ConfigError(f"{word}: leave it out after --: every run gets a run directory of its own")
+        if option.removeprefix("--") in sweep.parameters:
+            raise ConfigError(f"{option}: leave it out after --: the sweep varies it, and this value would replace all")
     return replace(sweep, command=(*sweep.command, *common))
 
 
@@ -145,6 +149,8 @@ def _check(config: Namespace) -> None:
         raise ConfigError("--parallel: must be at least 1, and more than 1 needs --local")
     if config.paper is not None and config.left_out:
         raise ConfigError("--left_out: is not for --paper, whose rows have their own data; leave it out")
+    if config.count is not None and (config.left_out or config.seeds):
+        raise ConfigError("--count: would leave repetitions of --left_out and --seeds out; leave it out")
     if config.compare and not config.local:
         raise ConfigError("--compare: without --local, no run is trained that could be compared; give --local")
 
@@ -152,8 +158,12 @@ def _check(config: Namespace) -> None:
 def _check_page(page: str | None, sweep: Sweep) -> None:
     """Raise an error before hours of training if the page cannot be written after them."""
     if page is not None:
-        if UNSEEN not in sweep.parameters:
-            raise ConfigError("--html: is a page of left-out data sets, and these runs leave none out; give --left_out")
+        if sweep.is_search:
+            raise ConfigError("--html: is a page of left-out data sets; fedsim report FOLDER --html writes a search's")
+        if UNSEEN not in sweep.parameters or len(sweep.parameters[UNSEEN].values) < 2:
+            raise ConfigError(
+                "--html: is a page of left-out data sets, and these runs do not leave out several; give --left_out"
+            )
         PAGE.check(page, "--html")
         import fedsim.report.html.page  # noqa: F401 - needs an optional library
 

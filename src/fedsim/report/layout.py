@@ -101,9 +101,8 @@ def mean_and_spread(values: NDArray[np.float64], digits: int = 1) -> str:
     >>> mean_and_spread(np.array([40.0, 42.0]))
     '41.0+-1.4'
     """
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    return f"{values.mean():.{digits}f}+-{values.std(ddof=1):.{digits}f}"
+    mean = f"{round(float(values.mean()), digits) + 0.0:.{digits}f}"  # no -0.0
+    return mean if len(values) == 1 else f"{mean}+-{values.std(ddof=1):.{digits}f}"
 
 
 def table_in_parts(

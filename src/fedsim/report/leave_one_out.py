@@ -38,16 +38,22 @@ class Choice:
     """``chosen``, ``oracle`` -> the round of each seed; none where a rule takes several rounds"""
     num_evaluations: Sequence[int]
     """evaluated rounds among which the oracle is the best, of each seed"""
+    num_runs: int
+    """runs of the group, with or without scores"""
 
     def cell(self, column: str) -> str:
         """Return numbers as a table shows them; ``-`` without any."""
-        texts = [mean_and_spread(values) for values in self.scores[column] if len(values)]
-        return " / ".join(_signed(cell) if column == "gap" else cell for cell in texts) or "-"
+        scored = [values for values in self.scores[column] if len(values)]
+        texts = [mean_and_spread(values) for values in scored]
+        text = " / ".join(_signed(cell) if column == "gap" else cell for cell in texts) or "-"
+        is_whole = not scored or len(scored[0]) == self.num_runs
+        return text if is_whole else f"{text} ({len(scored[0])} of {self.num_runs})"
 
     def mean(self, column: str) -> NDArray[np.float64]:
-        """Return the mean over seeds, a number per metric; empty without scores."""
+        """Return the mean over seeds, a number per metric; empty if a seed has no scores."""
         values = self.scores[column]
-        return np.array([of_seeds.mean() for of_seeds in values]) if all(map(len, values)) else np.zeros(0)
+        is_whole = all(len(of_seeds) == self.num_runs for of_seeds in values)
+        return np.array([of_seeds.mean() for of_seeds in values]) if is_whole else np.zeros(0)
 
 
 def choice_of(group: RunGroup, model: str, shown: Sequence[str], rule: Rule) -> Choice:
@@ -84,7 +90,7 @@ def choice_of(group: RunGroup, model: str, shown: Sequence[str], rule: Rule) -> 
     columns = {
         name: [100 * np.array(v) for v in zip(*rows, strict=True)] or [np.zeros(0)] for name, rows in scores.items()
     }
-    return Choice(columns, rounds, counts)
+    return Choice(columns, rounds, counts, len(group.runs))
 
 
 def mean_of(choices: Sequence[Choice], column: str) -> str:
@@ -92,7 +98,7 @@ def mean_of(choices: Sequence[Choice], column: str) -> str:
     means = [choice.mean(column) for choice in choices]
     if not means or not all(map(len, means)):
         return "-"
-    texts = [f"{value:.1f}" for value in np.mean(means, axis=0)]
+    texts = [f"{round(value, 1) + 0.0:.1f}" for value in np.mean(means, axis=0)]
     return " / ".join(_signed(cell) if column == "gap" else cell for cell in texts)
 
 

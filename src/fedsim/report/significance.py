@@ -151,7 +151,16 @@ def differences_table(groups: Sequence[RunGroup], names: Sequence[str], metrics:
     headers = ["difference", "data set", "score", "points", "interval", "p", "p adjusted", "over"]
     adjusted = _adjusted([estimate.p for *_, estimate in tests])
     lines = [
-        [label, name, metric, f"{100 * e.value:+.1f}", interval_text(e), chance_text(e.p), chance_text(p), e.over]
+        [
+            label,
+            name,
+            metric,
+            f"{round(100 * e.value, 1) + 0.0:+.1f}",
+            interval_text(e),
+            chance_text(e.p),
+            chance_text(p),
+            e.over,
+        ]
         for (label, name, metric, e), p in zip(tests, adjusted, strict=True)
     ]
     notes = [
@@ -221,7 +230,7 @@ def _generator() -> np.random.Generator:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
+    return f"{round(100 * value, 1) + 0.0:.1f}"  # no -0.0
 
 
 def interval_text(estimate: Estimate) -> str:

@@ -19,14 +19,17 @@ def importances(trials: SearchTrials) -> dict[str, float]:
     """Return option -> share of the variance of the score over the space that it explains, the largest first.
 
     It is fANOVA (Hutter et al., ICML 2014) by Optuna: a random forest of the complete trials. Empty with fewer than ten
-    of them, with a single option, or if all scores are equal.
+    of them, with a single option, or if scores are equal or nearly so.
     """
     scores = {row.score for row in trials.complete}
     num_options = len({option for row in trials.complete for option in row.settings})
     if len(trials.complete) < _LEAST or len(scores) < 2 or num_options < 2:
         return {}
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    shares = optuna.importance.get_param_importances(trials.study, evaluator=evaluator)
+    try:
+        shares = optuna.importance.get_param_importances(trials.study, evaluator=evaluator)
+    except RuntimeError:  # scores differ by so little that all trees are constant
+        return {}
     return {option: float(share) for option, share in shares.items()}
 
 
@@ -35,7 +38,7 @@ def trial_block(trials: SearchTrials) -> Block:
     options = list(dict.fromkeys(option for row in trials.rows for option in row.settings))
     rows = sorted(trials.rows, key=lambda row: _place(row, trials))
     lines = [
-        [str(row.number), _state(row), *(_cell(row.settings.get(option)) for option in options), str(row.folder),
+        [str(row.number), _state(row), *(_cell(row.settings.get(option, "-")) for option in options), str(row.folder),
          "-" if row.score is None else f"{row.score:.4f}"]
         for row in rows
     ]  # fmt: skip

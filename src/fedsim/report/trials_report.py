@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedsim._version import __version__
+from fedsim.core.checked import checked
+from fedsim.core.paths import Figure, Page
 from fedsim.report.layout import Block, Format
 from fedsim.report.study import SearchTrials, read_trials
 from fedsim.report.trials import trial_block
@@ -16,11 +18,14 @@ from fedsim.report.trials_figure import draw_trials
 log = logging.getLogger(__name__)
 
 
-def trials_report(folder: Path, format_: Format = "table", figure: str | None = None, html: str | None = None) -> str:
+@checked("--")
+def trials_report(
+    folder: Path, format_: Format = "table", figure: Figure | None = None, html: Page | None = None
+) -> str:
     """Return the table of the trials in a sweep's folder; draw them into ``figure``, write a page into ``html``.
 
     Raises:
-        DataError: if the trials cannot be read or drawn, or a file cannot be written.
+        DataError: if the trials cannot be read or drawn, or a file cannot be written, or its name has another suffix.
         ConfigError: if a library that the page needs is missing.
     """
     trials = read_trials(folder)

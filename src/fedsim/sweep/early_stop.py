@@ -47,10 +47,17 @@ def early_stop_of(fields: Mapping[str, Any], refuse: Callable[[str, str], NoRetu
     if "s" not in fields:
         refuse("early_terminate.s", "is missing, but max_iter needs it: the number of comparisons")
     most = int(fields["max_iter"])
-    bands = [band for power in range(1, int(fields["s"]) + 1) if (band := most // int(eta) ** power)]
-    if not bands:
+    if most < eta:
         refuse("early_terminate.max_iter", f"{most} is less than eta, so that no runs are compared")
-    return EarlyStop(first=bands[-1], eta=int(eta), last=bands[0], strict=bool(strict))
+    last = most // int(eta)
+    return EarlyStop(_first_band(last, int(eta), int(fields["s"])), int(eta), last=last, strict=bool(strict))
+
+
+def _first_band(last: int, eta: int, number: int) -> int:
+    """Return the first of at most ``number`` evaluations, each a whole ``eta``-th of the next one, the last is known."""
+    while number > 1 and last >= eta:
+        last, number = last // eta, number - 1
+    return last
 
 
 def _is_whole(value: object) -> bool:

@@ -279,11 +279,12 @@ class _Reader:
     def _refuse_test_scores(self, metric: str, parameters: Mapping[str, Parameter]) -> None:
         """Refuse to order settings by a test score: what is chosen by it is chosen on the target.
 
-        Names of test scores begin with ``test``, and spreads of them over clients with ``spread/test``. The mean over
-        the clients' own test sets has the name ``oracle/METRIC``, which declares the use of test data.
+        Names of test scores begin with ``test``, those of honest clients with ``attack/test``, and spreads of them have
+        ``spread/`` before. The mean over the clients' own test sets has the name ``oracle/METRIC``, which declares the
+        use of test data.
         """
-        words = metric.strip().lower().split("/")
-        if "test" not in words[: 2 if words[0] == "spread" else 1]:
+        words = metric.strip().lower().removeprefix("spread/").removeprefix("attack/").split("/")
+        if words[0] != "test":
             return
         for name, parameter in parameters.items():
             facts = setting_at(name).facts

@@ -12,10 +12,10 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
 from fedsim.report import report
 from fedsim.report.leave_one_out import UNSEEN
-from fedsim.sweep.file import Parameter, Sweep
+from fedsim.sweep.file import Parameter, Sample, Sweep
 from fedsim.sweep.local import Result, label_of, options_that_differ
 
-__all__ = ["UNSEEN", "repeated", "report_left_out"]
+__all__ = ["UNSEEN", "repeated", "repetitions", "report_left_out"]
 
 _SEED = "seed_everything"
 
@@ -45,6 +45,12 @@ def repeated(sweep: Sweep, left_out: Sequence[str], seeds: Sequence[int]) -> Swe
     return replace(sweep, parameters={**sweep.parameters, **parameters})
 
 
+def repetitions(sweep: Sweep, left_out: Sequence[str], seeds: Sequence[int]) -> dict[str, dict[str, list[Any]]]:
+    """Return the parameters of a sweep file by which a sweep of :func:`repeated` has other values than its file."""
+    names = [*([UNSEEN] if left_out else []), *([_SEED] if seeds else [])]
+    return {name: {"values": [*sweep.parameters[name].values]} for name in names}
+
+
 def report_left_out(results: Sequence[Result], page: str | None) -> str:
     """Return the tables of ``fedsim report --left_out`` for finished runs; empty if they leave out one set or none.
 
@@ -58,7 +64,15 @@ def report_left_out(results: Sequence[Result], page: str | None) -> str:
     if UNSEEN not in differing:
         return ""
     shown = [name for name in differing if name not in (UNSEEN, _SEED)]
-    labels = [re.sub("[=/]", " ", label_of(result.run.sample, shown)) for result in results]  # signs of NAME=FOLDER
+    labels = labels_of([result.run.sample for result in results], shown)
     runs = [f"{label}={result.run.folder}" if label else str(result.run.folder)
             for label, result in zip(labels, results, strict=True)]  # fmt: skip
     return report(runs, left_out=True, significance=_SEED in differing, html=page)
+
+
+def labels_of(samples: Sequence[Sample], shown: Sequence[str]) -> list[str]:
+    """Return a name for each run by its settings ``shown``; of different settings, names differ."""
+    labels = [label_of(sample, shown) for sample in samples]
+    if len(set(labels)) < len({str([sample[name] for name in shown]) for sample in samples}):
+        labels = [" ".join(f"{name}={sample[name]}" for name in shown) for sample in samples]
+    return [re.sub("[=/]", " ", label) for label in labels]  # signs of NAME=FOLDER

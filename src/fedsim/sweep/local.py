@@ -120,6 +120,8 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
     headers = [metric, "in best round", *_short_names(shown), "run directory"]
     alignment = ("right", "right", *["left"] * (len(shown) + 1))
     failures = [f"failed: {r.run.options}: {reason_of(r.run)} ({r.run.log})" for r in results if r.code]
+    if results and not failures and all(result.score(metric) is None for result in results):
+        failures = [f"no run has {metric}: is the name right, and is it evaluated?"]
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=alignment)
     legend = f"{metric}: at the last evaluation, and at the round with the best val/mAP"
     return "\n".join([table, "", legend, *failures])

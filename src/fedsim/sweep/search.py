@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -112,20 +112,24 @@ class Search:
 
     def stops(self, number: int) -> bool:
         """Report the run's new evaluations; return whether Optuna's halving stops it after one of them."""
+        is_stopped = any(self._compared(number))
+        if is_stopped:
+            self._claims[number].trial.set_user_attr("stopped", True)
+        return is_stopped
+
+    def _compared(self, number: int) -> Iterator[bool]:
+        """Report the run's new evaluations one by one; yield whether Optuna's halving would stop it after this one."""
         claim, stop = self._claims[number], self._sweep.early_stop
         for score in claim.new_scores(self._sweep.metric):
             claim.num_seen += 1
             claim.trial.report(score, claim.num_seen)
             is_compared = stop is not None and (stop.last is None or claim.num_seen <= stop.last)
-            if is_compared and claim.trial.should_prune():
-                claim.trial.set_user_attr("stopped", True)
-                return True
-        return False
+            yield is_compared and claim.trial.should_prune()
 
     def finish(self, number: int, result: Result) -> None:
         """Write a result into the study; a run without the metric ends the search by a ConfigError."""
         if not result.is_pruned:
-            self.stops(number)  # evaluations after the last look; others are compared with them, too
+            [*self._compared(number)]  # evaluations after the last look: others are compared with all of them
         claim = self._claims.pop(number)
         try:
             if result.is_pruned:
@@ -172,8 +176,8 @@ class Search:
         definition = json.loads(json.dumps(definition, default=repr))
         before = self._study.user_attrs.get("definition")
         if before is None:
+            self._study.set_user_attr("metric", sweep.metric)  # first: a study with a definition is whole
             self._study.set_user_attr("definition", definition)
-            self._study.set_user_attr("metric", sweep.metric)
         for field in {**definition, **(before or {})}:
             if before is not None and before.get(field) != definition.get(field):
                 remedy = "give another --run_dir, or remove this folder"
@@ -190,9 +194,9 @@ class Search:
 
     def _has_next(self) -> bool:
         """Whether a failed trial waits, or there may be another one."""
-        if self._trials(TrialState.WAITING):
-            return True
-        return len(self._first_trials()) < self._num_trials and not self._has_reached_target()
+        if self._has_reached_target():
+            return False
+        return bool(self._trials(TrialState.WAITING)) or len(self._first_trials()) < self._num_trials
 
     def _first_trials(self) -> list[FrozenTrial]:
         return [trial for trial in self._trials() if "repeats" not in trial.user_attrs]
