@@ -31,6 +31,8 @@ _LETTER, _LINE = 0.066, 0.16
 """Inches: approximate width of a letter, and height of a line, in a legend."""
 _HANDLE = 0.32
 """Inches: width of an entry of a legend without its letters."""
+_LONGEST = 28
+"""letters of a name in a figure"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +68,7 @@ class Projection:
 
     @property
     def file_owner(self) -> str:
-        """What names the model's file: its owner, or the set of a personalised one without a single owner, or none."""
+        """The owner in names of files; of a personalised model without a single owner, its data set; else empty."""
         return self.owner or (self.sets[0] if self.model == "personalised" else "")
 
     def rows(self) -> list[Row]:
@@ -129,8 +131,11 @@ def draw_projection(projection: Projection, path: Path) -> None:
     panels = _panels(projection)
     columns = min(_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    tallest = max(_legend_lines(_labels(projection)), _legend_lines([f"c{camera}" for camera in projection.cameras]))
-    with new_figure(max(1.6, columns) * _PANEL, rows * (_PANEL + 0.2 + _LINE * tallest) + 0.2) as figure:
+    of_cameras = _legend_lines([f"c{camera}" for camera in projection.cameras])
+    of_sets = _legend_lines(projection.sets) if len(projection.sets) > 1 else 0
+    height = rows * (_PANEL + 0.25) + _LINE * ((rows - 1) * of_cameras + max(of_sets, of_cameras)) + 0.2
+    with new_figure(max(1.6, columns) * _PANEL, height) as figure:
+        figure.set_layout_engine("compressed", h_pad=0.08)  # panels are squares
         pictures = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes, draw in zip(pictures, panels, strict=False):
             draw(axes)
@@ -143,16 +148,12 @@ def draw_projection(projection: Projection, path: Path) -> None:
 
 
 def _panels(projection: Projection) -> list[Callable[[Axes], None]]:
-    """Return what draws each panel of a figure."""
+    """Return the functions that draw the panels of a figure."""
     if len(projection.sets) == 1:
         return [lambda axes: plot_projection(axes, projection)]
     numbers = range(min(len(projection.sets), _MOST_PANELS - 1))
     by_camera = [lambda axes, number=number: _draw_cameras(axes, projection, number) for number in numbers]
     return [lambda axes: plot_projection(axes, projection), *by_camera]
-
-
-def _labels(projection: Projection) -> list[str]:
-    return projection.sets if len(projection.sets) > 1 else []
 
 
 def _draw_sets(axes: Axes, projection: Projection) -> None:
@@ -169,7 +170,7 @@ def _draw_cameras(axes: Axes, projection: Projection, number: int) -> None:
     cameras = np.unique(projection.cameras[is_here]).tolist()
     for camera in cameras:
         _scatter(axes, projection.points[is_here & (projection.cameras == camera)], camera - 1)
-    _finish(axes, projection, f"cameras of {projection.sets[number]}", [f"c{camera}" for camera in cameras])
+    _finish(axes, projection, f"cameras of {_shortened(projection.sets[number])}", [f"c{camera}" for camera in cameras])
 
 
 def _scatter(axes: Axes, points: NDArray[np.float64], number: int) -> None:
@@ -186,16 +187,22 @@ def _finish(axes: Axes, projection: Projection, title: str, labels: Sequence[str
     half = 0.54 * float((high - low).max()) or 1.0
     (left, right), (bottom, top) = ((middle - half, middle + half) for middle in (low + high) / 2)
     x_title, y_title = projection.axis_titles()
-    axes.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", xticks=[], yticks=[], title=printable(title))
+    axes.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", xticks=[], yticks=[], title=title)
     axes.set_xlabel(x_title, fontsize=7)
     axes.set_ylabel(y_title, fontsize=7)
     # the axes' own labels would lack those that begin with _
     drawn: Sequence[Any] = axes.collections[-len(labels) :]
-    shown = list(map(printable, labels))
+    shown = list(map(_shortened, labels))
     axes.legend(
         drawn, shown, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=_legend_columns(shown), frameon=False,
         fontsize=7, handletextpad=0.1, columnspacing=0.8, borderpad=0,
     )  # fmt: skip
+
+
+def _shortened(name: str) -> str:
+    """Return a name that fits over a panel; of a long one its two ends."""
+    shown = printable(name)
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST // 2]}…{shown[1 - _LONGEST // 2 :]}"
 
 
 def _legend_columns(labels: Sequence[str]) -> int:
@@ -204,5 +211,5 @@ def _legend_columns(labels: Sequence[str]) -> int:
 
 
 def _legend_lines(labels: Sequence[str]) -> int:
-    distinct = list(dict.fromkeys(labels))
-    return -(-len(distinct) // _legend_columns(distinct)) if distinct else 0
+    distinct = list(map(_shortened, dict.fromkeys(labels)))
+    return -(-len(distinct) // _legend_columns(distinct))
