@@ -10,6 +10,9 @@ import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedsim
 from fedsim.__main__ import main
@@ -96,9 +99,7 @@ def test_components_are_numpys_eigenvectors(images, width):
 
 
 @pytest.mark.parametrize("projector", ["pca", "tsne"])
-def test_points_have_the_same_bits_twice_and_with_any_number_of_threads(projector, monkeypatch):
-    from threadpoolctl import threadpool_limits
-
+def test_points_have_the_same_bits_twice_and_with_any_number_of_threads(projector):
     features = np.random.default_rng(1).normal(size=(80, 33))
     first = place_on_plane(features, projector)[0]
     with threadpool_limits(2):
@@ -410,7 +411,19 @@ def test_python_refuses_what_is_none(results, run):
         fedsim.load_run(run).plot_projection()
 
 
-def test_threads_are_as_before():
-    before = torch.get_num_threads()
-    place_on_plane(np.random.default_rng(0).normal(size=(9, 4)), "pca")
-    assert torch.get_num_threads() == before
+@pytest.mark.parametrize("projector", ["pca", "tsne"])
+def test_sums_take_one_thread_and_threads_are_then_as_before(projector, monkeypatch):
+    def threads():
+        return [pool["num_threads"] for pool in threadpool_info()]
+
+    def noting(fit):
+        return lambda *args, **options: (within.append(threads()), fit(*args, **options))[1]
+
+    within, before = [], (threads(), torch.get_num_threads())
+    for estimator in (PCA, TSNE):
+        monkeypatch.setattr(estimator, "fit_transform", noting(estimator.fit_transform))
+    with threadpool_limits(2):
+        place_on_plane(np.random.default_rng(0).normal(size=(9, 4)), projector)
+    assert len(within) >= 1
+    assert {number for numbers in within for number in numbers} == {1}
+    assert (threads(), torch.get_num_threads()) == before
