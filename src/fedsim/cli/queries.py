@@ -1,4 +1,4 @@
-"""``fedsim report --queries`` and ``--confusion``: the pictures and tables of single queries."""
+"""``fedsim report --queries``, ``--confusion`` and ``--projection``: pictures and tables from a run's features."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 
 from fedsim.cli.app import set_up_messages
 from fedsim.core.errors import DataError
-from fedsim.core.names import printable
-from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, QUERIES
+from fedsim.core.names import file_names, printable
+from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, PROJECTIONS, QUERIES
 from fedsim.evaluation.pictures import write_picture
+from fedsim.inference.projection import IMAGES, project_features
 from fedsim.inference.queries import choose_queries, count_first_images
 from fedsim.inference.run_features import RunFeatures, read_run_features
 from fedsim.report import query_files
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
+from fedsim.report.projected import Projector, draw_projection, projection_block
 from fedsim.report.runs import Run
 from fedsim.strategy.checkpoint_files import find_version
 from fedsim.strategy.run_checkpoints import checkpoint_at
@@ -26,11 +28,13 @@ log = logging.getLogger(__name__)
 _NUM, _TOP = 8, 10
 
 
-def query_blocks(groups: Sequence[RunGroup], queries: query_files.Chosen | None, confusion: bool) -> list[Block]:
-    """Draw the chosen queries and the domain confusion of the first run of each group; return their tables.
+def feature_blocks(
+    groups: Sequence[RunGroup], queries: query_files.Chosen | None, confusion: bool, projection: Projector | None
+) -> list[Block]:
+    """Draw the chosen queries, the domain confusion and the points of each group's first run; return their tables.
 
-    Pictures and rows are written to ``queries`` in the run directory. Features are those of ``fedsim predict``, which
-    is called if there are none, or only older ones than the checkpoint.
+    Pictures and rows are written to ``queries`` and ``projections`` in the run directory. Features are those of
+    ``fedsim predict``, which is called if there are none, or only older ones than the checkpoint.
 
     Raises:
         DataError: if a run has neither features nor a checkpoint, or its images are gone.
@@ -45,7 +49,11 @@ def query_blocks(groups: Sequence[RunGroup], queries: query_files.Chosen | None,
             blocks += _write_queries(run.folder / QUERIES, features, queries, label)
         if confusion:
             blocks += _write_confusion(run.folder / QUERIES, features, label)
-        log.info("wrote %s", run.folder / QUERIES)
+        if queries is not None or confusion:
+            log.info("wrote %s", run.folder / QUERIES)
+        if projection is not None:
+            blocks += _write_projections(run.folder / PROJECTIONS, features, projection, label)
+            log.info("wrote %s", run.folder / PROJECTIONS)
     return blocks
 
 
@@ -68,6 +76,17 @@ def _write_confusion(folder: Path, features: RunFeatures, label: str) -> list[Bl
     query_files.draw_confusion(confusions, folder / f"{query_files.CONFUSION}.png")
     query_files.write_rows(folder / f"{query_files.CONFUSION}.csv", rows)
     return [query_files.confusion_block(confusion, label) for confusion in confusions]
+
+
+def _write_projections(folder: Path, features: RunFeatures, projector: Projector, label: str) -> list[Block]:
+    """Write a figure and rows per model, beside those of the other projector."""
+    projections = project_features(features, projector, IMAGES)
+    owners = file_names(dict.fromkeys(p.file_owner for p in projections if p.file_owner))
+    for projection in projections:
+        name = "@".join(filter(None, [f"{projector}-{projection.model}", owners.get(projection.file_owner)]))
+        draw_projection(projection, folder / f"{name}.png")
+        query_files.write_rows(folder / f"{name}.csv", projection.rows())
+    return [projection_block(projection, label) for projection in projections]
 
 
 def _predict(run: Run) -> None:

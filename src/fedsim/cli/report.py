@@ -14,6 +14,7 @@ from fedsim.core.extras import load_extra
 from fedsim.parsing.error_lines import parsed
 from fedsim.report.groups import STUDY_FILE, RunGroup
 from fedsim.report.layout import Block
+from fedsim.report.projected import Projector
 from fedsim.report.table import report
 
 _QUERIES = (
@@ -21,6 +22,10 @@ _QUERIES = (
     "their lists, into RUN/queries"
 )
 _CONFUSION = "also show from which data set and camera wrong first images come, where galleries are joined"
+_PROJECTION = (
+    "pca (principal components) or tsne (t-SNE): also draw features of test images as points of the plane, coloured by "
+    "data set and by camera, into RUN/projections"
+)
 
 
 def run(args: list[str]) -> str:
@@ -33,6 +38,7 @@ def run(args: list[str]) -> str:
     add_options(parser, report, ("fairness", "significance", "unfinished"), skip=["runs", "further"])
     parser.add_argument("--queries", type=str | list[str] | None, default=None, help=_QUERIES)
     parser.add_argument("--confusion", action="store_true", help=_CONFUSION)
+    parser.add_argument("--projection", type=Projector | None, default=None, help=_PROJECTION)
     parser.add_argument("--best", action="store_true", help="short for --rule best")
     config = parsed(parser, args).as_dict()
     if any((Path(folder) / STUDY_FILE).is_file() for folder in config["runs"]):
@@ -41,7 +47,7 @@ def run(args: list[str]) -> str:
         if config["rule"] not in (None, "best"):
             raise ConfigError(f"--best: contradicts --rule {config['rule']}; give one of them")
         config["rule"] = "best"
-    further = _further(config.pop("queries"), config.pop("confusion"))
+    further = _further(config.pop("queries"), config.pop("confusion"), config.pop("projection"))
     return report(**config, further=further)
 
 
@@ -57,13 +63,15 @@ def _report_on_trials(config: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     return str(trials.trials_report(Path(folder), config["format"], config["figure"], config["html"]))
 
 
-def _further(queries: str | list[str] | None, confusion: bool) -> Callable[[Sequence[RunGroup]], list[Block]] | None:
-    if queries is None and not confusion:
+def _further(
+    queries: str | list[str] | None, confusion: bool, projection: Projector | None
+) -> Callable[[Sequence[RunGroup]], list[Block]] | None:
+    if queries is None and not confusion and projection is None:
         return None
 
     def blocks(groups: Sequence[RunGroup]) -> list[Block]:
-        from fedsim.cli.queries import query_blocks  # imports torch
+        from fedsim.cli.queries import feature_blocks  # imports torch
 
-        return query_blocks(groups, queries, confusion)
+        return feature_blocks(groups, queries, confusion, projection)
 
     return blocks

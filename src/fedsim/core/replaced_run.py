@@ -29,9 +29,9 @@ QUERIES_FILE = "queries.npz"
 """file with the scores of single queries, of the last evaluation"""
 RUN_ID_FILE, MLFLOW_ID_FILE = "wandb_id", "mlflow_id"
 """files with the ids of the runs of W&B and MLflow that a resumed job continues"""
-FEATURES, RANKINGS, MAPS, QUERIES = "features", "rankings", "maps", "queries"
-"""folders of features, ranked lists, attention maps, and pictures and tables of single queries"""
-_WRITTEN = ("config.yaml", QUERIES_FILE, FEATURES, RANKINGS, MAPS, QUERIES, TESTS)
+FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS = "features", "rankings", "maps", "queries", "projections"
+"""folders of features, ranked lists, attention maps, pictures and tables of single queries, and features as points"""
+_WRITTEN = ("config.yaml", QUERIES_FILE, FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS, TESTS)
 _ASIDE, _MOVING, _REMOVED = "replaced-run", "replaced-run.tmp", "replaced-run.removed.tmp"
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from fedsim.core.paths import Saved
 from fedsim.evaluation.summary import score_rows
 from fedsim.report.figure import plot_curves
 from fedsim.report.groups import group_opened
+from fedsim.report.projected import Projection, Projector, plot_projection
 from fedsim.report.query_files import Chosen, Row, confusion_matrices, plot_confusion
 from fedsim.report.runs import read_run
 
@@ -132,6 +133,37 @@ class RunResults:
         axes = _new_axes() if axes is None else axes
         plot_confusion(axes, confusion_matrices(self.confusion())[0])
         return axes
+
+    def projection(self, projector: Projector = "pca", num: Count = 300) -> list[Row]:
+        """Return a row per test image of a sample: its point ``x``, ``y`` by each model's features.
+
+        The points are those of principal components, or of t-SNE. ``part`` is query or gallery; cameras count from 1.
+        See ``fedsim.inference.projection.project_features``.
+
+        Args:
+            projector: pca or tsne.
+            num: largest number of images of a test set; people are drawn with all of their images.
+
+        Raises:
+            DataError: if the run has no features, they are not finite, or its images are gone.
+            ConfigError: if there is no such projector, no person's images fit into ``num``, or the run classifies.
+        """
+        return [row for projection in self._project(projector, num) for row in projection.rows()]
+
+    def plot_projection(self, axes: Axes | None = None, projector: Projector = "pca", num: Count = 300) -> Axes:
+        """Draw :meth:`projection` of the first model into matplotlib's axes, new ones by default; return them.
+
+        Points are coloured by data set, or by camera if there is one data set.
+        """
+        axes = _new_axes() if axes is None else axes
+        plot_projection(axes, self._project(projector, num)[0])
+        return axes
+
+    @checked()
+    def _project(self, projector: Projector, num: Count) -> list[Projection]:
+        from fedsim.inference.projection import project_features  # as above
+
+        return project_features(self._features, projector, num)
 
     def _choose(self, chosen: Chosen, num: int, top: int) -> list[ChosenQueries]:
         from fedsim.inference.queries import choose_queries  # as above

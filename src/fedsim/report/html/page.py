@@ -17,7 +17,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
-from fedsim.core.replaced_run import MAPS, QUERIES, RANKINGS
+from fedsim.core.replaced_run import MAPS, PROJECTIONS, QUERIES, RANKINGS
 from fedsim.report.comparison import tables_with_runs
 from fedsim.report.groups import MEANING, RunGroup, shown_metrics
 from fedsim.report.layout import Block, with_sign
@@ -85,6 +85,7 @@ def write_page(
         "sheet_command": "" if sheets else _sheet_command(groups),
         "pictures": list(_pictures(groups)),
         "queries": list(_queries(groups)),
+        "projections": list(_drawn(groups, PROJECTIONS, "projections")),
         "differences": _differences(groups),
         "settings": [
             (group.label, yaml.safe_dump(without_folders(group.runs[0].config), sort_keys=False)) for group in groups
@@ -163,13 +164,17 @@ def _versions(groups: Sequence[RunGroup]) -> Block:
 
 
 def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    for group in groups:
+        for subfolder, title in ((RANKINGS, "ranked lists"), (MAPS, "maps")):
+            yield from _drawn([group], subfolder, title)
+
+
+def _drawn(groups: Sequence[RunGroup], subfolder: str, title: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     """Yield run, kind of pictures, and the pictures by name, of the first seed of each group."""
     for group in groups:
-        folder = group.runs[0].folder
-        for subfolder, title in ((RANKINGS, "ranked lists"), (MAPS, "maps")):
-            files = sorted((folder / subfolder).glob("*.png"))
-            if files:
-                yield group.label, title, [(file.stem, embedded(file)) for file in files]
+        files = sorted((group.runs[0].folder / subfolder).glob("*.png"))
+        if files:
+            yield group.label, title, [(file.stem, embedded(file)) for file in files]
 
 
 def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, list[Block], str]]]]:
