@@ -50,11 +50,12 @@ def early_stop_of(fields: Mapping[str, Any], refuse: Callable[[str, str], NoRetu
     if most < eta:
         refuse("early_terminate.max_iter", f"{most} is less than eta, so that no runs are compared")
     last = most // int(eta)
-    return EarlyStop(_first_band(last, int(eta), int(fields["s"])), int(eta), last=last, strict=bool(strict))
+    first = _first_band(last, int(eta), int(fields["s"]))
+    return EarlyStop(first=first, eta=int(eta), last=last, strict=bool(strict))
 
 
 def _first_band(last: int, eta: int, number: int) -> int:
-    """Return the first of at most ``number`` evaluations, each a whole ``eta``-th of the next one, the last is known."""
+    """Return the first of at most ``number`` comparisons, each at a whole ``eta``-th of the next one's evaluations."""
     while number > 1 and last >= eta:
         last, number = last // eta, number - 1
     return last
