@@ -145,7 +145,7 @@ def _check_attributes(network: nn.Module, findings: Findings) -> None:
 
 
 def _attributes(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what a layer holds beside its parts, by the name of the attribute: also what lists and dicts hold."""
+    """Yield the objects that a layer holds beside its parts, with the name of the attribute; also those of lists and dicts."""
     for name, held in vars(layer).items():
         if name not in _OF_MODULES:
             yield from ((name, inner) for inner in _inner(held))
