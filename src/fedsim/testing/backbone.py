@@ -145,7 +145,7 @@ def _check_attributes(network: nn.Module, findings: Findings) -> None:
 
 
 def _attributes(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a layer holds beside its parts, with the name of the attribute; also those of lists and dicts."""
+    """Yield the objects that a layer holds beside its parts, also in lists and dicts, with the attribute's name."""
     for name, held in vars(layer).items():
         if name not in _OF_MODULES:
             yield from ((name, inner) for inner in _inner(held))
@@ -287,9 +287,7 @@ def _check_training(network: nn.Module, images: Tensor, findings: Findings) -> N
 
 def _check_counters(network: nn.Module, start: Mapping[str, Tensor], findings: Findings) -> None:
     """Note buffers that count: only float32 ones last."""
-    norms = [
-        (name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-    ]
+    norms = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, _BATCH_NORMS)]
     idle = {f"{name}.num_batches_tracked".strip(".") for name, layer in norms if layer.momentum is not None}
     for name, tensor in network.state_dict().items():
         if not tensor.is_floating_point() and name not in idle and not torch.equal(tensor, start[name]):
@@ -360,6 +358,7 @@ def check_modes(
         network.load_state_dict(start)
 
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _OF_TORCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Dropout, nn.Dropout2d)  # and what derives from them
 
 
