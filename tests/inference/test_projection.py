@@ -21,38 +21,13 @@ from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.evaluation.settings import Evaluation
 from fedsim.inference.projection import place_on_plane, project_features, sample_people
 from fedsim.inference.run_features import ModelOnSet, RunFeatures
-from sites import GALLERY, QUERY, put, site
+from runs_of_sites import SETS, runs_of_sites
 from small import refuse
-
-CONFIG = """
-seed_everything: 0
-trainer: {max_epochs: 1, accelerator: cpu, devices: 1, enable_progress_bar: false}
-model:
-  method: Local
-  backbone: {class_path: SmallCNN, init_args: {width: 8}}
-  neck: {kind: linear, dim: 16}
-  client: {batch_size: 8}
-data: {source: {class_path: MarketFolders, init_args: {root: ROOT}}, val: none, size: [32, 16]}
-"""
-SETS = ("park", "station", "harbour")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs of a global model and of clients' own, with distractors, junk, and a query without a match."""
-    folder = tmp_path_factory.mktemp("projection")
-    for number, name in enumerate(SETS):
-        root = site(folder / "data" / name, range(1, 5 * (name != "harbour")), range(11, 15 + number), (1, 2, 3))
-        put(root / GALLERY / "0000_c1s1_7.png")
-        put(root / GALLERY / "-1_c2s1_7.png")
-    put(folder / "data" / "park" / QUERY / "0099_c1s1_9.png")
-    put(folder / "data" / "park" / GALLERY / "0099_c1s1_8.png")  # of its own camera: no match
-    (folder / "run.yaml").write_text(CONFIG.replace("ROOT", str(folder / "data")))
-    for run, method in (("pav", "FedPav"), ("local", "Local")):
-        words = ["--config", str(folder / "run.yaml"), "--model.method", method, "--run_dir", str(folder / run)]
-        assert main(["fit", *words]) == 0
-        assert main(["predict", "--ckpt_path", str(folder / run)]) == 0
-    return folder
+    return runs_of_sites(tmp_path_factory.mktemp("projection"), unmatched=["park"])
 
 
 @pytest.fixture

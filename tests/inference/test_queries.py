@@ -16,39 +16,14 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.inference.queries import joined_labels
 from fedsim.report.query_files import confusion_matrices
-from sites import GALLERY, QUERY, put, site
+from runs_of_sites import SETS, runs_of_sites
+from sites import QUERY
 from small import refuse
-
-CONFIG = """
-seed_everything: 0
-trainer: {max_epochs: 1, accelerator: cpu, devices: 1, enable_progress_bar: false}
-model:
-  method: FedPav
-  backbone: {class_path: SmallCNN, init_args: {width: 8}}
-  neck: {kind: linear, dim: 16}
-  client: {batch_size: 8}
-data: {source: {class_path: MarketFolders, init_args: {root: ROOT}}, val: none, size: [32, 16]}
-"""
-SETS = ("park", "station", "harbour")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two clients and an unseen data set, with distractors, junk, and queries that have no match."""
-    folder = tmp_path_factory.mktemp("queries")
-    for number, name in enumerate(SETS):
-        unseen = name == "harbour"
-        root = site(folder / "data" / name, range(1, 5 * (not unseen)), range(11, 15 + number), (1, 2, 3))
-        put(root / GALLERY / "0000_c1s1_7.png")
-        put(root / GALLERY / "-1_c2s1_7.png")
-        put(root / QUERY / "0099_c1s1_9.png")
-        put(root / GALLERY / "0099_c1s1_8.png")  # of its own camera: junk
-    (folder / "run.yaml").write_text(CONFIG.replace("ROOT", str(folder / "data")))
-    for run, method in (("pav", "FedPav"), ("local", "Local")):
-        words = ["--config", str(folder / "run.yaml"), "--model.method", method, "--run_dir", str(folder / run)]
-        assert main(["fit", *words]) == 0
-        assert main(["predict", "--ckpt_path", str(folder / run)]) == 0
-    return folder
+    return runs_of_sites(tmp_path_factory.mktemp("queries"))
 
 
 @pytest.fixture

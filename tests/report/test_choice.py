@@ -9,6 +9,7 @@ import pytest
 
 from fedsim.__main__ import main
 from fedsim.report import Rule, group_runs, report
+from fedsim.report.layout import mean_and_spread
 from fedsim.report.leave_one_out import choice_of, honest_rule, mean_of
 from run_dirs import scores_of, write_run
 from small import refuse
@@ -49,6 +50,25 @@ def test_where_people_of_the_sources_and_the_target_choose_differently_both_are_
     cells = re.split(r" {2,}", second.splitlines()[2])
     assert cells == ["FedPav", "global", "market1501", "10.0 / 35.0", "20", "21.0 / 40.0", "10", "+11.0 / +5.0", "3"]
     assert re.split(r" {2,}", second.splitlines()[3])[2:] == ["mean", "10.0 / 35.0", "21.0 / 40.0", "+11.0 / +5.0"]
+
+
+def test_seeds_without_scores_are_counted_and_give_no_mean(tmp_path):
+    runs = [write_rotation(tmp_path / f"{seed}", THREE, seed=seed) for seed in range(3)]
+    summary = json.loads((runs[1] / "summary.json").read_text())
+    for part in ("best", "final"):
+        metrics = summary[part]["metrics"]
+        summary[part]["metrics"] = {name: value for name, value in metrics.items() if "market1501" not in name}
+    (runs[1] / "summary.json").write_text(json.dumps(summary))
+    text = report([*map(str, runs)], left_out=True)
+    (row,) = [line for line in text.splitlines() if line.startswith("FedPav")][:1]
+    assert "10.0+-0.0 / 35.0+-0.0 (2 of 3)" in row
+    assert row.split()[-1] == "-"
+
+
+def test_no_mean_is_minus_zero(tmp_path):
+    assert mean_and_spread(np.array([-0.02, -0.04])) == "0.0+-0.0"
+    assert mean_and_spread(np.array([-0.04])) == "0.0"
+    assert mean_and_spread(np.array([-0.06])) == "-0.1"
 
 
 def test_the_oracle_is_by_the_first_number_of_a_cell(tmp_path):

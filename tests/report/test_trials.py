@@ -50,6 +50,26 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_scores_that_are_nearly_equal_have_no_importance(tmp_path, monkeypatch):
+    monkeypatch.setattr(study.os, "fsync", lambda _: None)
+    made = open_study(tmp_path, True, FileLock(tmp_path / "trials.lock"))
+    made.set_user_attr("metric", "val/mAP")
+    for number in range(12):
+        made.tell(made.ask(SPACE), 0.5 + 1e-9 * number)
+    assert importances(read_trials(tmp_path)) == {}
+    assert main(["report", str(tmp_path)]) == 0
+
+
+def test_the_figure_and_the_page_of_a_search_have_the_names_of_others(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    assert main(["report", str(folder), "--figure", "~/a.png"]) == 0
+    assert (tmp_path / "home" / "a.png").stat().st_size
+    assert "ends with .txt, not with one of .html, .htm" in refuse(
+        capsys, "report", folder, "--html", tmp_path / "a.txt"
+    )
+
+
 def test_the_table_has_the_best_first_and_no_score_of_a_pruned_trial(folder):
     block = trial_block(read_trials(folder))
     assert block.headers == ["trial", "state", "lr", "epochs", "method", "run directory", "val/mAP"]

@@ -20,7 +20,7 @@ from tiny_run import TINY
 def commands(capsys, *words):
     """The command lines of a sweep, each as its words."""
     capsys.readouterr()
-    assert main(["sweep", *words, "--dry-run"]) == 0
+    assert main(["sweep", "--dry-run", *words]) == 0
     return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -43,12 +43,35 @@ def test_repetitions_are_printed_and_fixed_options_do_not_replace_them(capsys, w
     printed = yaml.safe_load(capsys.readouterr().out)["parameters"]
     assert printed["data.unseen"] == {"values": [["a"], ["b"]]}
     assert printed["seed_everything"] == {"values": [7, 8]}
-    line = refuse(capsys, "sweep", path, "--dry-run", "--", "--seed_everything=3")
-    assert "--seed_everything: leave it out after --: the sweep varies it" in line
     line = refuse(capsys, "sweep", path, "--local", "--left_out", "a", "--html", "page.html")
-    assert "do not leave out several" in line
-    line = refuse(capsys, "sweep", path, "--local", "--left_out", "a", "b", "--count", "1")
-    assert "--count: would leave repetitions" in line
+    assert "are no grid over several" in line
+    for words in (["--left_out", "a", "b"], ["--seeds", "1", "2"], ["--html", "page.html"]):
+        line = refuse(capsys, "sweep", path, "--local", *words, "--count", "1")
+        assert "--count: tables of left-out data sets need all runs" in line
+
+
+@pytest.mark.parametrize("words", [
+    ["--model.client.local_epochs=1"], ["--model.client.local_epochs", "1"], ["--model.client", '{"local_epochs": 1}'],
+    ["--config", "CONFIG"], ["--config=CONFIG"], ["--model.client.optimizer.init_args.lr=0.1"],
+    ["--model.client.optimizer.lr=0.1"],
+])  # fmt: skip
+def test_no_option_behind_the_varied_ones_replaces_their_values(words, capsys, tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("model: {client: {local_epochs: 1}}")
+    words = [word.replace("CONFIG", str(config)) for word in words]
+    line = refuse(capsys, "sweep", "--method", "fedpav", "--dry-run", "--", *words)
+    assert "behind the varied options sets it, too, for all runs; leave it out there" in line
+    assert commands(capsys, "--method", "fedpav", "--", "--trainer.max_epochs=2")
+
+
+def test_a_file_whose_command_replaces_what_it_varies_is_refused(capsys, write_sweep):
+    command = ["${program}", "fit", "${args}", "--model.client.batch_size=4"]
+    path = str(write_sweep(command=command, parameters={"model.client.batch_size": {"values": [2, 4]}}))
+    assert "--model.client.batch_size: an option behind" in refuse(capsys, "sweep", path, "--dry-run")
+    path = str(
+        write_sweep(command=command[:2] + command[:1:-1], parameters={"model.client.batch_size": {"values": [2, 4]}})
+    )
+    assert len(commands(capsys, path)) == 2
 
 
 def test_names_of_methods_differ_where_their_settings_do():
@@ -90,7 +113,7 @@ def test_wrong_words_are_one_line_before_the_first_run(words, line, capsys, tmp_
 
 def test_what_has_no_left_out_sets_is_refused(capsys):
     line = refuse(capsys, "sweep", "--method", "local", "--local", "--html", "a.html")
-    assert "--html: is a page of left-out data sets, and these runs do not leave out several; give --left_out" in line
+    assert "--html: is a page of left-out data sets, and these runs are no grid over several; give --left_out" in line
     line = refuse(capsys, "sweep", "--paper", "003/figure4_batch_sizes", "--local", "--left_out", "a", "b")
     assert "--left_out: is not for --paper, whose rows have their own data" in line
 

@@ -182,6 +182,22 @@ def test_a_run_that_ends_before_it_is_looked_at_is_complete_and_still_compared(w
     assert search.stops(number)
 
 
+def test_a_run_that_ends_before_it_is_stopped_has_all_its_evaluations_in_the_study(write_search, tmp_path):
+    path, root = write_search(parameters={"a": {"min": 0.0, "max": 1.0}}, early_terminate=HALVING), tmp_path / "runs"
+    search = search_of(path, root, 2)
+    for scores in ([0.5, 0.6, 0.7, 0.8], [0.4, 0.5, 0.75, 0.9]):
+        number, run = search.take()
+        write_scores(run.folder, scores)
+        finish(search, number, run, scores[-1])
+    last = search._trials()[1]
+    assert [*last.intermediate_values.values()] == scores
+    assert last.value == 0.9
+    assert "stopped" not in last.user_attrs
+    assert {name for name in last.system_attrs if name.startswith("completed_rung")} == {
+        "completed_rung_0", "completed_rung_1"
+    }  # fmt: skip
+
+
 def test_scores_are_whole_lines_and_a_repeated_round_counts_once(tmp_path):
     path = tmp_path / "metrics.csv"
     assert scores_in(path, "val/mAP") == []
@@ -196,6 +212,18 @@ def test_a_reached_target_starts_no_other_run(write_search, tmp_path):
     drawn = run_all(search_of(write_search(metric=metric), tmp_path / "runs", 14))
     reached = [quality(sample) >= 0.9 for sample in drawn.values()]
     assert reached == [False] * (len(reached) - 1) + [True]
+
+
+def test_a_reached_target_starts_no_repetition_either(write_search, tmp_path):
+    metric = {"name": "val/mAP", "goal": "maximize", "target": 0.9}
+    path, root = write_search(metric=metric), tmp_path / "runs"
+    search = search_of(path, root, 14)
+    number, run = search.take()
+    run.log.write_text("fedsim: error: a: is bad\n")
+    finish(search, number, run, 0.0, code=2)
+    number, run = search.take()
+    finish(search, number, run, 0.95)
+    assert search_of(path, root, 14).take() is None
 
 
 def test_a_diverged_run_is_the_worst_and_never_the_best(write_search, tmp_path):
@@ -271,6 +299,16 @@ def test_a_kill_amid_the_draw_or_the_writing_of_a_line_loses_nothing(write_searc
         file.write('{"op_code":4,"worker_id":"c1')
     assert sorted(run_all(search_of(path, root, 3))) == [0, 1, 2]
     assert set(states_of(root).values()) == {"complete"}
+
+
+@pytest.mark.parametrize("lines", range(1, 5))
+def test_a_study_that_was_cut_after_any_of_its_first_lines_goes_on(write_search, tmp_path, lines):
+    path, root = write_search(), tmp_path / "runs"
+    kill(search_of(path, root, 2))
+    whole = (root / "trials.log").read_text().splitlines(keepends=True)
+    (root / "trials.log").write_text("".join(whole[:lines]))
+    assert sorted(run_all(search_of(path, root, 2))) == [0, 1]
+    assert read_trials(root).metric == "val/mAP"
 
 
 def test_two_searches_share_the_trials(write_search, tmp_path):

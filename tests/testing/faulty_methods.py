@@ -496,7 +496,17 @@ class EvaluatesInTraining(Plain):
         return super().loss(client, batch)
 
 
-SOUND = [Plain, PlainWithControl, PlainWithPersonal]
+class PlainWithHelper(Plain):
+    """It calls a function of its own that has almost the name of a hook."""
+
+    def uploads(self, client):
+        return client.model.shared
+
+    def upload(self, client):
+        return Upload(self.uploads(client))
+
+
+SOUND = [Plain, PlainWithControl, PlainWithPersonal, PlainWithHelper]
 FAULTS = {  # a method -> a word of the sentence that must name its fault
     OnItself: "self.last",
     InADictOfItself: "self.seen",

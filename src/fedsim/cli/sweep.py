@@ -22,7 +22,15 @@ from fedsim.parsing.output import print_text
 from fedsim.report import find_table
 from fedsim.sweep.file import Sweep, num_runs, read_content, sweep_of
 from fedsim.sweep.left_out import UNSEEN, repeated, repetitions, report_left_out
-from fedsim.sweep.local import Result, check_names, compare_results, run_of_sample, runs_of_sweep, table_of
+from fedsim.sweep.local import (
+    Result,
+    check_names,
+    check_varied,
+    compare_results,
+    run_of_sample,
+    runs_of_sweep,
+    table_of,
+)
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.sweep.running import execute, execute_runs
 
@@ -97,7 +105,7 @@ def run(args: list[str]) -> str:
     results = execute_runs(runs, sweep.metric, config.parallel)
     print_text(f"{table_of(results, sweep)}\n")  # before the comparison, which may fail
     failed = sum(result.code != 0 for result in results)
-    if not failed and (page := report_left_out(results, config.html)):
+    if not failed and config.count is None and (page := report_left_out(results, config.html)):
         print_text(f"{page}\n")
     _compare([result for result in results if result.code == 0], config.compare)
     if failed:
@@ -108,12 +116,11 @@ def run(args: list[str]) -> str:
 def _with_common(sweep: Sweep, common: Sequence[str]) -> Sweep:
     """Return the sweep with options for every run."""
     for word in common:
-        option = word.partition("=")[0]
-        if option in ("--run_dir", "--ckpt_path"):
+        if word.partition("=")[0] in ("--run_dir", "--ckpt_path"):
             raise ConfigError(f"{word}: leave it out after --: every run gets a run directory of its own")
-        if option.removeprefix("--") in sweep.parameters:
-            raise ConfigError(f"{option}: leave it out after --: the sweep varies it, and this value would replace all")
-    return replace(sweep, command=(*sweep.command, *common))
+    whole = replace(sweep, command=(*sweep.command, *common))
+    check_varied(whole)
+    return whole
 
 
 def _search(sweep: Sweep, root: Path, config: Namespace) -> str:
@@ -149,8 +156,8 @@ def _check(config: Namespace) -> None:
         raise ConfigError("--parallel: must be at least 1, and more than 1 needs --local")
     if config.paper is not None and config.left_out:
         raise ConfigError("--left_out: is not for --paper, whose rows have their own data; leave it out")
-    if config.count is not None and (config.left_out or config.seeds):
-        raise ConfigError("--count: would leave repetitions of --left_out and --seeds out; leave it out")
+    if config.count is not None and (config.left_out or config.seeds or config.html):
+        raise ConfigError("--count: tables of left-out data sets need all runs; leave it out")
     if config.compare and not config.local:
         raise ConfigError("--compare: without --local, no run is trained that could be compared; give --local")
 
@@ -160,9 +167,9 @@ def _check_page(page: str | None, sweep: Sweep) -> None:
     if page is not None:
         if sweep.is_search:
             raise ConfigError("--html: is a page of left-out data sets; fedsim report FOLDER --html writes a search's")
-        if UNSEEN not in sweep.parameters or len(sweep.parameters[UNSEEN].values) < 2:
+        if sweep.method != "grid" or UNSEEN not in sweep.parameters or len(sweep.parameters[UNSEEN].values) < 2:
             raise ConfigError(
-                "--html: is a page of left-out data sets, and these runs do not leave out several; give --left_out"
+                "--html: is a page of left-out data sets, and these runs are no grid over several; give --left_out"
             )
         PAGE.check(page, "--html")
         import fedsim.report.html.page  # noqa: F401 - needs an optional library

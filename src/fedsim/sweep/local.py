@@ -14,7 +14,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.metrics import comparable
 from fedsim.core.names import one_line
 from fedsim.papers.files import with_paper
@@ -62,6 +62,25 @@ def check_names(command: Sequence[str]) -> None:
             check_options([word for word in command if word.startswith("--")], "fit")
             with suppress(DataError):  # the file may exist when the run starts
                 check_arguments(given(words, _read), "fit")
+
+
+def check_varied(sweep: Sweep) -> None:
+    """Refuse options and configs behind the varied ones that would replace their values, so that all runs were one."""
+    words = [*sweep.command]
+    while (place := next((i for i, word in enumerate(words) if word.startswith("${args")), None)) is not None:
+        words = words[place + 1 :]
+    if len(words) == len(sweep.command):
+        return  # a command without the varied options
+    varied = {next(given([f"--{name}=0"])).setting: name for name in sweep.parameters if name != "config"}
+    with suppress(DataError):  # as above
+        for entry in given(with_shipped(with_paper(words)), _read):
+            if entry.setting in varied:
+                option = varied[entry.setting]
+                origin = entry.file or "an option"
+                raise ConfigError(
+                    f"{sweep.name}: --{option}: {origin} behind the varied options sets it, too, for all runs; "
+                    "leave it out there"
+                )
 
 
 @dataclass(frozen=True)
@@ -119,12 +138,12 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
     ]  # fmt: skip
     headers = [metric, "in best round", *_short_names(shown), "run directory"]
     alignment = ("right", "right", *["left"] * (len(shown) + 1))
-    failures = [f"failed: {r.run.options}: {reason_of(r.run)} ({r.run.log})" for r in results if r.code]
-    if results and not failures and all(result.score(metric) is None for result in results):
-        failures = [f"no run has {metric}: is the name right, and is it evaluated?"]
+    notes = [f"failed: {r.run.options}: {reason_of(r.run)} ({r.run.log})" for r in results if r.code]
+    if results and not notes and all(result.score(metric) is None for result in results):
+        notes.append(f"no run has {metric}: is the name right, and is it evaluated?")
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=alignment)
     legend = f"{metric}: at the last evaluation, and at the round with the best val/mAP"
-    return "\n".join([table, "", legend, *failures])
+    return "\n".join([table, "", legend, *notes])
 
 
 def compare_results(results: Sequence[Result], table: str) -> str:

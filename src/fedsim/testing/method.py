@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -73,7 +74,9 @@ def _check_hooks(method: Method, findings: Findings) -> None:
     if "aggregate" in written and "uploads" not in method.requires and "requires" not in chosen:
         findings.add('aggregate is never called: let requires have "uploads"')
     hooks = {name for name in vars(Method) if not name.startswith("_")}
-    for name in sorted(name for name in written - hooks if not name.startswith("_")):
+    functions = [getattr(type(method), name) for name in written]
+    called = {name for function in functions if inspect.isfunction(function) for name in function.__code__.co_names}
+    for name in sorted(name for name in written - hooks - called if not name.startswith("_")):
         if callable(getattr(method, name)) and (meant := get_close_matches(name, hooks, n=1, cutoff=0.85)):
             findings.add(f"{name} is no hook, so no round calls it; {meant[0]} is one: take that name, or another")
 

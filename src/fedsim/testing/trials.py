@@ -338,12 +338,6 @@ def difference(first: Path, second: Path) -> str:
     return ""
 
 
-def way(first: Path, second: Path) -> float:
-    """Return the largest difference of two checkpoints in a value of a global model."""
-    a, b = (read_checkpoint(path)["state_dict"] for path in (first, second))
-    return max((float((a[name] - b[name]).abs().max()) for name in a if a[name].numel()), default=0.0)
-
-
 def _bits(tensor: Tensor) -> Tensor:
     """Return the numbers, with those that are not finite replaced: NaN is not equal to itself."""
     return tensor.nan_to_num() if tensor.is_floating_point() else tensor
