@@ -210,8 +210,8 @@ class LayersInAList(Sound):
         return self.more[1](self.more[0](super().forward(images)))
 
 
-class TensorsInADict(Sound):
-    """Constants that no device and no checkpoint has."""
+class ConstantsInADict(Sound):
+    """Sound: constants that each build makes again, on the device of the images."""
 
     def __init__(self):
         super().__init__()
@@ -219,6 +219,14 @@ class TensorsInADict(Sound):
 
     def forward(self, images):
         return super().forward(images - self.constants["mean"].to(images.device))
+
+
+class ParametersInADict(ConstantsInADict):
+    """No optimizer has them, and no checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.constants = {"mean": nn.Parameter(torch.tensor([0.5]))}
 
 
 class KeepsOldWeights(Sound):
@@ -279,7 +287,7 @@ class Parametrized(nn.Module):
 
 BACKBONES = {
     LayersInAList: "more has layers in a plain list",
-    TensorsInADict: "the tensor constants",
+    ParametersInADict: "the tensor constants",
     KeepsOldWeights: "from earlier weights",
     Nameless: "out_channels",
     OtherChannels: "C = out_channels = 8",

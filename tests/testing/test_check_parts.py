@@ -13,6 +13,7 @@ from faulty_parts import (
     SOURCES,
     AttentionOfOnePlace,
     BeginsWithAHash,
+    ConstantsInADict,
     Parametrized,
     Reader,
     Sound,
@@ -52,7 +53,9 @@ def assert_names(word, check):
     assert all(len(finding.splitlines()) == 1 for finding in caught.value.findings)
 
 
-@pytest.mark.parametrize("kind", [Sound, WithDropout, AttentionOfOnePlace, WithItsNorm, Parametrized], ids=by_name)
+@pytest.mark.parametrize(
+    "kind", [Sound, WithDropout, AttentionOfOnePlace, ConstantsInADict, WithItsNorm, Parametrized], ids=by_name
+)
 def test_a_sound_backbone_is_accepted(kind):
     check_backbone(kind())
 

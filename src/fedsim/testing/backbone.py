@@ -133,11 +133,12 @@ def check_layers(network: nn.Module, findings: Findings) -> None:
 
 
 def _check_attributes(network: nn.Module, findings: Findings) -> None:
-    """Note tensors that are plain attributes, also in lists and dicts."""
+    """Note tensors that are plain attributes; in lists and dicts those with gradients, as constants may lie there."""
     registered = {id(tensor) for tensor in (*network.parameters(), *network.buffers())}
     for layer in network.modules():
         for name, inner in _attributes(layer):
-            if isinstance(inner, Tensor) and id(inner) not in registered:
+            is_hidden = isinstance(inner, Tensor) and id(inner) not in registered
+            if is_hidden and (inner.requires_grad or vars(layer)[name] is inner):
                 findings.add(
                     f"the tensor {name} is a plain attribute: it is neither sent nor saved; make it a parameter, or a "
                     "buffer"
