@@ -151,6 +151,9 @@ def test_formats_and_options(folder, capsys, tmp_path):
         (["--figure", tmp_path / "x.txt"], "ends with .txt, not with one of .eps"),
     ):
         assert text in refuse(capsys, "report", folder, *words)
+    assert f"{folder}: is the folder of a search; give it alone, without a name" in refuse(
+        capsys, "report", f"ours={folder}"
+    )
 
 
 def test_without_a_complete_trial_there_is_nothing_to_draw(tmp_path, monkeypatch):
@@ -159,7 +162,8 @@ def test_without_a_complete_trial_there_is_nothing_to_draw(tmp_path, monkeypatch
     made.set_user_attr("metric", "val/mAP")
     assert trial_block(read_trials(tmp_path)).notes == ["trials: none"]
     made.ask(SPACE)
+    made.enqueue_trial({})
     trials = read_trials(tmp_path)
-    assert trial_block(trials).notes == ["trials: 1 running"]
+    assert trial_block(trials).notes == ["trials: 1 running, 1 waiting"]
     with pytest.raises(DataError, match="none is complete; wait for the first one"):
         draw_trials(trials, tmp_path / "x.png")

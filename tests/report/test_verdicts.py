@@ -46,6 +46,9 @@ def test_means_with_deviations_have_welch_s_interval():
 def test_holm_s_correction_takes_the_claims_one_after_another():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.7]) == [1, 1]
+    unknown = holm([math.nan, 0.01, math.nan, 0.02])  # tests without a result are tests
+    assert [unknown[1], unknown[3]] == pytest.approx([0.04, 0.06])
+    assert [math.isnan(value) for value in unknown] == [True, False, True, False]
     assert holm([]) == []
 
 

@@ -22,6 +22,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import derive_seed
 from fedsim.report.study import FileLock, open_study, read_trials
+from fedsim.sweep.early_stop import EarlyStop
 from fedsim.sweep.file import Parameter, num_runs, samples
 from fedsim.sweep.local import Result
 from fedsim.sweep.search import first_samples, scores_in
@@ -80,6 +81,7 @@ def test_a_search_draws_as_optuna_does(write_search, tmp_path):
     ({"distribution": "categorical", "values": ("a", None, 2)}, ["a", None, 2]),
     ({"distribution": "q_uniform", "min": 0.1, "max": 0.7, "q": 0.2}, [0.0, 0.2, 0.4, 0.6]),
     ({"distribution": "q_uniform", "min": 2, "max": 6, "q": 2}, [2, 4, 6]),
+    ({"distribution": "q_uniform", "min": 0.0, "max": 4e-13, "q": 1e-13}, [0.0, 1e-13, 2e-13, 3e-13, 4e-13]),
     ({"distribution": "int_uniform", "min": 1, "max": 3}, [1, 2, 3]),
     ({"distribution": "constant", "values": ([1, 2],)}, [[1, 2]]),
 ])  # fmt: skip
@@ -479,6 +481,8 @@ def test_a_search_over_fits_stops_some_and_scores_the_others(write_search, tmp_p
 @pytest.mark.parametrize(("fields", "field", "remedy"), [
     ({"run_cap": None}, "--count", "is a bayes sweep without run_cap; give the number of runs"),
     ({"metric": {"name": "test/global/seen/mAP"}}, "metric.name", "is a test score"),
+    ({"metric": {"name": "attack/test/global/seen/mAP"}}, "metric.name", "is a test score"),
+    ({"metric": {"name": "spread/attack/test/seen/mAP"}}, "metric.name", "is a test score"),
     ({"metric": {"name": "val/mAP", "target": "high"}}, "metric.target", "high is not a number"),
     ({"parameters": {"a": {"mu": 1.0}}}, "parameters.a.distribution", "give min and max with uniform"),
     ({"early_terminate": "hyperband"}, "early_terminate", "expected names with values"),
@@ -498,6 +502,18 @@ def test_a_wrong_search_is_one_line(write_search, capsys, tmp_path, fields, fiel
     assert f"{field}: " in line
     assert remedy in line
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [4, 10**9])
+def test_more_comparisons_than_evaluations_begin_with_the_first(write_search, number):
+    stop = {"type": "hyperband", "max_iter": 27, "s": number}
+    assert read_sweep(write_search(early_terminate=stop)).early_stop == EarlyStop(first=1, eta=3, last=9)
+
+
+def test_a_folder_in_place_of_the_lock_is_one_line(write_search, capsys, tmp_path):
+    (tmp_path / "trials.lock").mkdir()
+    line = refuse(capsys, "sweep", write_search(), "--local", "--run_dir", tmp_path)
+    assert f"{tmp_path / 'trials.lock'}: cannot be locked (Is a directory); remove it" in line
 
 
 def test_fields_without_a_meaning_here_are_said(write_search):

@@ -21,8 +21,6 @@ from fedsim.report.rules import Rule
 from fedsim.report.runs import KINDS, Run, read_run
 from fedsim.settings.configuration import compare, is_of_experiment, text_of
 
-STUDY_FILE = "trials.log"
-"""in the folder of a search: Optuna's journal of its trials"""
 _WAYS = ("down", "up", "extra")
 EQUAL_WORK = 0.05
 """Largest relative difference of images trained on, or of steps, for which no line is printed."""

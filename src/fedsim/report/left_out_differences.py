@@ -61,7 +61,7 @@ def left_out_differences(methods: Methods, metric: str, rule: Rule) -> Block:
     ]
     # the claims are the means; rows of single data sets only show where these come from
     claims = [test.p for of_method in tests for s, test in zip(scores[0], of_method, strict=True) if s.name == _MEAN]
-    corrected = iter(holm([1.0 if np.isnan(p) else p for p in claims]))  # 1: an unknown p helps no other
+    corrected = iter(holm(claims))
     lines = []
     for (label, rotations), of_method, tested in zip(methods, scores, [None, *tests], strict=True):
         name, group = next(iter(rotations.items()))
@@ -69,7 +69,7 @@ def left_out_differences(methods: Methods, metric: str, rule: Rule) -> Block:
         for place, score in enumerate(of_method):
             test = tested[place] if tested else None
             adjusted = next(corrected) if test is not None and score.name == _MEAN else None
-            p = "" if test is None or adjusted is None else chance_text(test.p if np.isnan(test.p) else adjusted)
+            p = "" if adjusted is None else chance_text(adjusted)
             lines.append([*words, *_cells(score, test, p)])
     headers = ["method", "model", "left out", "score", "mean", "interval", f"less {methods[0][0]}", "interval", "p",
                "p by Holm", "drop"]  # fmt: skip

@@ -24,6 +24,8 @@ from fedsim.report.experiment import Experiment, doubts_about, doubts_about_log,
 from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import Flat, flat
 
+STUDY_FILE = "trials.log"
+"""in the folder of a search: Optuna's journal of its trials"""
 KINDS = ("global", "local", "personalised", "ensemble")
 METRICS = (*OF_PRECISION, *OF_RANKS.values(), *ACCURACIES)
 
@@ -160,6 +162,8 @@ class Run:
 def read_run(folder: Path, name: str = "") -> Run:
     """Open a run directory; raise DataError if the folder is not one, or its summary is damaged."""
     path = folder / "summary.json"
+    if (folder / STUDY_FILE).is_file():
+        raise DataError(f"{folder}: is the folder of a search; give it alone, without a name, or run directories in it")
     if not path.is_file():
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
     summary = read_json(path)

@@ -101,11 +101,15 @@ def over_seeds(first: Floats, second: Floats) -> Estimate:
 def holm(chances: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number, in their order (Holm, Scandinavian Journal of Statistics 6, 1979).
 
-    >>> holm([0.04, 0.01])
-    [0.04, 0.02]
+    NaN, of a test without a result, counts as a test, and stays NaN.
+
+    >>> holm([0.04, math.nan, 0.01])
+    [0.08, nan, 0.03]
     """
-    corrected, largest = [0.0] * len(chances), 0.0
-    for rank, index in enumerate(np.argsort(chances)):
+    corrected, largest = [math.nan] * len(chances), 0.0
+    for rank, index in enumerate(np.argsort(chances)):  # NaN is the last
+        if math.isnan(chances[index]):
+            break
         largest = max(largest, min(1.0, chances[index] * (len(chances) - rank)))
         corrected[index] = largest
     return corrected

@@ -18,7 +18,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from fedsim.core.errors import DataError, first_line
-from fedsim.report.groups import STUDY_FILE
+from fedsim.report.runs import STUDY_FILE
 
 _NAME = "sweep"
 
@@ -30,7 +30,12 @@ class FileLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file, self._depth = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), 0
+        try:
+            self._file, self._depth = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), 0
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be locked ({error.strerror}); remove it, or name another folder"
+            ) from error
 
     def acquire(self) -> bool:
         """Wait until no other process has the lock; return True."""
@@ -59,7 +64,7 @@ class TrialRow:
     number: int
     """Optuna's, from 0"""
     state: str
-    """complete, pruned, failed or running"""
+    """complete, pruned, failed, running or waiting"""
     score: float | None
     """of a complete trial, at its last evaluation; NaN if the run has diverged"""
     seen: Mapping[int, float]
@@ -143,14 +148,19 @@ def read_trials(folder: Path) -> SearchTrials:
     )  # fmt: skip
 
 
+_STATES = {
+    TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running", TrialState.WAITING: "waiting",
+}  # fmt: skip
+
+
 def _row(trial: FrozenTrial, folder: Path) -> TrialRow:
-    states = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
     attributes = trial.user_attrs
     score = None
     if trial.state == TrialState.COMPLETE and trial.value is not None:
         score = trial.value if math.isfinite(trial.value) else math.nan
     return TrialRow(
-        number=trial.number, state=states.get(trial.state, "running"), score=score, seen=trial.intermediate_values,
+        number=trial.number, state=_STATES[trial.state], score=score, seen=trial.intermediate_values,
         settings=trial.params, folder=folder / str(attributes.get("folder", "")),
         same_as=attributes.get("same_as"), error=str(attributes.get("error", "")),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from fedsim.report.study import SearchTrials, TrialRow
 
 _LEAST = 10
 """complete trials below which no importance is computed: it would be chance"""
-_ORDER = ("complete", "pruned", "failed", "running")
+_ORDER = ("complete", "pruned", "failed", "running", "waiting")
 
 
 def importances(trials: SearchTrials) -> dict[str, float]:

@@ -215,7 +215,16 @@ def _sample(sweep: Sweep, number: int, seed: int) -> Sample:
 
 def _step(value: float, parameter: Parameter) -> float:
     """Convert to int if ``q`` is an int, as W&B does; otherwise round: 3 * 0.1 would be 0.30000000000000004."""
-    return int(value) if isinstance(parameter.q, int) else round(value, 12)
+    return int(value) if isinstance(parameter.q, int) else round_to_step(value, parameter.q)
+
+
+def round_to_step(value: float, q: float) -> float:
+    """Round to a millionth of a millionth of the step ``q``, which has no digits beyond.
+
+    >>> round_to_step(3 * 0.1, 0.1), round_to_step(3 * 1e-13, 1e-13)
+    (0.3, 3e-13)
+    """
+    return round(value, 12 - math.floor(math.log10(q)))
 
 
 @dataclass(frozen=True)

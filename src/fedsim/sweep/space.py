@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from fedsim.sweep.file import Parameter, Sample
+from fedsim.sweep.file import Parameter, Sample, round_to_step
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -43,7 +43,7 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
             low, high = (round(end / parameter.q) * parameter.q for end in (parameter.min, parameter.max))
             if isinstance(parameter.q, int):
                 return IntDistribution(int(low), int(high), step=parameter.q)
-            return FloatDistribution(round(low, 12), round(high, 12), step=parameter.q)
+            return FloatDistribution(*(round_to_step(end, parameter.q) for end in (low, high)), step=parameter.q)
     return CategoricalDistribution(tuple(choices_of(parameter)))
 
 
@@ -87,4 +87,4 @@ def _value(parameter: Parameter, stored: Any) -> Any:
         return parameter.values[0]
     if parameter.values:
         return choices_of(parameter)[stored]
-    return round(stored, 12) if parameter.distribution == "q_uniform" else stored
+    return round_to_step(stored, parameter.q) if parameter.distribution == "q_uniform" else stored
