@@ -43,7 +43,8 @@ def distribution_of(parameter: Parameter) -> BaseDistribution:
             low, high = (round(end / parameter.q) * parameter.q for end in (parameter.min, parameter.max))
             if isinstance(parameter.q, int):
                 return IntDistribution(int(low), int(high), step=parameter.q)
-            return FloatDistribution(*(round_to_step(end, parameter.q) for end in (low, high)), step=parameter.q)
+            low, high = (round_to_step(end, parameter.q) for end in (low, high))
+            return FloatDistribution(low, high, step=parameter.q)
     return CategoricalDistribution(tuple(choices_of(parameter)))
 
 
