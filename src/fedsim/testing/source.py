@@ -247,12 +247,12 @@ def _compare_reading(name: str, images: Images, pixels: torch.Tensor, size: Size
     files = [path for path in images.locations() if path is not None and problem_of(path) is None]
     if len(files) != len(images):
         return
-    read, own = ImageFiles(files).decode(size).float(), pixels.float()
+    read, decoded = ImageFiles(files).decode(size).float(), pixels.float()
     readings = {
         "": read, "colours are in the order blue, green, red": read.flip(1), "images are mirrored": read.flip(3),
         "images are upside down": read.flip(2), "images are turned by 180 degrees": read.flip(2, 3),
     }  # fmt: skip
-    distances = {fault: float((own - reading).abs().mean()) for fault, reading in readings.items()}
+    distances = {fault: float((decoded - reading).abs().mean()) for fault, reading in readings.items()}
     closest = min(distances, key=lambda fault: distances[fault])
     if distances[closest] < min(_CLOSE, distances[""] / 2):
         findings.add(f"{name}: {closest}, compared with the files")
