@@ -71,7 +71,6 @@ ROWS = [
         components.components, quick=False),
     Row("own-module", "a module of a user ends in the same bits after a pause, and on 2 ranks", "docs/own_module.md",
         180, components.own_module, quick=False),
-    Row("flat", "flat steps have the bits of plain ones", "docs/gpus.md", 120, components.flat_steps, quick=False),
     Row("formats", "maps keep their channels last through styles and norms", "docs/gpus.md", 60, components.formats),
     Row("robust", "seconds of robust rules", "docs/robust.md", 120, components.robust),
     Row("waits", "no wait for the device between batches", "training/client.py", 60, training.waits),

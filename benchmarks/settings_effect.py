@@ -191,7 +191,6 @@ VALUES: dict[str, Any] = {
     "model.head": {"init": "torch"},
     "model.objective": {"triplet": 1.0},
     "model.privacy": {"class_path": "WhiteNoise", "init_args": {"beta": 0.01}},
-    "model.client.flat_step": False,
     "model.client.cluster.k2": 3,
     "model.client.cluster.loss.temperature": 0.2,
     "model.client.cluster.loss.inter_negatives": 2,

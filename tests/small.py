@@ -1,13 +1,15 @@
 """Small federations for the tests of the round: built, trained and looked at in one process."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import torch
 
 from fedsim.__main__ import main
 from fedsim.cli.describe import FederatedTrainer
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
-from fedsim.evaluation.evaluator import make_evaluator
 from fedsim.evaluation.settings import Evaluation
-from fedsim.federation.federation import Federation
+from fedsim.federation.federation import Federation, evaluator_of
 from fedsim.methods.base import message_to
 from fedsim.models import Neck, SmallCNN
 from fedsim.strategy.strategy import FederatedStrategy
@@ -63,17 +65,11 @@ def receive(client, method, server):
     client.received = message_to(method, server, client.model.arch)
 
 
-def new_evaluator(model, **changed):
-    """Make an evaluator of a trained federation that has read no images; ``changed`` are its other arguments."""
-    parts, share, extractor = model.parts, model.parts.rank_share, model.evaluator.extractor
-    arguments = {
-        "settings": model.settings.evaluation, "method": model.settings.method, "server": parts.server,
-        "clients": parts.clients, "models": parts.models, "archs": parts.archs, "federated": parts.federated,
-        "placement": share.placement, "machine": share.machine, "snapshots": share.snapshots,
-        "strategy": extractor.strategy, "open_images": extractor.open_images, "progress": extractor.progress,
-        "precision": "32-true",
-    }  # fmt: skip
-    return make_evaluator(**arguments | changed)
+def new_evaluator(model, settings=None, open_images=None):
+    """Make an evaluator of a trained federation that has read no images, perhaps with other settings or images."""
+    data = SimpleNamespace(open_test=open_images or model.evaluator.extractor.open_images)
+    settings = replace(model.settings, evaluation=settings or model.settings.evaluation)
+    return evaluator_of(settings, model.parts, data, model.trainer)
 
 
 def signals_of(upload):

@@ -85,3 +85,11 @@ def trained(folder, client="town1"):
 def contents(folder):
     """Names and bytes of all files of a client's folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def untrained_generator(client, pixels, backbone, networks, training):
+    """Return the generator of a client before its training."""
+    return GeneratorTraining(
+        client=client.name, pixels=pixels, labels=client.labels, num_classes=client.num_classes, backbone=backbone,
+        networks=networks, losses=LossWeights(), training=training, seed=0,
+    )  # fmt: skip

@@ -111,12 +111,6 @@ def components(bench: Bench) -> Outcome:
     return Outcome("; ".join([figure, *refusals[:1]]), f"{len(COMBINED)}", not refusals)
 
 
-def flat_steps(bench: Bench) -> Outcome:
-    """Run the same fit with flat steps, which GPUs do not take by default."""
-    flat = finished(bench, "flat", 1, "--model.client.flat_step=true")
-    return compare("plain and flat steps", finished(bench, "first"), flat)
-
-
 def own_module(bench: Bench) -> Outcome:
     """Run a user's module with dropout twice a session: resumed, and on two ranks if there are GPUs."""
     whole, parts = run_own(bench, "own", 3), run_own(bench, "own-parts", 1)

@@ -141,7 +141,7 @@ _WATCHERS = {
 _MACHINE = {"cache": ("none", "host", "device"), "workers": (0, 9), "cache_dir": ("/x", None)}
 _ROUNDING = {
     "threads": (2, 8), "reduction": ("fp32", "exact"), "tf32": (False, True), "client.compile": (True,),
-    "client.channels_last": (True, False), "client.prefetch": (True,), "client.flat_step": ("never",),
+    "client.channels_last": (True, False), "client.prefetch": (True,),
     "client_store": ("host", "disk"), "evaluation.batch_size": (8, 256), "evaluation.backend": ("torch",),
     "evaluation.share_from": (1,), "evaluation.ensemble": (True,), "client.graph": (True,),
 }  # fmt: skip

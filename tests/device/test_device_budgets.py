@@ -31,8 +31,8 @@ def gpu():
         yield record
 
 
-def resnet(gpu, method, optimizer, *, precision="32-true", flat_step="auto", **client):
-    training = LocalTraining(batch_size=4, optimizer=optimizer, flat_step=flat_step, **client)
+def resnet(gpu, method, optimizer, *, precision="32-true", **client):
+    training = LocalTraining(batch_size=4, optimizer=optimizer, **client)
     neck = Neck(kind="linear", dim=512, dropout=0.5)
     return kernels_of_a_step(
         gpu, method, precision=precision, backbone=ResNet(50, last_stride=1), neck=neck, client=training
@@ -78,14 +78,6 @@ see the images twice; SSCU's memory has a pass for each image of the person who 
 def test_a_batch_takes_few_launches(gpu, method):
     training = LocalTraining(batch_size=32, optimizer=SGD)
     assert kernels_of_a_step(gpu, method(), backbone=SmallCNN(width=8), client=training) <= MOST[method]
-
-
-def test_flat_steps_are_for_cpus(gpu):
-    def small(flat_step):
-        training = LocalTraining(batch_size=4, optimizer=SGD, flat_step=flat_step)
-        return kernels_of_a_step(gpu, FedPav(), backbone=SmallCNN(width=8), client=training)
-
-    assert small("auto") == small(False) < small(True)
 
 
 def test_proxies_move_in_as_many_passes_as_one_has_images(gpu):

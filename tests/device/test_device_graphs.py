@@ -42,7 +42,7 @@ EACH_EPOCH = "{round: 2, local_epochs: 3, schedule: {kind: step, step: 1}}"
 OPTIMIZERS = {
     "AdamW in bf16, clipped": ["AdamW", "--model.client.grad_clip=1"],
     "RMSprop": ["RMSprop"],
-    "flat": ["SGD", "--model.client.flat_step=true", "--model.client.optimizer.momentum=0.9"],
+    "momentum": ["SGD", "--model.client.optimizer.momentum=0.9"],
     "kept moments": ["SGD", "--model.client.optimizer.momentum=0.9", "--model.client.optimizer_state=keep"],
     "rates that change": ["SGD", f"--model.client.long_round={EACH_EPOCH}"],
 }  # fmt: skip

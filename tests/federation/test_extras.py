@@ -246,17 +246,16 @@ def plain_sgd(params):
     return torch.optim.SGD(params, lr=LR)
 
 
-def train(method, flat_step=True, **options):
-    training = LocalTraining(batch_size=8, optimizer=plain_sgd, flat_step=flat_step, **options)
+def train(method, **options):
+    training = LocalTraining(batch_size=8, optimizer=plain_sgd, **options)
     return fit(make_model(method, client=training), rounds=1)
 
 
 @pytest.mark.parametrize("share_head", [True, False])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"grad_clip": 0.5, "local_epochs": 2}])
-def test_changed_gradients_give_the_same_bits_in_flat_and_plain_steps(share_head, options):
-    flat, plain = (train(Pulling(share_head=share_head), flat_step, **options) for flat_step in (True, False))
-    assert torch.equal(vector(flat), vector(plain))
-    assert not torch.equal(vector(flat), vector(train(FedAvg(share_head=share_head), **options)))
+def test_changed_gradients_move_other_weights(share_head, options):
+    changed = train(Pulling(share_head=share_head), **options)
+    assert not torch.equal(vector(changed), vector(train(FedAvg(share_head=share_head), **options)))
 
 
 def test_gradients_change_once_per_step_whatever_is_accumulated():

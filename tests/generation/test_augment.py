@@ -50,7 +50,7 @@ def test_a_fit_writes_a_folder_per_client_and_a_table(config, tmp_path, capsys):
 def test_a_second_fit_trains_nothing_and_prints_the_same(config, tmp_path, capsys, monkeypatch):
     folder = fit(config, tmp_path / "generators")
     first = capsys.readouterr().out
-    monkeypatch.setattr(augment_fit, "new_training", None)
+    monkeypatch.setattr(augment_fit, "GeneratorTraining", None)
     fit(config, folder)
     assert capsys.readouterr().out == first
 

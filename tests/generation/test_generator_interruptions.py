@@ -10,12 +10,11 @@ from lightning import Trainer
 
 from fedsim.core.errors import DataError, TrainingError
 from fedsim.data import FederatedDataModule, SyntheticReID
-from fedsim.generation.fitting import fit_generator, new_training
-from fedsim.generation.losses import LossWeights
+from fedsim.generation.fitting import fit_generator
 from fedsim.generation.saved import CHECKPOINT, is_finished
 from fedsim.generation.training import GeneratorSteps
 from fedsim.models import ConvNeXt, SmallCNN
-from small_generators import SMALL, equal
+from small_generators import SMALL, equal, untrained_generator
 
 SIZE = (64, 32)
 CPU = torch.device("cpu")
@@ -32,8 +31,9 @@ def town():
 def begin(town, make_backbone=partial(SmallCNN, 4)):  # noqa: B008 - a constant
     torch.manual_seed(0)  # the backbone's initial weights
     client, pixels = town
-    return new_training(client, pixels, backbone=make_backbone(), networks=SMALL, losses=LossWeights(),
-                        training=GeneratorSteps(steps=5, batch_size=3, save_every=2), seed=0)  # fmt: skip
+    return untrained_generator(
+        client, pixels, make_backbone(), SMALL, GeneratorSteps(steps=5, batch_size=3, save_every=2)
+    )
 
 
 class StopError(Exception):

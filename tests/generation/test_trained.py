@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fedsim.data import FederatedDataModule, SyntheticReID
-from fedsim.generation.fitting import fit_generator, new_training
-from fedsim.generation.losses import LossWeights
+from fedsim.generation.fitting import fit_generator
 from fedsim.generation.networks import Networks
 from fedsim.generation.swaps import measure_swaps, sample_pairs
 from fedsim.generation.training import GeneratorSteps
 from fedsim.models import SmallCNN
+from small_generators import untrained_generator
 
 pytestmark = [pytest.mark.slow, pytest.mark.others]  # one generator is trained for all of them: 40 s
 
@@ -42,8 +42,7 @@ def town(tmp_path_factory, quick_judge):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)  # the backbone's initial weights
-    module = new_training(client, pixels, backbone=SmallCNN(16), networks=Networks(), losses=LossWeights(),
-                          training=STEPS, seed=0)  # fmt: skip
+    module = untrained_generator(client, pixels, SmallCNN(16), Networks(), STEPS)
     untrained = copy.deepcopy(module).eval()
     fit_generator(module, client, tmp_path_factory.mktemp("generators") / client.name, torch.device("cpu"))
     module.eval()

@@ -13,7 +13,7 @@ from fedsim.methods import WeightedPav
 from fedsim.models import AFF, MSCAM, ConvNeXt, Group, Neck, ReIDModel, ResNet, SmallCNN, group_names
 from fedsim.models.fusion import StageFusion
 from fedsim.training.settings import LocalTraining
-from small import fit, make_data, make_model, named, sgd, vector
+from small import fit, make_data, make_model, named, sgd
 
 KINDS = ["mscam", "aff34", "aff_residual"]
 
@@ -257,13 +257,9 @@ def test_attention_is_part_of_the_feature_extractor(kind):
 
 
 def test_a_round_with_attention():
-    results = []
-    for flat in (True, False):
-        torch.manual_seed(1)
-        backbone = ConvNeXt("micro", fam="mscam")
-        client = LocalTraining(batch_size=8, optimizer=sgd, flat_step=flat)
-        model = make_model(WeightedPav(), backbone=backbone, client=client)
-        results.append(fit(model, make_data(size=(64, 32)), rounds=2))
-    assert torch.equal(*(vector(model, "convnext") for model in results))
-    gates = named(results[0], "convnext")["backbone.attention.local.4.weight"]
+    torch.manual_seed(1)
+    client = LocalTraining(batch_size=8, optimizer=sgd)
+    model = make_model(WeightedPav(), backbone=ConvNeXt("micro", fam="mscam"), client=client)
+    fit(model, make_data(size=(64, 32)), rounds=2)
+    gates = named(model, "convnext")["backbone.attention.local.4.weight"]
     assert gates.abs().min() > 0

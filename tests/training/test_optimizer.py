@@ -1,4 +1,4 @@
-"""Flat steps against tensor-by-tensor steps, and optimizers that start anew with every client."""
+"""Optimizers of torch in a client's sessions: they start anew with every client, or keep their state."""
 
 import copy
 from functools import partial
@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-import others
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters
 from fedsim.methods import FedPav, Local
-from fedsim.models import ResNet
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.settings import ELEMENTWISE, ClientOverride, LocalTraining
 from small import Some, fit, make_data, make_model, vector
@@ -30,27 +28,13 @@ OPTIMIZERS = {
 }
 
 
-class Watching(FedPav):
-    """Remembers whether steps were flat."""
-
-    def take_step(self, client, loss):
-        if client.step(loss):
-            was_flat.add(client.optimizer.is_flat)
-
-
-was_flat = set()
-
-
 def weights(model):
     return torch.cat([vector(model), *(client.private_state()["state"] for client in model.parts.clients.values())])
 
 
-def train(optimizer, flat_step, method=None, state=None, **options):
-    was_flat.clear()
-    training = LocalTraining(
-        batch_size=8, optimizer=optimizer, flat_step=flat_step, head_lr=0.01, grad_clip=1.0, optimizer_state=state
-    )
-    return fit(make_model(method or Watching(), client=training, **options))
+def train(optimizer, method=None, state=None, **options):
+    training = LocalTraining(batch_size=8, optimizer=optimizer, head_lr=0.01, grad_clip=1.0, optimizer_state=state)
+    return fit(make_model(method or FedPav(), client=training, **options))
 
 
 def test_all_elementwise_optimizers_are_tried():
@@ -58,16 +42,10 @@ def test_all_elementwise_optimizers_are_tried():
     assert made == set(ELEMENTWISE)
 
 
-@pytest.mark.parametrize("state", others.some(["reset", "keep"], ["keep"]))
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_flat_steps_give_the_same_bits(name, state):
-    flat = train(OPTIMIZERS[name], True, state=state)
-    assert was_flat == {True}
-    plain = train(OPTIMIZERS[name], False, state=state)
-    assert was_flat == {False}
-    assert torch.equal(weights(flat), weights(plain))
-    kept = [client.private_state() for client in flat.parts.clients.values()]
-    assert all(any(n.startswith("kept.optimizer.") for n in k) == (state == "keep" and name != "SGD") for k in kept)
+def test_moments_are_kept_where_there_are_some(name):
+    kept = [client.private_state() for client in train(OPTIMIZERS[name], state="keep").parts.clients.values()]
+    assert all(any(n.startswith("kept.optimizer.") for n in k) == (name != "SGD") for k in kept)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -107,34 +85,6 @@ def test_who_goes_on_by_default(method, towns, state):
     keeps = state == "keep" or (state is None and towns is not None)
     for client in model.parts.clients.values():
         assert ("kept.optimizer.momentum_buffer" in client.private_state()) == keeps
-
-
-@pytest.mark.parametrize(
-    ("sizes", "is_flat"),
-    [
-        ([2**14, 2**14], True),
-        ([2**14, 2**14 + 1], False),
-        ([2, 2, 2**15 + 2**14 - 4], True),  # the mean counts: three parameters of 2**14
-        ([p.numel() for p in ResNet(18).parameters()], False),  # 180,000 a parameter
-    ],
-)
-def test_large_parameters_step_one_by_one(sizes, is_flat):
-    """A flat buffer of gradients costs an addition and a clearing of each element; ``benchmarks/flat_steps.py``."""
-    parameters = nn.ParameterList(torch.zeros(size) for size in sizes)
-    flat = FlatParameters(parameters, lambda _: True)
-    optimizer = LocalOptimizer(LocalTraining(), flat, [list(parameters.named_parameters()), []])
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    assert optimizer.is_flat == is_flat
-
-
-def test_flat_steps_with_accumulated_gradients_give_the_same_bits():
-    results = [
-        fit(make_model(FedPav(), client=LocalTraining(batch_size=8, accumulate=2, flat_step=flat)))
-        for flat in (True, False)
-    ]
-    assert torch.equal(*map(weights, results))
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "Adagrad", "Rprop", "own"])
@@ -179,8 +129,7 @@ class Ungrateful(nn.Module):
 
 def test_a_parameter_without_gradient_is_not_decayed():
     decay = partial(torch.optim.SGD, lr=0.05, weight_decay=0.5)
-    model = train(decay, True, backbone=Ungrateful())
-    assert was_flat == {False}
+    model = train(decay, backbone=Ungrateful())
     entry = next(e for e in model.parts.models["ungrateful"].flat.entries if e.name == "backbone.idle")
     assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
 
@@ -188,8 +137,7 @@ def test_a_parameter_without_gradient_is_not_decayed():
 def test_frozen_parameters_stay():
     backbone = Ungrateful()
     backbone.idle.requires_grad_(False)
-    model = train(partial(torch.optim.SGD, lr=0.05, weight_decay=0.5), True, backbone=backbone)
-    assert was_flat == {True}
+    model = train(partial(torch.optim.SGD, lr=0.05, weight_decay=0.5), backbone=backbone)
     entry = next(e for e in model.parts.models["ungrateful"].flat.entries if e.name == "backbone.idle")
     assert torch.equal(vector(model, "ungrateful")[entry.span], torch.ones(5))
 
@@ -204,9 +152,8 @@ def test_gradients_that_were_replaced_count():
             return super().loss(client, batch)
 
     hooked = set()
-    results = [train(partial(torch.optim.SGD, lr=0.05), flat, Replacing()) for flat in (True, False)]
-    assert torch.equal(*map(weights, results))
-    assert not torch.equal(weights(results[0]), weights(train(partial(torch.optim.SGD, lr=0.05), True)))
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    assert not torch.equal(weights(train(sgd, Replacing())), weights(train(sgd)))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -234,13 +181,3 @@ def test_overrides_have_optimizers_of_their_own():
     a, b = (model.parts.clients[name].optimizer for name in ("town0", "town1"))
     assert a is not b
     assert model.parts.clients["town2"].optimizer is a
-
-
-def test_a_parameter_that_is_frozen_in_the_middle_of_a_session_is_an_error():
-    class Freezing(FedPav):
-        def take_step(self, client, loss):
-            if client.step(loss):
-                client.model.network.backbone.requires_grad_(False)
-
-    with pytest.raises(ConfigError, match=r"model\.client\.flat_step"):
-        train(partial(torch.optim.SGD, lr=0.05), True, Freezing())

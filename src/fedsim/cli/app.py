@@ -19,7 +19,7 @@ from fedsim.core.slurm_job import requeue
 from fedsim.papers.files import rotation_in, with_paper
 from fedsim.parsing.agent_words import words_of_first_start
 from fedsim.parsing.command_line import checked, given, merged, options_in, with_default_classes
-from fedsim.parsing.config_files import normalise, with_shipped
+from fedsim.parsing.config_files import normalise, with_shipped, without_gone
 from fedsim.parsing.early import check_environment, is_alone, refuse_used_folder, start_ranks
 from fedsim.parsing.error_lines import CommandFailure, failure_of
 from fedsim.parsing.options import asks_for_help, check_arguments, check_configs, check_options, kept_arguments
@@ -89,7 +89,7 @@ def _run(command: str, words: list[str]) -> None:
     """Import a command, set up messages (after the import, in which Lightning sets up its own), and run it."""
     check_environment()  # Lightning would read these variables in its import
     words = checked(words_of_first_start(words) if command == "fit" else words, is_kept=command in WITH_TRAINER)
-    set_loader("yaml", lambda yaml_text: _load_yaml(with_quotes(yaml_text)), exceptions=(yaml.YAMLError,))
+    set_loader("yaml", lambda yaml_text: without_gone(_load_yaml(with_quotes(yaml_text))), exceptions=(yaml.YAMLError,))
     # help contains the docstrings of settings' fields; to parse them takes a second, also in a later command
     if command in WITH_TRAINER:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]

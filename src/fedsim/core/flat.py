@@ -94,7 +94,6 @@ class FlatParameters:
         device = next(iter(tensors.values()))[1].device if tensors else torch.device("cpu")
         self.buffer = torch.zeros(self.num_model + reserve, dtype=torch.float32, device=device)
         """The whole model and the reserve, shape [num_model + reserve]."""
-        self._gradients: Tensor | None = None
         for entry in self.entries:
             self.buffer[entry.span] = tensors[entry.name][1].detach().flatten()
         self.bind()
@@ -130,13 +129,6 @@ class FlatParameters:
     def num_shared_elements(self) -> int:
         """Elements of :attr:`shared_parameters`, without the padding between them."""
         return sum(entry.numel for entry in self.shared_parameters)
-
-    @property
-    def gradients(self) -> Tensor:
-        """A second buffer of the same layout, for gradients; created at its first use."""
-        if self._gradients is None:
-            self._gradients = torch.zeros_like(self.buffer)
-        return self._gradients
 
     def clear_gaps(self, vector: Tensor) -> Tensor:
         """Set the padding between tensors to 0 in ``vector``, the beginning of a shared vector, and return it."""

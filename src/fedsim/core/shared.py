@@ -64,19 +64,6 @@ def shared_array(folder: Path, name: str, shape: tuple[int, ...]) -> Iterator[tu
     partial.replace(path)
 
 
-def shared_rows(path: Path, shape: tuple[int, ...]) -> Tensor | None:
-    """Return the float64 array in a file, which is created if it is missing; None if there is no memory for it."""
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(file, 0, 8 * math.prod(shape))  # allocated now, as above
-        finally:
-            os.close(file)
-        return torch.from_numpy(np.memmap(path, np.float64, "r+", shape=shape))
-    except OSError:
-        return None
-
-
 class Counter:
     """Counts from 0 in each of many queues, for all processes that have opened the same ``path``.
 

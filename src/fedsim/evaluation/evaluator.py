@@ -11,7 +11,7 @@ same bits on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,27 +21,14 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import TrainingError
-from fedsim.core.placement import Placement
-from fedsim.data.federated import FederatedData
-from fedsim.data.images import Images
-from fedsim.data.pixels import Pixels
-from fedsim.evaluation.classification import Classification
 from fedsim.evaluation.extraction import Extractor
 from fedsim.evaluation.pictures import write_maps
 from fedsim.evaluation.plan import EvaluationPlan, ScoringJob
 from fedsim.evaluation.ranking import Floats
-from fedsim.evaluation.retrieval import Retrieval
 from fedsim.evaluation.scorer import Outputs, ScoredSet, Scorer, images_of
-from fedsim.evaluation.settings import Evaluation
 from fedsim.evaluation.summary import Curve, Kind, QueryResults, ScoreRow, SplitName, mean_results, summarise
 from fedsim.functional.similarity import NotFiniteError
-from fedsim.methods.base import Method
-from fedsim.strategy.machine import Machine
 from fedsim.strategy.strategy import FederatedStrategy
-from fedsim.training.client import Client
-from fedsim.training.flat_model import FlatModel
-from fedsim.training.server import Server
-from fedsim.training.snapshots import Snapshots
 
 
 @final
@@ -49,7 +36,7 @@ class Evaluator:
     """Scores models.
 
     ``plan`` chooses models and data sets, ``extractor`` runs the models, ``scorer`` scores their outputs. All ranks
-    score a data set of ``share_from`` images or more together. See :func:`make_evaluator`.
+    score a data set of ``share_from`` images or more together.
     """
 
     def __init__(
@@ -174,50 +161,3 @@ class Evaluator:
         unseen = set(self.plan.federated.unseen) if split == "test" else set()
         values = [of_rows[number].metrics for number in range(len(rows))]
         return summarise(split, rows, values, unseen, self.primary, len(self.plan.archs), self.scorer.metrics)
-
-
-def make_evaluator(
-    *,
-    settings: Evaluation,
-    method: Method,
-    server: Server,
-    clients: Mapping[str, Client],
-    models: Mapping[str, FlatModel],
-    archs: Mapping[str, str],
-    federated: FederatedData,
-    placement: Placement,
-    machine: Machine | None,
-    snapshots: Snapshots,
-    strategy: FederatedStrategy,
-    open_images: Callable[[Images, str, torch.device], Pixels],
-    progress: Callable[[str], None],
-    precision: str,
-) -> Evaluator:
-    """Return the evaluator of a federation; no images are opened yet.
-
-    Args:
-        settings: the task and its rules.
-        method: defines the personalised model.
-        server: has the global models.
-        clients: those that this rank may load.
-        models: the rank's model of each architecture.
-        archs: client -> its architecture, of all clients.
-        federated: all clients' data, not decoded.
-        placement: client -> the rank that owns it.
-        machine: the ranks that share clients; None: they share none.
-        snapshots: the local models.
-        strategy: has the collectives.
-        open_images: images, name, device -> their pixels.
-        progress: receives the name of each model and set before they are scored.
-        precision: that of the run, 32-true or bf16-mixed.
-
-    Raises:
-        ConfigError: if the task does not go together with the data, or the backend is not installed.
-    """
-    plan = EvaluationPlan(method, server, models, archs, federated, placement, settings.needs, settings.ensemble)
-    is_classification = settings.task == "classification"
-    scorer = Classification(settings, federated, precision) if is_classification else Retrieval(settings, precision)
-    extractor = Extractor(
-        plan, scorer, clients, snapshots, machine, strategy, settings.batch_size, open_images, progress
-    )
-    return Evaluator(plan, extractor, scorer, strategy=strategy, share_from=settings.share_from)

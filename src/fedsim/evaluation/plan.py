@@ -37,8 +37,7 @@ class ScoringJob:
 class EvaluationPlan:
     """The models and data sets of an evaluation; the server's state at this moment decides on unseen domains.
 
-    ``needs`` and ``ensemble`` are those of :class:`fedsim.evaluation.settings.Evaluation`, all other arguments those of
-    :func:`fedsim.evaluation.evaluator.make_evaluator`.
+    ``needs`` and ``ensemble`` are those of :class:`fedsim.evaluation.settings.Evaluation` .
     """
 
     method: Method

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedsim.federation.components.clock import Clock
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
-from fedsim.strategy.checkpoint_content import INITIAL_KEY, difference, is_count, pack_clients, unlike
+from fedsim.strategy.checkpoint_content import INITIAL_KEY, difference, is_sealed, pack_clients
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.client import kept_tensors
 from fedsim.training.flat_model import FlatModel
@@ -58,15 +59,29 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
     Raises:
         ConfigError: with the first difference, if the checkpoint is of another method, federation or model.
     """
+    with _naming_old_damage(checkpoint[CONTENT_KEY]):
+        _restore(checkpoint, parts, listeners, threads)
+
+
+@contextmanager
+def _naming_old_damage(content: Mapping[str, Any]) -> Iterator[None]:
+    """Name the damage of a checkpoint without a digest, of version 0.2; later ones are refused before."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if is_sealed(content):
+            raise
+        raise _damaged(f"a part of it is missing, or of another kind ({type(error).__name__}: {error})") from error
+
+
+def _restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener], threads: int) -> None:
     check_checkpoint(checkpoint, parts, listeners)
     content = checkpoint[CONTENT_KEY]
     # up to version 0.1, the ledger's state was stored under two other keys
     content = {Ledger.key: {"totals": content.get("traffic"), "unpruned": content.get("kept", {})}, **content}
     _check_vectors(checkpoint, parts)
     for listener in listeners:  # before the clients' states, whose layout depends on the ladder
-        state = content.get(listener.key, {})
-        _check_listener(listener, state)
-        listener.load_state_dict(state)
+        listener.load_state_dict(content.get(listener.key, {}))
     _load_old_models(checkpoint, parts, listeners)
     saved = read_states(Path(content["path"]), content, parts.rank_share.owned_clients)
     for name in parts.rank_share.states.clients() & {*parts.rank_share.owned_clients} - saved.keys():
@@ -131,26 +146,11 @@ def _other_clients(saved: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _check_vectors(checkpoint: Mapping[str, Any], parts: Parts) -> None:
-    """Check the global models, the server optimizer's tensors, and the method's tensors on the server."""
-    server = parts.server
+    """Check the global models, and the method's tensors on the server."""
     saved = {name.removeprefix("server."): vector for name, vector in checkpoint["state_dict"].items()}
-    if extra := saved.keys() - server.state_dict().keys():
-        raise _damaged(f"the global model has {min(extra)}, which this federation lacks")
-    _check_tensors(saved, server.state_dict(), "the global model")
-    parameters = list(server.parameters())
-    for optimizer in checkpoint["optimizer_states"]:
-        moments = optimizer.get("state") if isinstance(optimizer, dict) else None
-        if not isinstance(moments, dict) or not isinstance(optimizer.get("param_groups"), list):
-            raise _damaged("optimizer_states is no state of an optimizer")
-        for number, tensors in moments.items():
-            _check_moments(number, tensors, parameters)
-    kept = checkpoint.get(SERVER_KEY, {})
-    if not isinstance(kept, dict) or not all(isinstance(tensors, dict) for tensors in kept.values()):
-        raise _damaged(f"{SERVER_KEY} holds no tensors by name")
-    for arch, fresh in server.kept.items():
-        _check_tensors(kept.get(arch, {}), fresh, f"the server's part of {arch}")
-    if unknown := kept.keys() - server.kept.keys():
-        raise _damaged(f"{SERVER_KEY} has {min(map(str, unknown))}, which is no architecture of this federation")
+    _check_tensors(saved, parts.server.state_dict(), "the global model")
+    for arch, fresh in parts.server.kept.items():
+        _check_tensors(checkpoint.get(SERVER_KEY, {}).get(arch, {}), fresh, f"the server's part of {arch}")
 
 
 def _load_old_models(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener]) -> None:
@@ -158,32 +158,10 @@ def _load_old_models(checkpoint: Mapping[str, Any], parts: Parts, listeners: Seq
     needed = {r for listener in listeners if isinstance(listener, Clock) for r in listener.old_rounds(next_round)}
     vectors = {arch: parts.server.vector(arch) for arch in parts.models}
     for round_ in sorted(needed):
-        if not isinstance(saved, dict) or not isinstance(saved.get(round_), dict):
+        if round_ not in saved:
             raise _damaged(f"{OLD_MODELS_KEY} lacks the global model with which round {round_ + 1} began")
         _check_tensors(saved[round_], vectors, f"the global model of round {round_ + 1}")
     parts.rank_share.old_models.load({round_: saved[round_] for round_ in sorted(needed)})
-
-
-def _check_moments(number: Any, tensors: Any, parameters: Sequence[Tensor]) -> None:
-    """Check what the server's optimizer keeps for one vector: tensors of its length, and single numbers."""
-    if not is_count(number) or number >= len(parameters) or not isinstance(tensors, dict):
-        raise _damaged("the server's optimizer_states are of other vectors")
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.numel() != 1 and (problem := difference(tensor, parameters[number])):
-            raise _damaged(f"optimizer_states: {name} {problem}")
-
-
-def _check_listener(listener: RoundListener, state: Any) -> None:
-    """Check the state of a component; a checkpoint of another component has other keys, which it ignores."""
-    fresh = listener.state_dict()
-    if state == {} or (isinstance(state, Mapping) and fresh and not state.keys() & fresh.keys()):
-        return
-    if isinstance(state, Mapping) and listener.key == Ledger.key and state.get("totals") is None:
-        return  # of an old version
-    if isinstance(state, Mapping) and listener.key == Clock.key:
-        state = {"settings": {}, **state}  # an old version has none
-    if (name := unlike(state, fresh, listener.key)) is not None:
-        raise _damaged(f"{name} is missing, or of another kind")
 
 
 def _check_tensors(saved: Mapping[str, Any], fresh: Mapping[str, Tensor], owner: str) -> None:

@@ -19,7 +19,11 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.replaced_run import FEATURES
 from fedsim.core.versions import let_go
 from fedsim.data.datamodule import FederatedDataModule
-from fedsim.evaluation.evaluator import Evaluator, make_evaluator
+from fedsim.evaluation.classification import Classification
+from fedsim.evaluation.evaluator import Evaluator
+from fedsim.evaluation.extraction import Extractor
+from fedsim.evaluation.plan import EvaluationPlan
+from fedsim.evaluation.retrieval import Retrieval
 from fedsim.federation.adaptive_backbones import BackboneLadder
 from fedsim.federation.aggregation.gathered import UploadRule
 from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
@@ -265,13 +269,25 @@ def evaluator_of(settings: Settings, parts: Parts, data: FederatedDataModule, tr
         for callback in round_callbacks(trainer):
             callback.on_scoring(subject)
 
-    rank_share = parts.rank_share
-    return make_evaluator(
-        settings=settings.evaluation, method=settings.method, server=parts.server, clients=parts.clients,
-        models=parts.models, archs=parts.archs, federated=parts.federated, placement=rank_share.placement,
-        machine=rank_share.machine, snapshots=rank_share.snapshots, strategy=strategy,
-        open_images=data.open_test, progress=report, precision=str(trainer.precision),
+    scoring, share, precision = settings.evaluation, parts.rank_share, str(trainer.precision)
+    plan = EvaluationPlan(
+        settings.method, parts.server, parts.models, parts.archs, parts.federated, share.placement, scoring.needs,
+        scoring.ensemble,
     )  # fmt: skip
+    is_classification = scoring.task == "classification"
+    scorer = Classification(scoring, parts.federated, precision) if is_classification else Retrieval(scoring, precision)
+    extractor = Extractor(
+        plan,
+        scorer,
+        parts.clients,
+        share.snapshots,
+        share.machine,
+        strategy,
+        scoring.batch_size,
+        data.open_test,
+        report,
+    )
+    return Evaluator(plan, extractor, scorer, strategy=strategy, share_from=scoring.share_from)
 
 
 def _make_aggregator(settings: Settings, parts: Parts, strategy: FederatedStrategy) -> Aggregator:

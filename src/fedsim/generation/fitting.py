@@ -14,7 +14,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.callbacks import Checkpoint
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from fedsim.core.allocator import is_out_of_memory
@@ -22,38 +22,14 @@ from fedsim.core.devices import device_named
 from fedsim.core.errors import ConfigError, DataError, TrainingError
 from fedsim.core.files import replacing
 from fedsim.data.federated import ClientData
-from fedsim.generation.losses import LossWeights
-from fedsim.generation.networks import Networks, check_backbone
 from fedsim.generation.sampling import check_identities
 from fedsim.generation.saved import CHECKPOINT, is_finished, write_losses, write_trained
-from fedsim.generation.training import GeneratorSteps, GeneratorTraining
+from fedsim.generation.training import GeneratorTraining
 
 log = logging.getLogger(__name__)
 
 LINE_EVERY = 60.0
 """seconds between two lines of progress without a terminal"""
-
-
-def new_training(
-    client: ClientData,
-    pixels: Tensor,
-    *,
-    backbone: nn.Module,
-    networks: Networks,
-    losses: LossWeights,
-    training: GeneratorSteps,
-    seed: int,
-) -> GeneratorTraining:
-    """Return an untrained generator of a client with training images ``pixels``; see :class:`GeneratorTraining`.
-
-    Raise DataError unless the client has several identities, ConfigError if the backbone cannot encode such images.
-    """
-    check_client(client)
-    check_backbone(backbone, networks.parts, (pixels.shape[2], pixels.shape[3]))
-    return GeneratorTraining(
-        client=client.name, pixels=pixels, labels=client.labels, num_classes=client.num_classes, backbone=backbone,
-        networks=networks, losses=losses, training=training, seed=seed,
-    )  # fmt: skip
 
 
 def check_client(client: ClientData) -> None:

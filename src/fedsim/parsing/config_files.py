@@ -88,6 +88,18 @@ def read_config(path: str) -> dict[str, Any]:
     if nested := [key for key in WITH_TRAINER if isinstance(content.get(key), dict)]:
         raise DataError(f"{path}: {nested[0]}: is a command, not a section; write its sections at the top of the file")
     _check_classes(path, content)
+    return dict(without_gone(content))
+
+
+def without_gone(content: Any) -> Any:
+    """Return the content of a config without a setting that each config up to 0.2 has; it changed no result.
+
+    >>> without_gone({"model": {"client": {"flat_step": "auto", "local_epochs": 1}}})
+    {'model': {'client': {'local_epochs': 1}}}
+    """
+    model = content.get("model") if isinstance(content, dict) else None
+    if isinstance(model, dict) and isinstance(client := model.get("client"), dict):
+        client.pop("flat_step", None)
     return content
 
 

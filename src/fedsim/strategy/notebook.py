@@ -5,18 +5,8 @@ from __future__ import annotations
 import sys
 
 from lightning.fabric.plugins import ClusterEnvironment
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from fedsim.core.errors import ConfigError
-
-
-class OneRank(_SubprocessScriptLauncher):
-    """Lightning's launcher for a single rank: it starts no process, so it needs no script and works in notebooks."""
-
-    @property
-    def is_interactive_compatible(self) -> bool:
-        """Whether Lightning accepts it in a notebook."""
-        return True
 
 
 def check_notebook(num_ranks: int, environment: ClusterEnvironment) -> None:

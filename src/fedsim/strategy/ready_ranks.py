@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from fedsim.core import spares
 from fedsim.core.errors import ConfigError
 from fedsim.strategy.channel import end_process, end_with_launcher
-from fedsim.strategy.notebook import OneRank, check_notebook
+from fedsim.strategy.notebook import check_notebook
 
 PATIENCE = 10.0
 """seconds for rank 0 to end by itself, with a better message, after another rank of its machine has ended"""
@@ -38,6 +38,7 @@ class ReadyRanks(_SubprocessScriptLauncher):
     """
 
     _watch: _RankWatch | None = None
+    is_interactive_compatible = True  # in notebooks there is one rank: see check_notebook
 
     def _call_children_scripts(self) -> None:
         self._start_ranks()
@@ -163,8 +164,7 @@ def new_launcher(environment: ClusterEnvironment, num_processes: int, num_nodes:
         ConfigError: in a notebook that would have to start other ranks.
     """
     check_notebook(num_processes * num_nodes, environment)
-    launcher = OneRank if num_processes * num_nodes == 1 else ReadyRanks
-    return launcher(environment, num_processes, num_nodes)
+    return ReadyRanks(environment, num_processes, num_nodes)
 
 
 def follow_starter(environment: ClusterEnvironment) -> None:

@@ -26,7 +26,6 @@ from fedsim.settings.facts import NOTHING
 from fedsim.strategy import checkpoint_files
 from fedsim.strategy.channel import ControlChannel
 from fedsim.strategy.launch import awaiting_ranks, check_address
-from fedsim.strategy.memory_sum import LEAST, MemorySum
 from fedsim.strategy.ready_ranks import ReadyRanks, check_variables, follow_starter, new_launcher
 from fedsim.strategy.sharing import (
     FIELD,
@@ -87,7 +86,6 @@ class FederatedStrategy(WatchedStrategy):
         self._patient: Any = None  # the group of all ranks, with the long timeout
         self._groups: dict[tuple[range, str], Any] = {}  # of ranks that train a client together
         self._shared: SharedGpus | None = None  # if ranks share GPUs
-        self._memory: MemorySum | None = None  # from the first large sum on
 
     def check(self) -> None:
         """Raise ConfigError if a timeout or the backend is wrong: the parser hides errors of the constructor."""
@@ -215,20 +213,9 @@ class FederatedStrategy(WatchedStrategy):
         if tensor.numel() and self.world_size > 1:
             if self._shared is not None and tensor.device.type == "cuda":
                 self._shared.sum_(tensor)
-            elif not self._sum_in_memory(tensor):
+            else:
                 self._wait(dist.all_reduce(tensor, async_op=True))
         return tensor
-
-    def _sum_in_memory(self, tensor: Tensor) -> bool:
-        """Sum a large table on the CPU where all ranks are on one machine; return whether that was done."""
-        is_large = tensor.dtype == torch.float64 and tensor.device.type == "cpu" and tensor.numel() >= LEAST
-        if not is_large or self.num_nodes > 1:
-            return False
-        if self._memory is None:
-            self._memory = MemorySum(
-                self.global_rank, self.world_size, lambda table: self.exchange([table]), self.broadcast
-            )
-        return self._memory.sum_(tensor)
 
     def open_groups(self, groups: Sequence[range]) -> None:
         """Let the ranks of each group sum among themselves, see :meth:`sum_within_`, unless they can already.

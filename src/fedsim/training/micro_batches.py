@@ -153,7 +153,7 @@ class MicroBatches:
         if not micro_batch.is_last:
             return False
         self._sum(gradient.total)
-        if self.rank_group is not None and not optimizer.is_flat:  # flat steps have a gradient of every parameter
+        if self.rank_group is not None:
             self.rank_group.sum_(gradient.num_gradients)
         gradient.finish()
         return True

@@ -6,13 +6,11 @@ import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.core.work import Work
 from fedsim.functional.weighting import sgd_normaliser
@@ -21,13 +19,6 @@ from fedsim.training.settings import ELEMENTWISE, LocalTraining
 _NUMBERS = ("step", "mu_product")
 """Names of the scalars in an optimizer's state; all other entries have the shape of a parameter."""
 
-_WORTHWHILE = 2
-"""Smallest mean number of parameters per segment for flat steps: adding gradients into a flat buffer takes time."""
-
-_SMALL = 2**14
-"""Largest mean number of elements per parameter for which flat steps are faster. Larger parameters gain less by the
-single call than they lose by adding each gradient to a flat buffer and clearing that."""
-
 _BETTER_FUSED = (Adam, AdamW)
 """Optimizers that are faster fused on GPUs: one kernel replaces many operations on lists of tensors."""
 
@@ -35,39 +26,17 @@ NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
 
 class LocalOptimizer:
-    """The optimizer of a client's model: two optimizers in one.
-
-    The plain one steps tensor by tensor. The flat one steps *segments*: consecutive parameters of the flat buffer that
-    have one learning rate; a model has two to four. Gradients are then views of one buffer, too. The flat one is used
-    if the optimizer works element by element and every parameter got a gradient in the session's first batch, because
-    a parameter without a gradient must not be decayed. Both give the same bits if every parameter gets a gradient in
-    every batch; a network that leaves layers out at random needs ``flat_step: false``.
-
-    Flat steps are faster for many small parameters: they save calls, and cost an addition of each gradient to the
-    buffer. On GPUs plain steps take fewer launches, by kernels on lists of tensors; there Adam and AdamW are fused.
+    """The optimizer of a client's model.
 
     ``groups`` are two groups of named parameters: the backbone, and neck with head. They lie in the buffer ``flat``,
-    own heads in its reserve.
+    own heads in its reserve. On GPUs Adam and AdamW are fused.
     """
 
     def __init__(self, settings: LocalTraining, flat: FlatParameters, groups: Sequence[NamedParameters]) -> None:
         self.settings, self.flat = settings, flat
         self.groups = [[p for _, p in group if p.requires_grad and p.numel()] for group in groups]
         self.parameters = [p for group in self.groups for p in group]
-        self._plain = _Resettable(settings, self.groups)
-        self._segments = _segments(flat, self.groups)
-        self._flat_optimizer: _Resettable | None = None
-        joins = len(self.parameters) >= _WORTHWHILE * len(self._segments)
-        is_small = sum(p.numel() for p in self.parameters) <= _SMALL * len(self.parameters)
-        flat_step = flat.buffer.is_cpu and is_small if settings.flat_step == "auto" else settings.flat_step
-        if flat_step and joins and type(self._plain.optimizer) in ELEMENTWISE:
-            vectors = [[s.vector for s in self._segments if s.group == group] for group in range(len(self.groups))]
-            self._flat_optimizer = _Resettable(settings, vectors)
-        self._optimizers = [self._plain, *([self._flat_optimizer] if self._flat_optimizer else [])]
-        self._views: list[Tensor] | None = None
-        self._shapes: list[torch.Size] = []
-        self._all_views: list[Tensor] = []
-        """of parameters with :attr:`_shapes`; :attr:`_views` are these, or None"""
+        self._steps = _Resettable(settings, self.groups)
         self._round = 0
         self._earlier_state: Mapping[str, Tensor] = {}
         self.work = Work()
@@ -80,8 +49,7 @@ class LocalOptimizer:
     def reset(self, round_: int) -> None:
         """Begin a session: without state and gradients, with the learning rates of round ``round_``."""
         self._round = round_
-        for optimizer in self._optimizers:
-            optimizer.reset(self.settings.rate_factor(round_))
+        self._steps.reset(self.settings.rate_factor(round_))
         self.num_steps = 0
         self.num_resets += 1
         self.release()
@@ -93,42 +61,32 @@ class LocalOptimizer:
     def state(self) -> dict[str, Tensor]:
         """Return the state after the session's steps, by torch's names: each [N] in the order of the flat buffer.
 
-        A scalar of a parameter fills the parameter's elements. Flat and plain steps have the same state.
+        A scalar of a parameter fills the parameter's elements.
         """
         if self.num_steps == 0:
             return dict(self._earlier_state)
         length = max(self.flat.place_of(p) + aligned(p.numel()) for p in self.parameters)
         state: dict[str, Tensor] = {}
-        for moments, _, span in self._stepped_tensors():
-            for name, value in moments.items():
+        for parameter, span in self._places():
+            for name, value in self.configured.state[parameter].items():
                 if isinstance(value, Tensor):
                     vector = state.setdefault(name, self.flat.buffer.new_zeros(length))
                     vector[span] = value.flatten()
-        if self._views is not None:  # flat steps have a state of the padding between parameters, too
-            gaps = torch.ones(length, dtype=torch.bool, device=self.flat.buffer.device)
-            for parameter in self.parameters:
-                gaps[self.flat.place_of(parameter) :][: parameter.numel()] = False
-            for vector in state.values():
-                vector.masked_fill_(gaps, 0)
         return state
 
-    def _stepped_tensors(self) -> Iterator[tuple[dict[str, Any], nn.Parameter, slice]]:
-        """Yield for each tensor that is stepped: its moments, the tensor, and its elements of the buffer."""
-        if self._views is None:
-            for parameter in self.parameters:
-                offset = self.flat.place_of(parameter)
-                yield self._plain.optimizer.state[parameter], parameter, slice(offset, offset + parameter.numel())
-        elif self._flat_optimizer is not None:
-            for segment in self._segments:
-                yield self._flat_optimizer.optimizer.state[segment.vector], segment.vector, slice(*segment.span())
+    def _places(self) -> Iterator[tuple[nn.Parameter, slice]]:
+        """Yield each parameter, and its elements of the buffer."""
+        for parameter in self.parameters:
+            offset = self.flat.place_of(parameter)
+            yield parameter, slice(offset, offset + parameter.numel())
 
     def _load_earlier_state(self) -> None:
         """Load the earlier state into the session's optimizer, except for parameters that were never stepped."""
         options = self.configured.param_groups[0]
         on_device = options.get("fused") or options.get("capturable")  # otherwise torch keeps numbers on the CPU
         stepped = [
-            (moments, tensor, {name: vector[span] for name, vector in self._earlier_state.items()})
-            for moments, tensor, span in self._stepped_tensors()
+            (self.configured.state[p], p, {name: vector[span] for name, vector in self._earlier_state.items()})
+            for p, span in self._places()
         ]
         nonzero = [torch.stack([values.any() for values in earlier.values()]).any() for *_, earlier in stepped]
         has_state = torch.stack(nonzero).tolist() if nonzero else []  # the host waits for the device once
@@ -145,63 +103,37 @@ class LocalOptimizer:
     def begin_epoch(self, epoch: int) -> None:
         """Set the learning rates of a local epoch, if they change within the round."""
         if self.settings.long_round is not None:
-            for optimizer in self._optimizers:
-                optimizer.scale(self.settings.rate_factor(self._round, epoch))
+            self._steps.scale(self.settings.rate_factor(self._round, epoch))
 
     def release(self) -> None:
         """Free the memory of moments and gradients."""
-        self._views, self._earlier_state = None, {}
-        for optimizer in self._optimizers:
-            optimizer.clear()
+        self._earlier_state = {}
+        self._steps.clear()
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Drop the gradients since the last step: each becomes its view of the flat buffer again, or None."""
-        views: Sequence[Tensor | None] = self._views or [None] * len(self.parameters)
-        for parameter, view in zip(self.parameters, views, strict=True):
-            parameter.grad = view
+        """Drop the gradients since the last step."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     @property
     def rates(self) -> list[float]:
         """Learning rates of the backbone, and of neck and head."""
-        return [float(group["lr"]) for group in self._plain.groups]
+        return [float(group["lr"]) for group in self._steps.groups]
 
     @property
     def configured(self) -> Optimizer:
         """The torch optimizer of the settings, for its class and options; do not step it."""
-        return self._plain.optimizer
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether this session's steps are flat; the first step decides."""
-        return self._views is not None
+        return self._steps.optimizer
 
     def step(self) -> None:
         """Step all parameters, and clear their gradients."""
-        if self.num_steps == 0 and self._flat_optimizer is not None:
-            gradients = [parameter.grad for parameter in self.parameters]
-            if all(gradient is not None and gradient.layout is torch.strided for gradient in gradients):
-                self._flatten_gradients()
         if self._earlier_state:
             self._load_earlier_state()
         self.num_steps += 1
         self.work.steps += 1
-        if self._views is None:
-            self._plain.step()
-            self._plain.optimizer.zero_grad()
-            return
-        assert self._flat_optimizer is not None
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            if parameter.grad is None or not parameter.requires_grad:
-                raise ConfigError(
-                    "model.client.flat_step: a parameter was frozen in the middle of a session; set flat_step to false"
-                )
-            if parameter.grad is not view:  # a method or a hook has replaced it
-                view.copy_(parameter.grad)
-                parameter.grad = view
-        self._flat_optimizer.step()
-        for gradient in self._segment_gradients:
-            gradient.zero_()
+        self._steps.step()
+        self.configured.zero_grad()
 
     def add_to_gradients(self, vector: Tensor) -> None:
         """Add to the gradients of the parameters that lie in the first ``len(vector)`` elements of the flat buffer.
@@ -245,30 +177,6 @@ class LocalOptimizer:
         options = self.configured.param_groups[0]
         return sgd_normaliser(self.num_steps, options["momentum"], options["nesterov"])
 
-    def _flatten_gradients(self) -> None:
-        """Move the first batch's gradients into one buffer; all later gradients are views of it."""
-        self.flat.gradients.zero_()
-        shapes = [parameter.shape for parameter in self.parameters]
-        if shapes != self._shapes:  # the first session, or one of a client with another number of identities
-            self._shapes, self._all_views = shapes, self._view_gradients()
-        for parameter, view in zip(self.parameters, self._all_views, strict=True):
-            assert parameter.grad is not None  # checked by step()
-            view.copy_(parameter.grad)
-            parameter.grad = view
-        self._views = self._all_views
-
-    def _view_gradients(self) -> list[Tensor]:
-        """Return each parameter's view of the gradients' buffer; give segments their parts of it and of the weights."""
-        gradients, views = self.flat.gradients, []
-        for parameter in self.parameters:
-            offset = self.flat.place_of(parameter)
-            views.append(gradients[offset : offset + parameter.numel()].view(parameter.shape))
-        for segment in self._segments:
-            span = slice(*segment.span())
-            segment.vector.data, segment.vector.grad = self.flat.buffer[span], gradients[span]
-        self._segment_gradients = [gradients[slice(*segment.span())] for segment in self._segments]
-        return views
-
 
 def loose_optimizer(settings: LocalTraining, module: nn.Module, lr: float | None) -> LocalOptimizer:
     """Return the configured optimizer for the parameters of a ``module`` that is no part of a model.
@@ -280,30 +188,6 @@ def loose_optimizer(settings: LocalTraining, module: nn.Module, lr: float | None
     if lr is None:
         return LocalOptimizer(settings, flat, [parameters, []])
     return LocalOptimizer(replace(settings, head_lr=lr), flat, [[], parameters])  # the group with a rate of its own
-
-
-class _Segment:
-    """Consecutive parameters of the flat buffer that have one learning rate."""
-
-    def __init__(self, group: int, start: int, parameters: list[nn.Parameter]) -> None:
-        self.group, self.start, self.parameters = group, start, parameters
-        self.vector = nn.Parameter(torch.empty(0, device=parameters[0].device))
-
-    def span(self) -> tuple[int, int]:
-        """Return the first element and the end; own heads differ in length from client to client."""
-        return self.start, self.start + sum(aligned(p.numel()) for p in self.parameters)
-
-
-def _segments(flat: FlatParameters, groups: Sequence[Sequence[nn.Parameter]]) -> list[_Segment]:
-    places = [(flat.place_of(p), g, p) for g, group in enumerate(groups) for p in group]
-    segments: list[_Segment] = []
-    for offset, group, parameter in sorted(places, key=lambda place: place[0]):
-        last = segments[-1] if segments else None
-        if last is not None and last.group == group and last.span()[1] == offset:
-            last.parameters.append(parameter)
-        else:
-            segments.append(_Segment(group, offset, [parameter]))
-    return segments
 
 
 class _Resettable:

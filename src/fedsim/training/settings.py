@@ -23,7 +23,7 @@ from fedsim.settings.table import argument_of, setting_at
 from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
 
 ELEMENTWISE = (SGD, Adam, AdamW, Adadelta, Adamax, NAdam, RAdam, RMSprop)
-"""Optimizers that treat all elements equally, so that tensors may be joined to one vector, and start without state."""
+"""Optimizers whose state is one tensor of a parameter's shape for each moment, and that start without state."""
 _ARGUMENTS = {"learning rate": "lr", "beta parameter": "betas", "epsilon": "eps"}
 """torch's words for arguments of optimizers; it calls the others by their names"""
 
@@ -134,11 +134,6 @@ class LocalTraining:
     """``reset``: moments start from zero in each round; ``keep``: a client continues with its own, which checkpoints
     contain; null: keep where nothing is averaged (a single client, a method that shares nothing), with torch's own
     optimizers"""
-    flat_step: Annotated[Literal["auto"] | bool, NOTHING] = "auto"
-    """join all parameters to a few long vectors for optimizers that work element by element (SGD, Adam and similar):
-    faster on CPUs for many small parameters, with the same bits. ``auto``: on CPUs, up to 16,384 elements a parameter
-    on average; on GPUs torch's kernels on lists of tensors take fewer launches. Set it to false for a network that
-    skips layers in some batches."""
     channels_last: Annotated[bool, ROUNDING] = False
     """train on maps whose channels lie side by side in memory, the fastest order for convolutions on GPUs, above all in
     bf16. Weights and checkpoints stay as they are; results differ in the last bits"""

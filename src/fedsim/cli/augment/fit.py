@@ -36,7 +36,7 @@ from fedsim.core.seeding import derive_seed, seeded_host
 from fedsim.data.federated import ClientData
 from fedsim.data.generated import folders_of_clients
 from fedsim.generation import saved
-from fedsim.generation.fitting import device_of, fit_generator, needing_memory, new_training
+from fedsim.generation.fitting import device_of, fit_generator, needing_memory
 from fedsim.generation.losses import LossWeights
 from fedsim.generation.networks import Networks
 from fedsim.generation.quality import quality_table
@@ -127,9 +127,10 @@ def fit(
         with needing_memory(
             client.name, torch_device, "lower --networks.width or --training.batch_size, in another --output"
         ):
-            module = new_training(
-                client, images, backbone=appearance, networks=networks, losses=losses, training=training, seed=seed
-            )
+            module = GeneratorTraining(
+                client=client.name, pixels=images, labels=client.labels, num_classes=client.num_classes,
+                backbone=appearance, networks=networks, losses=losses, training=training, seed=seed,
+            )  # fmt: skip
             fit_generator(module, client, folder, torch_device, encoder, number)
             _measure(module, client, folder, torch_device)
     return _quality_of(root, {client.name: folders[client.name] for client in chosen}, clients)

@@ -230,7 +230,7 @@ class ModuleOptimizer(LocalOptimizer):
         self, settings: LocalTraining, flat: CopiedParameters
     ) -> None:  # of no torch optimizer of the settings
         self.settings, self.flat = settings, flat
-        self._views, self._earlier_state = None, {}
+        self._earlier_state = {}
         self.num_steps, self.work = 0, Work()
         self.of_module: list[Optimizer] = []
         """the optimizers of the training that runs"""
