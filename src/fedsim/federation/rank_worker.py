@@ -169,7 +169,7 @@ class RankWorker:
         return numbers, tensor_numbers
 
     def on_batch(self, report: BatchReport) -> None:
-        """Note the progress of a session after a batch, and tell the callbacks."""
+        """Note a session's progress after a batch, and call the callbacks."""
         self.strategy.poll()
         for callback in self._batch_callbacks:
             callback.on_client_batch(report)

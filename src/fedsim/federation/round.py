@@ -84,17 +84,16 @@ class Round:
         reports = {name: self._report(table, name) for name in table.returned(timetable.answering)}
         # 5. Every rank computes the same weights, normalised before they multiply any upload.
         weights = self.clock.discounted_weights(aggregation_weights(method, reports, parts.archs), timetable)
-        # 6. If the rule of the aggregation needs it, the server trains, too.
+        # 6. Weighted sums over all clients, one collective per architecture if large; noise, if configured.
         if self.root is not None:
             self.root.train(round_)
-        # 7. Weighted sums over all clients, one collective per architecture if large; noise, if configured.
         means = self.clock.rebased_means(self.aggregator.means(weights, reports), weights, timetable)
         means = settings.noise.aggregated(parts.server, means, weights)
-        # 8. The server steps towards the means, and does the server step of the method.
+        # 7. The server steps towards the means, and does the server step of the method.
         if means:  # without any answer there is no step, not even of the momentum
             parts.server.answers = self.aggregator.answers(reports)
             self._step_server(means, weights, optimizer_step)
-        # 9. The listeners observe the round.
+        # 8. The listeners observe the round.
         overall = method.weights(reports).clients if reports and settings.selection.learns else {}
         shown = {name: overall[name] for name in reports if overall}
         record = RoundRecord(

@@ -280,7 +280,7 @@ class FLTrust(Aggregation):
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
         """Return the global model plus the trusted mean."""
-        start, own = server.vector(arch).detach(), server.trained[arch]
+        start, root = server.vector(arch).detach(), server.trained[arch]
         counts = torch.arange(len(start), device=start.device) < server.models[arch].flat.num_shared_parameters
 
         def products(chunk: Tensor, x: Tensor, trained: Tensor, counts: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ class FLTrust(Aggregation):
             parts = (updates * counts, updates * ~counts)
             return torch.stack([torch.stack([part.square().sum(1), (part * part[-1]).sum(1)]) for part in parts])
 
-        of_parameters, of_statistics = uploads.total(products, [2, 2, len(uploads.clients) + 1], start, own, counts)
+        of_parameters, of_statistics = uploads.total(products, [2, 2, len(uploads.clients) + 1], start, root, counts)
         trust = trust_scores(*of_parameters)
         factors = trust_weights(trust, of_parameters[0])[:, None]
         clipped = trust_weights(trust, of_statistics[0], longest=1.0)[:, None]
