@@ -26,7 +26,7 @@ class Waits:
 @contextmanager
 def counted_waits(gpu):
     """Count waits during training, but for those of recording a graph."""
-    waits, session, on_batch = Waits(), RankWorker._train_client, RankWorker._on_batch
+    waits, session, on_batch = Waits(), RankWorker._train_client, RankWorker.on_batch
     last = {}  # of the last batch: (client, place in its epoch), waits so far
     rounds = Counter()
 
@@ -50,7 +50,7 @@ def counted_waits(gpu):
 
     with (
         mock.patch.object(RankWorker, "_train_client", counted_session),
-        mock.patch.object(RankWorker, "_on_batch", counted_batch),
+        mock.patch.object(RankWorker, "on_batch", counted_batch),
     ):
         yield waits
 

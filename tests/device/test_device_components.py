@@ -22,7 +22,7 @@ RULES = {
     "Bucketing": ["--model.aggregation.rule=Median"], "CentredClipping": ["--model.aggregation.bound=0.5"],
     "NearestNeighbourMixing": ["--model.aggregation.rule=Median"],
     "Bulyan": ["--model.aggregation.bad=0"], "GeometricMedian": [], "Krum": ["--model.aggregation.bad=0"], "Median": [],
-    "NormClipping": ["--model.aggregation.bound=0.5"], "TrimmedMean": [],
+    "FLTrust": ["--data.public=town2"], "NormClipping": ["--model.aggregation.bound=0.5"], "TrimmedMean": [],
 }  # fmt: skip
 COMPONENTS = {
     **{name: ["fedavg", f"--model.attack={name}", LIAR, *more] for name, more in ATTACKS.items()},

@@ -10,6 +10,7 @@ from fedsim.federation.components.robust import (
     Bucketing,
     Bulyan,
     CentredClipping,
+    FLTrust,
     GeometricMedian,
     Krum,
     Median,
@@ -19,7 +20,7 @@ from fedsim.federation.components.robust import (
 )  # fmt: skip
 from fedsim.methods import FedAvg, FedPav
 from fedsim.training.settings import LocalTraining
-from small import fit, make_model, vector
+from small import fit, make_data, make_model, vector
 
 LIAR = ["town0"]
 COMPONENTS = {
@@ -30,6 +31,7 @@ COMPONENTS = {
     "centre": {"aggregation": CentredClipping(0.5)},
     "central": {"privacy": DifferentialPrivacy(1.0, 0.1), "bn_stats": "local"},
     "clipping": {"aggregation": NormClipping(0.5)},
+    "fltrust": {"aggregation": FLTrust(), "public": "town2"},
     "geometric": {"aggregation": GeometricMedian()},
     "inner product": {"attack": InnerProduct(LIAR)},
     "krum": {"aggregation": Krum(bad=0, keep=2)},
@@ -56,7 +58,8 @@ def decaying(parameters):
 def trained(options):
     client = LocalTraining(batch_size=8, optimizer=decaying)
     options = {"method": FedPav(weighting="uniform"), **options}
-    return fit(make_model(client=client, **options))
+    data = make_data(public=options.pop("public", None))
+    return fit(make_model(client=client, **options), data)
 
 
 @pytest.mark.parametrize("name", COMPONENTS)

@@ -94,6 +94,8 @@ class FederatedData:
     """the data set of the public images"""
     classes: Index | None = None
     """[Z] identity of each label, if all clients have the same labels"""
+    root: ClientData | None = None
+    """the labelled training images among the public ones, as those of a client; None: there are none"""
 
     def without_identities(self, names: Collection[str]) -> FederatedData:
         """Return a federation in which the identities of these clients' training images are unknown."""
@@ -117,8 +119,14 @@ def map_splits(federated: FederatedData, change: Callable[[Split], Split]) -> Fe
         for client in federated.clients
     )
     tests = {name: change_set(test) for name, test in federated.tests.items()}
-    public = None if federated.public is None else change(federated.public)
-    return replace(federated, clients=clients, tests=tests, public=public)
+    public, root = federated.public, federated.root
+    return replace(
+        federated,
+        clients=clients,
+        tests=tests,
+        public=None if public is None else change(public),
+        root=None if root is None else replace(root, train=change(root.train)),
+    )
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def build_federation(
         public=next((Split.join(d.parts) for d in domains if d.name == public), None),
         public_name=public,
         classes=classes,
+        root=_root([d for d in domains if d.name == public], max_identities, max_images, classes),
     )
 
 
@@ -131,6 +132,25 @@ def _client_without_identities(name: str, train: Split, tests: tuple[str, ...], 
             f"client {name}: validation needs identities, but those of its images are unknown; set data.val to none"
         )
     return ClientData(name, train, np.zeros_like(train.pids), None, tests).without_identities()
+
+
+def _root(
+    public: Sequence[Domain], max_identities: int | None, max_images: int | None, classes: Index | None
+) -> ClientData | None:
+    """Return the labelled training images of the public data set; of ``classes``, where all clients have the same."""
+    labelled = [domain for domain in public if domain.train is not None and not domain.lacks_identities]
+    if not labelled:
+        return None
+    name, train = labelled[0].name, labelled[0].train
+    assert train is not None
+    if classes is not None:
+        train = train.take(np.flatnonzero(np.isin(train.pids, classes)))
+    if len(train.identities) < 2:
+        return None
+    kept = cap_training(name, train, max_identities, max_images)
+    if classes is None:
+        return _client(name, kept, (), "none", 0.5)
+    return ClientData(name, kept, np.searchsorted(classes, kept.pids), None, (), len(classes))
 
 
 def _unite(name: str, clients: Sequence[ClientData]) -> ClientData:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedsim.core.seeding import seeded_host
+from fedsim.core.store import ClientStore, MemoryStore
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
 from fedsim.federation.checks.requirements import (
@@ -26,6 +27,7 @@ from fedsim.federation.checks.requirements import (
 )
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.parts import Parts, layout_of, trains_alone
+from fedsim.federation.root import root_of
 from fedsim.federation.scheduling.rank_share import make_rank_share
 from fedsim.federation.settings import Settings
 from fedsim.models.groups import Group, group_names
@@ -71,13 +73,17 @@ def assemble(
     client_settings = settings_by_client(data.federated, training, settings.overrides)
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
     check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
-    check_batches(federated.clients, client_settings, logs=rank == 0)
+    roots = root_of(settings, federated)
+    everyone = [*federated.clients, *roots]
+    client_settings |= {root.name: training for root in roots}
+    check_batches(everyone, client_settings, logs=rank == 0)
     for name, of_client in client_settings.items():
         settings.method.check(of_client, name)
-    models, archs = _build_models(settings, federated.clients, device, tried)
+    models, archs = _build_models(settings, everyone, device, tried)
+    root_archs = {root.name: archs.pop(root.name) for root in roots}
     costs = {c.name: float(c.num_images * client_settings[c.name].passes) for c in federated.clients}
     check_micro_batches(client_settings, models, settings.method, settings.objective, settings.reduction)
-    check_graphs(federated.clients, client_settings, settings.method, settings.objective, device, logs=rank == 0)
+    check_graphs(everyone, client_settings, settings.method, settings.objective, device, logs=rank == 0)
     check_compiler(client_settings, device)
     if tried is None:  # whose trial has had images of these sizes
         check_image_sizes(models, data)
@@ -101,12 +107,14 @@ def assemble(
         counts_from = settings.module_counts_from
         make_client = partial(ModuleClient, log_names=tried.trial.log_names, form=tried.form, counts_from=counts_from)
 
-    def make(name: str, images: ClientImages) -> Client:
+    def make(name: str, images: ClientImages, store: ClientStore = rank_share.states) -> Client:
         return make_client(
-            images=images, training=client_settings[name], objective=settings.objective, model=models[archs[name]],
-            store=rank_share.states, seed=settings.seed, trains_alone=is_alone,
+            images=images, training=client_settings[name], objective=settings.objective,
+            model=models[archs.get(name) or root_archs[name]], store=store, seed=settings.seed, trains_alone=is_alone,
         ).to(device)  # fmt: skip
 
+    own_store = MemoryStore(torch.device("cpu"))  # of rank 0, which trains the root alone
+    made_roots = [make(root.name, ClientImages(root, data.augmentation, device), own_store) for root in roots]
     clients = LazyClients(
         rank_share.trainable_clients, make, lambda name: ClientImages(data_of[name], data.augmentation, device)
     )
@@ -116,7 +124,7 @@ def assemble(
         statistics={arch: BatchNormStatistics(settings.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(settings.method, server, archs, settings.hardware, settings.accounting),
         clients=clients, objective=settings.objective, training=training,
-        logged=() if tried is None else tried.trial.log_names,
+        root=next(iter(made_roots), None), logged=() if tried is None else tried.trial.log_names,
     )  # fmt: skip
 
 

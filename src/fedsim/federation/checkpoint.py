@@ -29,6 +29,10 @@ OLD_MODELS_KEY = "fedsim_old_models"
 """key of the global models on which clients under way train: round -> architecture -> vector"""
 
 
+ROOT_KEY = "fedsim_root"
+"""key of the private state of the server's own training, by name"""
+
+
 def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict[str, Any]:
     """Return the federation's additions to Lightning's checkpoint, with the states of ``listeners``."""
     models = parts.models.items()
@@ -50,6 +54,7 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
     return {
         CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, INITIAL_KEY: initial, STATES_KEY: private,
         **({OLD_MODELS_KEY: old_models} if old_models else {}),
+        **({ROOT_KEY: parts.root.private_state()} if parts.root is not None else {}),
     }  # fmt: skip
 
 
@@ -97,6 +102,9 @@ def _restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Ro
         _check_tensors(private, fresh, f"the private state of {name}")
         parts.clients[name].load_private_state(private)
     parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
+    if parts.root is not None and ROOT_KEY in checkpoint:  # else the rule is new, and its root begins here
+        _check_tensors(checkpoint[ROOT_KEY], parts.root.private_state(), f"the private state of {parts.root.data.name}")
+        parts.root.load_private_state(checkpoint[ROOT_KEY])
     if content["threads"] != threads:
         log.warning("the checkpoint was written with %d threads per rank: last bits may differ", content["threads"])
 

@@ -47,6 +47,7 @@ from fedsim.federation.events import (
 )
 from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
+from fedsim.federation.root import RootTraining
 from fedsim.federation.round import Round
 from fedsim.federation.settings import Settings
 from fedsim.strategy.machine import Machine, machine_of, share_of_cores
@@ -181,6 +182,8 @@ class Federation(LightningModule):
             self.evaluator = evaluator_of(self.settings, self.parts, data, self.trainer)
             data.threads = threads
             self.parts.read_images(data, self.evaluator, stage, self.settings.evaluation.test_during_fit)
+            if stage == "fit" and strategy.is_global_zero:
+                self.parts.open_root(data)
         if is_new:
             check_equal_start(strategy, self.parts.models, "backbone" if self.settings.module is None else "module")
 
@@ -256,7 +259,8 @@ def round_of(settings: Settings, parts: Parts, listeners: Sequence[RoundListener
     strategy = strategy_of(trainer)
     aggregator = _make_aggregator(settings, parts, strategy)
     worker = RankWorker(settings, parts, aggregator, strategy, str(trainer.precision), round_callbacks(trainer))
-    return Round(settings, parts, listeners, clock_of(listeners), worker, aggregator, strategy)
+    root = None if parts.root is None else RootTraining(parts.root, worker)
+    return Round(settings, parts, listeners, clock_of(listeners), worker, aggregator, strategy, root)
 
 
 def evaluator_of(settings: Settings, parts: Parts, data: FederatedDataModule, trainer: Trainer) -> Evaluator:

@@ -14,6 +14,7 @@ from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.scheduling.rank_share import RankShare
 from fedsim.methods.base import Method
+from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.labels.labeller import FACTS
 from fedsim.training.lazy_clients import LazyClients
@@ -54,6 +55,8 @@ class Parts:
     """name -> client, for the clients that this rank may train"""
     training: LocalTraining
     """the common settings of local training, with the optimizer of the user's module where there is one"""
+    root: Client | None = None
+    """the server's own images, in the form of a client, where the rule of the aggregation trains on the server"""
     logged: tuple[str, ...] = ()
     """names of the numbers that the user's module logs"""
 
@@ -110,6 +113,12 @@ class Parts:
             evaluator.prepare("val", trained, whole_machine)
         if stage in ("test", "predict") or (stage == "fit" and tests):
             evaluator.prepare("test", trained, whole_machine)
+
+    def open_root(self, data: FederatedDataModule) -> None:
+        """Open the images on which the server trains, if there are any; rank 0 does."""
+        if self.root is not None:
+            self.root.limit_batches = self.clients.limit_batches
+            self.root.images.open(data.open_train)
 
     @property
     def facts(self) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ class RankWorker:
             attack = self.settings.attack
             attacks = attack is not None and attack.acts(client.client_name, start.round_)
             poison = attack.poison(client) if attack is not None and attacks else None
-            client.begin_round(start.called, work, self.precision, self._on_batch, rank_group, poison)
+            client.begin_round(start.called, work, self.precision, self.on_batch, rank_group, poison)
             try:
                 session = self._do_round(client, start.vector, attacks, keep_snapshot)
             finally:
@@ -168,7 +168,8 @@ class RankWorker:
         assert kinds == self.settings.method.measures, "upload must have the signals that measures names"
         return numbers, tensor_numbers
 
-    def _on_batch(self, report: BatchReport) -> None:
+    def on_batch(self, report: BatchReport) -> None:
+        """Note a session's progress after a batch, and call the callbacks."""
         self.strategy.poll()
         for callback in self._batch_callbacks:
             callback.on_client_batch(report)

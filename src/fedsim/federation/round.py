@@ -17,6 +17,7 @@ from fedsim.federation.components.clock import Clock
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.federation.parts import Parts
 from fedsim.federation.rank_worker import RankWorker
+from fedsim.federation.root import RootTraining
 from fedsim.federation.round_table import Columns, RoundTable
 from fedsim.federation.settings import Settings
 from fedsim.methods.base import Method, Weights, has_server_step, tensors_on_ranks
@@ -56,6 +57,8 @@ class Round:
     """sums the uploads"""
     strategy: FederatedStrategy
     """the collectives"""
+    root: RootTraining | None = None
+    """trains the server's own model; None: it has none"""
 
     def run(self, round_: int, optimizer_step: Callable[[], Any], keep_snapshots: bool) -> RoundResult:
         """Run round ``round_``, from 0.
@@ -82,6 +85,8 @@ class Round:
         # 5. Every rank computes the same weights, normalised before they multiply any upload.
         weights = self.clock.discounted_weights(aggregation_weights(method, reports, parts.archs), timetable)
         # 6. Weighted sums over all clients, one collective per architecture if large; noise, if configured.
+        if self.root is not None:
+            self.root.train(round_)
         means = self.clock.rebased_means(self.aggregator.means(weights, reports), weights, timetable)
         means = settings.noise.aggregated(parts.server, means, weights)
         # 7. The server steps towards the means, and does the server step of the method.

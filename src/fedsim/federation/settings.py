@@ -98,7 +98,7 @@ class Settings:
     """of some clients, each alone: SignFlip, GaussianNoise, ModelReplacement, LabelFlip, Backdoor; together: ALIE,
     InnerProduct, MinMax, MinSum; null: all clients are honest"""
     aggregation: Annotated[Aggregation | None, Facts(group="method", kind="aggregations", needs=_SHARES)] = None
-    """Median, TrimmedMean, Krum, Bulyan, GeometricMedian, NormClipping or CentredClipping instead of the weighted mean;
+    """Median, TrimmedMean, Krum, Bulyan, GeometricMedian, NormClipping, CentredClipping or FLTrust instead of the mean;
     Bucketing or NearestNeighbourMixing before one of them; null: the aggregation of the method"""
     server_optimizer: Annotated[
         OptimizerCallable | None, Facts(group="method", kind="server-optimizers", usage="FedAdam", needs=_SHARES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -113,6 +115,35 @@ def centred_clipping_weights(distances: Tensor, bound: float, iterations: int) -
         weights = weights * (1 - factors.sum())
         weights[:-1] += factors
     return weights
+
+
+def trust_scores(squares: Tensor, products: Tensor) -> Tensor:
+    """Return the trust max(0, cos(g_i, g_0)) of each of K updates g_i in the server's g_0, [K] float64.
+
+    ``squares`` are the squared norms [K + 1] float64 of the updates and, at the end, of g_0; ``products`` are their
+    products with g_0, [K + 1]. An update of length 0 has no trust, and without a length of g_0 none has.
+
+    >>> trust_scores(torch.tensor([4.0, 9.0, 0.0, 1.0]), torch.tensor([1.0, -2.0, 0.0, 1.0]))
+    tensor([0.5000, 0.0000, 0.0000])
+    """
+    lengths = squares[:-1].sqrt() * squares[-1].sqrt()
+    return torch.where(lengths > 0, products[:-1] / lengths, 0.0).clamp(min=0)
+
+
+def trust_weights(trust: Tensor, squares: Tensor, longest: float = math.inf) -> Tensor:
+    """Return the factors [K] with which K updates add up to their mean by ``trust`` [K], of the length of g_0 each.
+
+    They are TS_i / (sum of TS) times |g_0| / |g_i|; this quotient is at most ``longest``. All are 0 if no update has
+    trust. For ``squares`` see :func:`trust_scores`.
+
+    >>> trust_weights(torch.tensor([0.5, 0.0, 0.5]), torch.tensor([4.0, 9.0, 0.25, 1.0]))
+    tensor([0.2500, 0.0000, 1.0000])
+    >>> trust_weights(torch.tensor([0.5, 0.0, 0.5]), torch.tensor([4.0, 9.0, 0.25, 1.0]), longest=1.0)
+    tensor([0.2500, 0.0000, 0.5000])
+    """
+    norms = squares[:-1].sqrt()
+    quotients = torch.where(norms > 0, squares[-1].sqrt() / norms, 0.0).clamp(max=longest)
+    return torch.where(trust > 0, trust / trust.sum() * quotients, 0.0)
 
 
 def nearest_groups(distances: Tensor, num_bad: int) -> list[list[int]]:

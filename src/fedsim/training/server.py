@@ -46,7 +46,10 @@ class Server(nn.Module):
         self.before: Mapping[str, Tensor] = {}
         """during the method's server step: architecture -> global vector [num_shared] from the start of the round"""
         self.work: Counts = (0, 0)
-        """images and steps of the method's server step in this round"""
+        """images and steps of the server in this round: of the method's server step, and of :attr:`trained`"""
+        self.trained: Mapping[str, Tensor] = {}
+        """architecture -> vector [num_shared] that the server has trained from this round's global model on labelled
+        images of its own; empty unless the rule of the aggregation needs it"""
         self.public: PublicImages | None = None
         """unlabelled images that the server may use, once they are decoded"""
         self.vectors = nn.ParameterDict({a: models[a].shared.cpu().clone() for a in sorted(models)})
@@ -83,8 +86,9 @@ class Server(nn.Module):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the images on which this block trains the models, and the steps of its optimizers."""
+        """Add the images on which this block trains the models, and the steps of its optimizers, to :attr:`work`."""
         work = Work()
+        work.add(self.work)
         for model in self.models.values():
             model.begin_work(counts_images=True)
         with counted_steps(work):

@@ -31,6 +31,8 @@ from fedsim.functional.robust import (
     mean_around_median,
     nearest_groups,
     trimmed_mean,
+    trust_scores,
+    trust_weights,
 )
 from fedsim.methods.base import Method
 from fedsim.training.messages import Report
@@ -43,6 +45,9 @@ _FIELD = "model.aggregation"
 
 class Aggregation(KeepsArguments, ABC):
     """Computes one vector of the uploads of an architecture, the same on every rank."""
+
+    trains_on_server = False
+    """whether it needs ``server.trained``: the server then trains on the labelled images of ``data.public``"""
 
     def check(self, method: Method, server: Server, bn_stats: StatisticsPolicy, privacy: Privacy) -> None:
         """Raise ConfigError if method, statistics or privacy need more than a plain mean of uploads."""
@@ -61,6 +66,8 @@ class Aggregation(KeepsArguments, ABC):
             raise ConfigError(
                 f"{_FIELD}: {name} also uploads tensors that robust rules do not protect; leave model.aggregation out"
             )
+        if self.trains_on_server:
+            _check_training(method, server)
         for arch, number in server.num_clients.items():
             if number:
                 self.check_number(number, arch)
@@ -256,11 +263,49 @@ class CentredClipping(Aggregation):
         return uploads.combine(lambda chunk, x: ((chunk.double() * column).sum(0) + of_start * x).float(), start)
 
 
+class FLTrust(Aggregation):
+    """The mean of updates that point where the server's own does (FLTrust: Cao et al., NDSS 2021, Algorithm 2).
+
+    The server trains from the global model on the labelled training images of ``data.public``, as a client does: g_0 is
+    its update. An update g_i has the trust TS_i = max(0, cos(g_i, g_0)) and the length of g_0; the mean is weighted by
+    trust. If no update has any, the global model stays. The global learning rate alpha is that of
+    ``model.server_optimizer``.
+
+    The paper has no running statistics. Trust is that of parameters alone, as statistics of honest and malicious
+    clients move alike. Changes of statistics have the same weights, and are scaled down to the norm of the server's,
+    but never up, where a variance could become negative.
+    """
+
+    trains_on_server = True
+
+    def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:  # noqa: ARG002 - a hook's
+        """Return the global model plus the trusted mean."""
+        start, root = server.vector(arch).detach(), server.trained[arch]
+        counts = torch.arange(len(start), device=start.device) < server.models[arch].flat.num_shared_parameters
+
+        def products(chunk: Tensor, x: Tensor, trained: Tensor, counts: Tensor) -> Tensor:
+            """Return squared norms, and products with g_0, of parameters and of statistics: [2, 2, K + 1]."""
+            updates = torch.cat([chunk, trained[None]]).double() - x
+            parts = (updates * counts, updates * ~counts)
+            return torch.stack([torch.stack([part.square().sum(1), (part * part[-1]).sum(1)]) for part in parts])
+
+        of_parameters, of_statistics = uploads.total(products, [2, 2, len(uploads.clients) + 1], start, root, counts)
+        trust = trust_scores(*of_parameters)
+        factors = trust_weights(trust, of_parameters[0])[:, None]
+        clipped = trust_weights(trust, of_statistics[0], longest=1.0)[:, None]
+
+        def step(chunk: Tensor, x: Tensor, counts: Tensor) -> Tensor:
+            updates = chunk.double() - x
+            return (x + torch.where(counts, (updates * factors).sum(0), (updates * clipped).sum(0))).float()
+
+        return uploads.combine(step, start, counts)
+
+
 class _Mixing(Aggregation):
     """A step before another rule, which gets means of uploads."""
 
     def __init__(self, rule: Aggregation) -> None:
-        self.rule = rule
+        self.rule, self.trains_on_server = rule, rule.trains_on_server
 
     def aggregate(self, server: Server, arch: str, uploads: Uploads, reports: Mapping[str, Report]) -> Tensor:
         self.check_number(len(uploads.clients), arch)
@@ -322,6 +367,15 @@ class NearestNeighbourMixing(_Mixing):
 
     def _groups(self, server: Server, arch: str, uploads: Uploads) -> Sequence[Sequence[int]]:  # noqa: ARG002 - a hook's
         return nearest_groups(squared_distances(uploads), self.bad)
+
+
+def _check_training(method: Method, server: Server) -> None:
+    """Refuse clients with whose updates one update of the server cannot be compared."""
+    if len(server.models) > 1:
+        names = ", ".join(server.models)
+        raise ConfigError(f"{_FIELD}: the server trains one model, and clients have {names}; give all one backbone")
+    if not all(model.flat.num_shared_parameters for model in server.models.values()):
+        raise ConfigError(f"{_FIELD}: clients of {type(method).__name__} send no parameters; leave it out")
 
 
 def _rows(chunk: Tensor, chosen: Tensor) -> Tensor:

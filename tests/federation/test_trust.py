@@ -1,0 +1,291 @@
+"""FLTrust: the server's own training, and the trust in uploads, against plain loops and against wrong uploads."""
+
+import copy
+import math
+import random
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+from failing import run_on_ranks
+from fedsim.core.errors import ConfigError
+from fedsim.data import SyntheticReID
+from fedsim.federation.components.attacks import SignFlip
+from fedsim.federation.components.robust import Bucketing, FLTrust, Median
+from fedsim.federation.components.selection import RandomFraction
+from fedsim.methods import FedAvg, FedPav, Local
+from fedsim.models import SmallCNN
+from fedsim.training.labels import Clustering
+from fedsim.training.settings import ClientOverride, LocalTraining
+from fedsim.training.uploads import Uploads
+from plain_loops import Federation, Participant, play, sgd
+from small import fit, make_data, make_model, named, refuse, state_of, vector
+
+ROOT = "town4"
+
+
+def five(**options):
+    """Four clients; the images of the fifth town are the server's."""
+    return make_data(SyntheticReID(clients=5, unseen=0, scale=0.2), public=ROOT, **options)
+
+
+def run(rounds=2, data=None, method=None, **options):
+    options = {"aggregation": FLTrust(), **options}
+    trainer = {name: options.pop(name) for name in ("devices", "ckpt_path") if name in options}
+    return fit(make_model(method or FedPav(), **options), data or five(), rounds=rounds, **trainer)
+
+
+def norm(values):
+    return math.hypot(*values)
+
+
+def trusted(rows, own, start, num_parameters):
+    """The equations of FLTrust over lists of numbers; statistics are behind the parameters."""
+    updates = [[w - x for w, x in zip(row, start, strict=True)] for row in [*rows, own]]
+    parts = [(update[:num_parameters], update[num_parameters:]) for update in updates]
+    *others, (g0, s0) = parts
+    scores, change = [], [0.0] * len(start)
+    for g, _ in others:
+        lengths = norm(g) * norm(g0)
+        scores.append(max(0.0, sum(a * b for a, b in zip(g, g0, strict=True)) / lengths) if lengths else 0.0)
+    for score, (g, s) in zip(scores, others, strict=True):
+        if score == 0:
+            continue
+        factor = norm(g0) / norm(g)
+        of_statistics = min(1.0, norm(s0) / norm(s)) if norm(s) else 1.0
+        scaled = [*(factor * value for value in g), *(of_statistics * value for value in s)]
+        change = [c + score * value for c, value in zip(change, scaled, strict=True)]
+    total = sum(scores)
+    return [x + c / total for x, c in zip(start, change, strict=True)] if total else [*start]
+
+
+# -- the equations -----------------------------------------------------------------------------------------------------
+
+
+def judged(rows, own, start, num_parameters):
+    """FLTrust's vector for uploads that are lists of numbers."""
+    vectors, start = torch.tensor(rows), torch.tensor(start)
+    flat = SimpleNamespace(num_shared_parameters=num_parameters)
+    server = SimpleNamespace(
+        vector=lambda _: start, trained={"a": torch.tensor(own)}, models={"a": SimpleNamespace(flat=flat)}
+    )
+    names = [str(i) for i in range(len(rows))]
+    return FLTrust().aggregate(server, "a", Uploads(names, len(start), lambda span: vectors[:, span]), {})
+
+
+def drawn(seed):
+    """A server's model, a start, and uploads of which some are wrong: opposite, huge, unchanged, or at random."""
+    draw = random.Random(seed)
+    size, num_statistics = draw.randint(2, 9), draw.randint(0, 4)
+    gauss = lambda scale=1.0: [draw.gauss(0, scale) for _ in range(size + num_statistics)]  # noqa: E731 - many times
+    start, step = gauss(), gauss(0.1)
+    moved = lambda factor, noise: [x + factor * g + n for x, g, n in zip(start, step, gauss(noise), strict=True)]  # noqa: E731
+    honest = [moved(draw.uniform(0.5, 2), 0.05) for _ in range(draw.randint(1, 4))]
+    wrong = [moved(-draw.uniform(1, 1000), 0.01), moved(0, 1e4), [*start], moved(1e6, 0), gauss()]
+    rows = honest + draw.sample(wrong, draw.randint(0, 5))
+    draw.shuffle(rows)
+    as_stored = torch.tensor([*rows, moved(1, 0.01), start]).tolist()  # float32, as uploads are
+    return as_stored[:-2], as_stored[-2], as_stored[-1], size
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_and_wrong_uploads_are_judged_as_by_a_loop(seed):
+    rows, own, start, size = drawn(seed)
+    expected = torch.tensor(trusted(rows, own, start, size), dtype=torch.float64)
+    torch.testing.assert_close(judged(rows, own, start, size).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_uploads_move_the_model_further_than_the_servers_own(seed):
+    rows, own, start, size = drawn(seed)
+    change = judged(rows, own, start, size).double() - torch.tensor(start).double()
+    server = torch.tensor(own).double() - torch.tensor(start).double()
+    for part in (slice(size), slice(size, None)):
+        assert float(change[part].norm()) <= float(server[part].norm()) * (1 + 1e-5) + 1e-6
+
+
+@pytest.mark.parametrize("length", [1e-3, 1.0, 1e4, 1e30])
+def test_updates_against_the_servers_have_no_weight(length):
+    start, own = [0.5, -1.0, 2.0, 3.0], [1.5, -1.0, 3.0, 4.0]
+    honest = [[1.6, -0.9, 3.1, 3.5], [1.0, -1.2, 2.9, 3.2]]
+    at_a_right_angle = [0.5, -1.0 + length, 2.0, 1e5]
+    against = [[0.5 - length, -1.0 + length, 2.0 - length, 9.0], at_a_right_angle]
+    expected = judged(honest, own, start, 3)
+    torch.testing.assert_close(judged([against[0], *honest, against[1]], own, start, 3), expected, rtol=1e-6, atol=0)
+
+
+def test_the_model_stays_if_no_update_is_trusted():
+    start, own = [0.5, -1.0, 2.0], [1.5, -1.0, 2.0]
+    assert judged([[-3.0, 8.0, 4.0], start], own, start, 2).tolist() == start
+    assert judged([[1.5, -1.0, 4.0]], start, start, 2).tolist() == start, "the server has not moved"
+
+
+def test_statistics_decide_nothing_and_no_variance_is_negative():
+    start, own = [0.0, 0.0, 1.0], [1.0, 0.0, 0.5]
+    same = [[0.01, 0.0, 0.01], [-0.01, 0.0, 0.5]]  # a short update is made longer, its statistics are not
+    assert judged(same, own, start, 2).tolist() == pytest.approx([1.0, 0.0, 0.5])
+
+
+def test_the_new_global_model_is_that_of_a_loop():
+    reference = Federation(five())
+    root = Participant(reference.data.federated.root, reference.data.size)
+    before, states = reference.model.state_dict(), []
+    for participant in [*reference.clients, root]:
+        model = copy.deepcopy(reference.model)
+        sgd(model, participant.head, participant.batches(0))
+        states.append(model.state_dict())
+    is_statistic = lambda key: "running" in key  # noqa: E731 - twice
+    keys = sorted((key for key in before if "num_batches" not in key), key=is_statistic)
+    *rows, own, start = (torch.cat([state[key].flatten() for key in keys]).tolist() for state in [*states, before])
+    size = sum(before[key].numel() for key in keys if not is_statistic(key))
+    expected = torch.tensor(trusted(rows, own, start, size), dtype=torch.float64)
+    found = named(play(FedPav(), 1, data=five(), aggregation=FLTrust()), "smooth")
+    torch.testing.assert_close(torch.cat([found[key].flatten() for key in keys]).double(), expected, rtol=0, atol=2e-6)
+
+
+# -- in a federation ---------------------------------------------------------------------------------------------------
+
+
+def test_lies_of_all_clients_move_the_model_no_further_than_the_servers_own_step():
+    def moved(rule):
+        model = run(1, aggregation=rule, attack=SignFlip(1.0, scale=200.0))
+        start = make_model(FedPav(), aggregation=rule)
+        start.assemble(five(), 0, 1, torch.device("cpu"))
+        size = model.parts.models["smallcnn"].flat.num_shared_parameters
+        own = model.server.trained.get("smallcnn", vector(start))
+        return [float((x - vector(start))[:size].norm()) for x in (vector(model), own)]
+
+    change, own = moved(FLTrust())
+    assert 0 < change <= own * (1 + 1e-5)
+    assert moved(None)[0] > 5 * own
+
+
+def test_one_chunk_and_many_give_the_same_bits(monkeypatch):
+    whole = vector(run(1))
+    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 4 * 100)
+    assert torch.equal(vector(run(1)), whole)
+
+
+def test_the_server_is_no_client():
+    model, plain = run(), run(aggregation=Median())
+    images = five().federated.root.num_images
+    assert model.parts.names == plain.parts.names == [f"town{i}" for i in range(4)]
+    assert model.round_metrics["train/images_server"] == images
+    assert model.round_metrics["train/steps_server"] == math.ceil(images / 8)
+    assert model.round_metrics["train/images"] == plain.round_metrics["train/images"] + images
+    traffic = {name: value for name, value in plain.round_metrics.items() if name.startswith("comm/")}
+    assert {name: model.round_metrics[name] for name in traffic} == traffic
+    assert not any(ROOT in name for name in model.round_metrics)
+
+
+def test_the_server_trains_on_as_few_batches_as_clients():
+    assert run(1, five(limit_client_batches=1)).round_metrics["train/steps_server"] == 1
+
+
+def test_the_server_trains_whoever_is_selected():
+    model = run(selection=RandomFraction(0.5))
+    assert len(model.reports) == 2
+    assert model.round_metrics["train/images_server"] == five().federated.root.num_images
+
+
+def states(model):
+    """All that a run has learnt, the head of the server's images included."""
+    root = model.parts.root.private_state() if model.strategy.is_global_zero else {}
+    return state_of(model) | {f"root {name}": tensor.clone() for name, tensor in root.items()}
+
+
+KINDS = {
+    "private head": run,
+    "momentum kept": lambda rounds=2, **options: run(rounds, client=kept(), **options),
+    "common head": lambda rounds=2, **options: run(rounds, five(labels="common"), FedAvg(), **options),
+    "buckets": lambda rounds=2, **options: run(rounds, aggregation=Bucketing(FLTrust()), **options),
+}
+
+
+def kept():
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9)  # noqa: E731 - short
+    return LocalTraining(batch_size=8, optimizer=optimizer, optimizer_state="keep")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(kind, tmp_path):
+    first = KINDS[kind](2)
+    first.trainer.save_checkpoint(tmp_path / "two.ckpt")
+    found, expected = states(KINDS[kind](3, ckpt_path=tmp_path / "two.ckpt")), states(KINDS[kind](3))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def on_two(folder):
+    """What each of two ranks does."""
+    with mock.patch("fedsim.training.uploads._CHUNK", 400):  # both ranks compute with the server's model
+        found = {kind: make(devices=2) for kind, make in KINDS.items()}
+    rank = found["buckets"].strategy.global_rank
+    work = {f"{kind} work": torch.tensor(model.server.work) for kind, model in found.items()}
+    roots = {
+        f"{kind} {name}": x for kind, model in found.items() for name, x in states(model).items() if "root" in name
+    }
+    torch.save({**{kind: vector(model) for kind, model in found.items()}, **work, **roots}, folder / f"{rank}.pt")
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_two_ranks_give_the_bits_of_one(tmp_path):
+    run_on_ranks(on_two, tmp_path)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for kind, make in KINDS.items():
+        one = make()
+        assert all(torch.equal(found[kind], vector(one)) for found in ranks), kind
+        assert all(tuple(found[f"{kind} work"].tolist()) == one.server.work for found in ranks), kind
+        for name, tensor in states(one).items():
+            assert "root" not in name or torch.equal(ranks[0][f"{kind} {name}"], tensor), name
+
+
+# -- the images --------------------------------------------------------------------------------------------------------
+
+
+def test_the_root_is_the_labelled_training_images_of_the_public_data_set():
+    domains = {domain.name: domain for domain in SyntheticReID(clients=5, unseen=0, scale=0.2).domains()}
+    root, train = five().federated.root, domains[ROOT].train
+    assert (root.name, root.num_images, root.num_classes) == (ROOT, len(train), len(train.identities))
+    assert [int(train.identities[label]) for label in root.labels] == train.pids.tolist()
+    assert five(max_identities=2).federated.root.num_classes == 2
+    common = five(labels="common").federated
+    classes = common.classes[common.root.labels]
+    assert classes.tolist() == common.root.train.pids.tolist()
+    assert common.root.num_classes == len(common.classes)
+
+
+class HeldOut(FedPav):
+    requires = frozenset({"held_out"})
+
+
+WIDER = {"town1": ClientOverride(backbone=SmallCNN(width=6))}
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "line"),
+    [
+        ({}, {}, "data.public has none; name a data set"),
+        ({"public": "new0"}, {}, "data.public new0 has none"),
+        ({"public": "town2"}, {"method": Local()}, "clients of Local send no parameters"),
+        ({"public": "town2"}, {"client": LocalTraining(cluster=Clustering())}, "leave model.client.cluster out"),
+        ({"public": "town2"}, {"clients": WIDER}, "the server trains one model"),
+        (
+            {"public": "town2", "val": "first_image"},
+            {"method": HeldOut()},
+            "HeldOut needs held-out images, and the server has none",
+        ),
+    ],
+)
+def test_refusals(data, options, line):
+    with pytest.raises(ConfigError, match=line) as error:
+        run(data=make_data(**data), **options)
+    assert str(error.value).startswith("model.aggregation: ")
+
+
+def test_it_is_named_on_the_command_line(capsys, tiny):
+    line = refuse(capsys, "fit", "--config", tiny, "--model.aggregation", "FLTrust")
+    assert "model.aggregation: the server trains on labelled images, and data.public has none" in line
