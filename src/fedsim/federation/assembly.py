@@ -99,7 +99,7 @@ def assemble(
     make_client: Callable[..., Client] = Client
     if tried is not None:
         counts_from = settings.module_counts_from
-        make_client = partial(ModuleClient, log_names=tried.trial.log_names, form=tried.form, counts_from=counts_from)
+        make_client = partial(ModuleClient, log_names=tried.log_names, form=tried.form, counts_from=counts_from)
 
     def make(name: str, images: ClientImages) -> Client:
         return make_client(
@@ -116,7 +116,7 @@ def assemble(
         statistics={arch: BatchNormStatistics(settings.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(settings.method, server, archs, settings.hardware, settings.accounting),
         clients=clients, objective=settings.objective, training=training,
-        logged=() if tried is None else tried.trial.log_names,
+        logged=() if tried is None else tried.log_names,
     )  # fmt: skip
 
 
@@ -140,11 +140,13 @@ def _try_module(
         idle += ["client.optimizer"] * (settings.client.optimizer != usual.client.optimizer)
         if idle:
             names = ", ".join(f"model.{name}" for name in idle)
-            log.info("model.module: %s is network, loss and optimizer: without effect are %s", tried.name, names)
+            log.info(
+                "model.module: %s is network, loss and optimizer: without effect are %s", tried.blueprint.name, names
+            )
         if tried.idle_hooks:
             log.info(
                 "model.module: fedsim has images, scores and checkpoints of its own, and does not call %s of %s",
-                ", ".join(tried.idle_hooks), tried.name,
+                ", ".join(tried.idle_hooks), tried.blueprint.name,
             )  # fmt: skip
     return tried
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
 from fedsim.training.flat_model import arch_name
-from fedsim.training.own_module.blueprint import Blueprint, MakesModule, copy_of
-from fedsim.training.own_module.inner_trainer import Horizon, Options
+from fedsim.training.own_module.blueprint import Blueprint, MakesModule
+from fedsim.training.own_module.inner_trainer import Horizon, Options, train
 from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.module_client import name_of
 from fedsim.training.own_module.module_model import ModuleModel
 from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.package import has_own
-from fedsim.training.own_module.trial import StepTrial, TrialImages, try_module
+from fedsim.training.own_module.package import has_own, in_one_line
+from fedsim.training.own_module.trial import TrialTraining, features_in, optimizer_like
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import Chooses, StatisticsPolicy, shared_names
 
@@ -34,13 +37,17 @@ class OwnModule:
     """A user's module that has been tried."""
 
     blueprint: Blueprint
-    trial: StepTrial
     form: BatchForm
-
-    @property
-    def name(self) -> str:
-        """Of its class."""
-        return self.blueprint.name
+    log_names: tuple[str, ...]
+    """the numbers that it logged in its first step, by the names that they have in fedsim's log"""
+    width: int
+    """D, of its features"""
+    head: frozenset[str]
+    """names of the parameters that its features do not depend on: its classifier"""
+    has_schedule: bool
+    """whether it has a scheduler"""
+    optimizer: Callable[[Iterable[Any]], Optimizer]
+    """makes optimizers like the first one of a client"""
 
     @property
     def idle_hooks(self) -> list[str]:
@@ -53,17 +60,19 @@ class OwnModule:
         Raises:
             ConfigError: if the module's schedules contradict them.
         """
-        if self.trial.has_schedule and common.schedule != LocalTraining().schedule:
-            raise ConfigError(f"model.client.schedule: {self.name} has a schedule, too; leave one of them out")
-        return replace(common, optimizer=self.trial.optimizer, optimizer_state="reset")
+        if self.has_schedule and common.schedule != LocalTraining().schedule:
+            raise ConfigError(
+                f"model.client.schedule: {self.blueprint.name} has a schedule, too; leave one of them out"
+            )
+        return replace(common, optimizer=self.optimizer, optimizer_state="reset")
 
     def check_override(self, client: str, override: ClientOverride) -> None:
         """Raise ConfigError for settings of one client that the module decides."""
         for name in ("backbone", "optimizer", "head_lr", "cluster", "bottom_up", "micro_batch"):
             if getattr(override, name) is not None:
                 raise ConfigError(
-                    f"model.clients.{client}.{name}: {self.name} is the model of all clients, and decides on its "
-                    "training; leave it out"
+                    f"model.clients.{client}.{name}: {self.blueprint.name} is the model of all clients, and decides on "
+                    "its training; leave it out"
                 )
 
     def model(
@@ -76,8 +85,8 @@ class OwnModule:
         the names of tensors that stay with the clients in any case, ``policy`` is that of running statistics, and
         ``max_classes`` the largest number of classes.
         """
-        network = ModuleNetwork(copy_of(self.blueprint.first).to(device), self.trial.width)
-        head = {f"{PART}.{name}" for name in self.trial.head}
+        network = ModuleNetwork(self.blueprint.ready(max_classes).to(device), self.width)
+        head = {f"{PART}.{name}" for name in self.head}
         groups = {name: Group.HEAD if name in head else group for name, group in group_names(network).items()}
         shared = shared_names(groups, groups_shared, policy, choose=choose)
         shared -= {f"{PART}.{name}" for name in self.blueprint.sizes}
@@ -86,11 +95,11 @@ class OwnModule:
             if not matching:
                 names = ", ".join(name.removeprefix(f"{PART}.") for name in list(groups)[:5])
                 raise ConfigError(
-                    f"model.private: no tensor of {self.name} is named like {pattern}; it has {names}"
+                    f"model.private: no tensor of {self.blueprint.name} is named like {pattern}; it has {names}"
                     f"{' and others' if len(groups) > 5 else ''}"
                 )
             shared -= matching
-        return ModuleModel(arch_name(self.name), self.blueprint, network, shared, groups, max_classes)
+        return ModuleModel(arch_name(self.blueprint.name), self.blueprint, network, shared, groups, max_classes)
 
 
 def own_module(
@@ -112,8 +121,16 @@ def own_module(
     horizon = Horizon(training.local_epochs, 0, rounds)
     blueprint = Blueprint(source, seed, max(client.num_classes for client in clients), horizon)
     _check_settings(blueprint, training)
-    images = TrialImages(clients, training, sizes, form)
-    return OwnModule(blueprint, try_module(blueprint, images, horizon, options, seed), form)
+    most, device = max(client.num_images for client in clients), options.device
+    trial = TrialTraining(most, blueprint.num_classes, training, sizes, form, device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        module = blueprint.build(blueprint.num_classes)
+        with in_one_line(blueprint.name, "a training on random images"):
+            logged = train(module, trial, horizon, options, seed)
+        with in_one_line(blueprint.name, "taking features of random images"):
+            width, head = features_in(blueprint, trial)
+    names, optimizer = tuple(map(name_of, logged)), optimizer_like(trial.optimizers[0])
+    return OwnModule(blueprint, form, names, width, head, trial.has_schedule, optimizer)
 
 
 def _check_settings(blueprint: Blueprint, common: LocalTraining) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -11,7 +12,6 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.core.work import Work
 from fedsim.models.groups import Group
@@ -20,7 +20,7 @@ from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
 from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.package import named
+from fedsim.training.own_module.package import in_one_line
 from fedsim.training.own_module.values import CopiedParameters, kept_of, set_buffers, tensors_of
 from fedsim.training.settings import LocalTraining, autocast
 
@@ -76,14 +76,9 @@ class ModuleModel(FlatModel):
     network: ModuleNetwork
 
     def __init__(
-        self,
-        arch: str,
-        blueprint: Blueprint,
-        network: ModuleNetwork,
-        shared: frozenset[str],
-        groups: dict[str, Group],
+        self, arch: str, blueprint: Blueprint, network: ModuleNetwork, shared: frozenset[str], groups: dict[str, Group],
         max_classes: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.blueprint = blueprint
         self._device = next(network.parameters()).device
         self._variant_of = lru_cache(KEPT)(self._make_variant)
@@ -116,31 +111,27 @@ class ModuleModel(FlatModel):
 
     def _make_variant(self, num_classes: int) -> ModuleVariant:
         """Return a new variant; refuse a module whose tensors do not have the expected sizes."""
-        module = self.blueprint.ready(num_classes)
+        template, module = self.blueprint.build(num_classes), self.blueprint.ready(num_classes)
         tensors, start = tensors_of(module), torch.zeros(self.head_room(num_classes))
-        for name, span in self._spans(num_classes).items():
-            if tensors[name].shape != (expected := self.blueprint.shape_of(name, num_classes)):
-                raise ConfigError(
-                    f"{named(module)}: {name} has the shape {list(tensors[name].shape)} for {num_classes} classes, not "
-                    f"{list(expected)}; let sizes grow evenly with num_classes"
-                )
-            start[span] = tensors[name].detach().flatten()
+        activity = f"building for {num_classes} classes, with which sizes of tensors are to grow evenly"
+        with in_one_line(self.blueprint.name, activity):
+            for name, span in self._spans(num_classes).items():
+                start[span] = tensors[name].detach().flatten()
         kept = {name: tensor.clone() for name, tensor in kept_of(module).items()}
-        return ModuleVariant(self.blueprint.build(num_classes), module.to(self._device), start, kept)
+        return ModuleVariant(template, module.to(self._device), start, kept)
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
-        spans, begin = {}, 0
-        for name in self.blueprint.sizes:
-            size = self.blueprint.shape_of(name, num_classes).numel()
+        spans, begin, more = {}, 0, num_classes - self.blueprint.num_classes
+        for name, shapes in self.blueprint.sizes.items():
+            size = math.prod(first + (second - first) * more for first, second in zip(*shapes, strict=True))
             spans[name] = slice(begin, begin + size)
             begin += aligned(size)
         return spans
 
     def head_room(self, num_classes: int) -> int:
         """Elements that a client's own tensors take."""
-        sizes = (self.blueprint.shape_of(name, num_classes).numel() for name in self.blueprint.sizes)
-        return sum(map(aligned, sizes))
+        return sum(aligned(span.stop - span.start) for span in self._spans(num_classes).values())
 
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - the base's
         """Return :attr:`private` for a client that has not trained yet; clients with as many classes start alike."""
@@ -171,12 +162,8 @@ class ModuleModel(FlatModel):
         template = self._variant.template
         if has_hooks(template):
             return self.blueprint.build(self.num_classes)
-        try:
+        with in_one_line(self.blueprint.name, "copying for a session; leave out what has no copy"):
             module: LightningModule = copy_of(template)
-        except (TypeError, RuntimeError) as error:
-            raise ConfigError(
-                f"{named(template)} cannot be copied for each session ({error}); leave out what has no copy"
-            ) from error
         return module
 
     def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
@@ -219,18 +206,16 @@ class ModuleModel(FlatModel):
         super().load_global(vector, tensors)
 
     def _twin(self) -> ModuleModel:
-        network = ModuleNetwork(copy_of(self.blueprint.first).to(self.device), self.network.num_features)
+        module = self.blueprint.ready(self._max_classes).to(self.device)
+        network = ModuleNetwork(module, self.network.num_features)
         return ModuleModel(self.arch, self.blueprint, network, self._shared, self.groups, self._max_classes)
 
 
 class ModuleOptimizer(LocalOptimizer):
     """A view of the optimizers that Lightning steps, for methods: rates, parameters, gradients, the number of steps."""
 
-    def __init__(
-        self, settings: LocalTraining, flat: CopiedParameters
-    ) -> None:  # of no torch optimizer of the settings
+    def __init__(self, settings: LocalTraining, flat: CopiedParameters) -> None:  # no torch optimizer of the settings
         self.settings, self.flat = settings, flat
-        self._views, self._earlier_state = None, {}
         self.num_steps, self.work = 0, Work()
         self.of_module: list[Optimizer] = []
         """the optimizers of the training that runs"""
@@ -271,6 +256,3 @@ class ModuleOptimizer(LocalOptimizer):
     def release(self) -> None:
         """Forget the optimizers."""
         self.of_module = []
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Do nothing: schedules are the module's."""

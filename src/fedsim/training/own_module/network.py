@@ -52,9 +52,9 @@ class ModuleNetwork(ReIDModel):
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features [B, D] float32."""
+        self.count(images)
         if self.flat is not None:
             self.flat.spread()
-        self.count(images)
         features = features_of(self.module, images).float()
         if self.flat is not None and self.training:
             self.flat.is_stale = True

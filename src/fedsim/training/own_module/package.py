@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import lightning.pytorch
+from lightning_utilities.core.overrides import is_overridden
 
 from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.core.names import one_line
@@ -26,10 +26,8 @@ def package_of(thing: object) -> ModuleType | None:
 
 def has_own(module: Any, hook: str) -> bool:
     """Return whether a module, or its class, has a hook of its own in place of Lightning's."""
-    package, method = package_of(module), getattr(module, hook, None)
-    assert package is not None, "it is a LightningModule"
-    lightnings = getattr(package.LightningModule, hook, None)
-    return method is not None and inspect.unwrap(getattr(method, "__func__", method)) is not lightnings
+    package: Any = package_of(module)
+    return is_overridden(hook, module, package.LightningModule)
 
 
 def named(module: object) -> str:

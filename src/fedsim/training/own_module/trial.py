@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from lightning import LightningModule
@@ -13,92 +13,41 @@ from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.training.batch import Batch
-from fedsim.training.own_module.blueprint import Blueprint, copy_of
-from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
+from fedsim.training.own_module.blueprint import Blueprint
+from fedsim.training.own_module.inner_trainer import Training
 from fedsim.training.own_module.module_batch import BatchForm
-from fedsim.training.own_module.module_client import name_of
 from fedsim.training.own_module.network import features_of
-from fedsim.training.own_module.package import in_one_line, named
+from fedsim.training.own_module.package import named
 from fedsim.training.settings import LocalTraining
 
 _MAX_TRIED = 8
 """images of a trial whose batches are shuffled"""
 
 
-class OptimizerTemplate:
-    """Makes optimizers of the kind, and with the options, of another one: for checks, and for the rate in the log."""
-
-    def __init__(self, like: Optimizer) -> None:
-        like.state.clear()
-        self._like = like
-        self._options = {name: value for name, value in like.param_groups[0].items() if name != "params"}
-        self._options["lr"] = self._options.get("initial_lr", self._options.get("lr"))  # before its schedule
-        like.param_groups.clear()
-
-    def __call__(self, params: Iterable[Any]) -> Optimizer:
-        """Return an optimizer of these parameters, in one group."""
-        made = object.__new__(type(self._like))
-        made.__dict__.update(self._like.__dict__)
-        made.state, made.param_groups = defaultdict(dict), []
-        made.add_param_group({"params": list(params), **self._options})
-        return made
-
-
-class StepTrial(NamedTuple):
-    """The results of one step of a module."""
-
-    log_names: tuple[str, ...]
-    """the numbers that it logged, by the names that they have in fedsim's log"""
-    width: int
-    """D, of its features"""
-    head: frozenset[str]
-    """names of the parameters that its features do not depend on: its classifier"""
-    has_schedule: bool
-    """whether it has a scheduler"""
-    optimizer: OptimizerTemplate
-    """makes optimizers like the first one of a client"""
-
-
-class ClientNumbers(Protocol):
-    """The numbers of a client that a trial follows."""
-
-    @property
-    def num_images(self) -> int:
-        """Number of training images."""
-
-    @property
-    def num_classes(self) -> int:
-        """Number of identities."""
-
-
-class TrialImages(Batches):
-    """Random images in the sizes and numbers of a run's clients; a trial trains on the first ones.
+class TrialTraining(Training):
+    """Trains on random images in the sizes and numbers of a run's clients; notes what Lightning makes of a module.
 
     Args:
-        clients: of the run.
+        most: images of the largest client.
+        classes: largest number of people of a client.
         training: their common settings.
         sizes: of ``train`` and ``test`` images, [H, W].
         form: of the batches.
+        device: of the images.
     """
 
     def __init__(
-        self,
-        clients: Sequence[ClientNumbers],
-        training: LocalTraining,
-        sizes: Mapping[str, tuple[int, int]],
-        form: BatchForm,
-    ) -> None:
-        most, in_groups = max(client.num_images for client in clients), training.draws_people
-        batch = training.batch_of(most)
+        self, most: int, classes: int, training: LocalTraining, sizes: Mapping[str, tuple[int, int]], form: BatchForm,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        batch, in_groups = training.batch_of(most), training.draws_people
         number = max(1, most // batch if training.drop_partial else -(-most // batch))
         super().__init__([[batch if in_groups else min(batch, _MAX_TRIED)] * number])
-        self._instances = training.num_instances if in_groups else 2
-        self._classes = max(client.num_classes for client in clients)
-        self._trained, self._image_sizes, self._form = training.accumulate, sizes, form
-        self.device = torch.device("cpu")
+        self._instances, self._classes = training.num_instances if in_groups else 2, classes
+        self._trained, self._image_sizes, self._form, self.device = training.accumulate, sizes, form, device
 
     def read(self, epoch: int) -> Iterator[Any]:
-        """Yield random batches."""
+        """Yield random batches, as many as a step takes."""
         for size in self.sizes[epoch][: self._trained]:
             count = torch.arange(size, device=self.device)
             labels = (count // self._instances) % self._classes
@@ -108,10 +57,6 @@ class TrialImages(Batches):
     def images(self, count: int, kind: str = "train") -> Tensor:
         """Return random images [count, 3, H, W]."""
         return torch.randn(count, 3, *self._image_sizes[kind], device=self.device)
-
-
-class _Look(Events):
-    """Notes what Lightning has made of a module."""
 
     def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
         """Look at the optimizers; raise ConfigError if they step what does not last."""
@@ -129,33 +74,31 @@ class _Look(Events):
             )
 
 
-def try_module(blueprint: Blueprint, images: TrialImages, horizon: Horizon, options: Options, seed: int) -> StepTrial:
-    """Let a copy of a module train a little; no random stream of the caller advances.
+def optimizer_like(like: Optimizer) -> Callable[[Iterable[Any]], Optimizer]:
+    """Return a function that makes optimizers of a kind, with its options: for checks, and for the rate in the log."""
+    group = {**like.param_groups[0]}
+    group["lr"] = group.get("initial_lr", group.get("lr"))  # before its schedule
+    del group["params"]
+    others = {name: value for name, value in vars(like).items() if name not in ("param_groups", "state")}
 
-    Raises:
-        ConfigError: in one line, if the module fails or breaks a rule.
-    """
-    images.device = device = options.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        module = blueprint.build(blueprint.num_classes)
-        look = _Look(images)
-        with in_one_line(blueprint.name, "a training on random images"):
-            logged = train(module, images, look, horizon, options, seed)
-        with in_one_line(blueprint.name, "taking features of random images"):
-            fresh = copy_of(blueprint.first).to(device).eval()
-            width, head = _features(fresh, blueprint, images)
-            features_of(fresh, images.images(2, "test"))
-    return StepTrial(tuple(map(name_of, logged)), width, head, look.has_schedule, OptimizerTemplate(look.optimizers[0]))
+    def make(params: Iterable[Any]) -> Optimizer:
+        made = object.__new__(type(like))
+        vars(made).update(others, state=defaultdict(dict), param_groups=[])
+        made.add_param_group({"params": list(params), **group})
+        return made
+
+    return make
 
 
-def _features(module: LightningModule, blueprint: Blueprint, images: TrialImages) -> tuple[int, frozenset[str]]:
-    """Return the width of the features, and the names of the parameters that they do not depend on."""
-    some = images.images(2)
-    features = features_of(module, some)
+def features_in(blueprint: Blueprint, training: TrialTraining) -> tuple[int, frozenset[str]]:
+    """Return the width of the features, and the names of the parameters that they do not depend on: the classifier."""
+    module, images = blueprint.first.to(training.device).eval(), training.images(2)
+    features = features_of(module, images)
     width = features.shape[1]
+    features_of(module, training.images(2, "test"))
     if blueprint.takes_classes:
-        larger = blueprint.ready(blueprint.num_classes + 1).to(images.device).eval()
-        if features_of(larger, some).shape[1] != width:
+        larger = blueprint.ready(blueprint.num_classes + 1).to(training.device).eval()
+        if features_of(larger, images).shape[1] != width:
             raise ConfigError(
                 f"{named(module)} gives features whose number depends on num_classes; define embed(images), which "
                 "returns what the classifier gets"

@@ -6,7 +6,8 @@ date when it is read; what they have written is copied into the module before it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,6 @@ class CopiedParameters(FlatParameters):
     def bind(self) -> None:
         """Leave the module's tensors as they are."""
         self._places = WeakIdKeyDictionary()
-        self.follow({})
 
     def follow(self, tail: Mapping[str, slice]) -> None:
         """Stand for the tensors that :attr:`module` now has: they get the buffer's values when it is used.
@@ -63,22 +63,30 @@ class CopiedParameters(FlatParameters):
         offset: int = self._places[tensor]
         return offset
 
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Let the module run, with the buffer's values, which it may change."""
+        self.spread()
+        yield
+        self.is_stale = True
+
     def collect(self) -> None:
         """Copy the module's values into the buffer, if they may have changed."""
         if self.is_stale:
             assert self._written == self._values._version, "a view of the buffer was written after the module ran"
             self.is_stale = False
-            pairs = self._pairs()
-            torch._foreach_copy_([view for _, view in pairs], [tensor for tensor, _ in pairs])
-            self._written = self._values._version
+            self._copy(into=1)
 
     def spread(self) -> None:
         """Copy the buffer's values into the module, if they have changed."""
         if self._written != self._values._version:
             assert not self.is_stale, "the buffer was written through a view that was taken before the module ran"
-            pairs = self._pairs()
-            torch._foreach_copy_([tensor for tensor, _ in pairs], [view for _, view in pairs])
-            self._written = self._values._version
+            self._copy(into=0)
+
+    def _copy(self, into: int) -> None:
+        pairs = self._pairs()
+        torch._foreach_copy_([pair[into] for pair in pairs], [pair[1 - into] for pair in pairs])
+        self._written = self._values._version
 
     @property
     def spans(self) -> dict[str, slice]:
@@ -107,13 +115,9 @@ def kept_of(module: nn.Module) -> dict[str, Tensor]:
 
     Batch normalisation's counters of batches that no layer reads are not among them.
     """
-    kept = {name: tensor for name, tensor in _saved(module).items() if tensor.dtype is not torch.float32}
-    idle = {
-        f"{path}.num_batches_tracked" if path else "num_batches_tracked"
-        for path, part in module.named_modules()
-        if is_idle(part)
-    }
-    return {name: tensor for name, tensor in kept.items() if name not in idle}
+    idle = [part.num_batches_tracked for part in module.modules() if is_idle(part)]
+    others = {name: buffer for name, buffer in _saved(module).items() if buffer.dtype is not torch.float32}
+    return {name: buffer for name, buffer in others.items() if all(buffer is not counter for counter in idle)}
 
 
 def _saved(module: nn.Module) -> dict[str, Tensor]:
@@ -124,11 +128,6 @@ def _saved(module: nn.Module) -> dict[str, Tensor]:
 def set_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Give buffers of a module new values, by name; they may have another shape."""
     for name, value in values.items():
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
-        old = owner.get_buffer(leaf)
+        old = module.get_buffer(name)
         value = torch.view_as_complex(value) if old.is_complex() and not value.is_complex() else value
-        if old.shape == value.shape:
-            old.copy_(value)
-        else:
-            owner.register_buffer(leaf, value.to(old.device, copy=True))
+        old.resize_(value.shape).copy_(value)
