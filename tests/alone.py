@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import fedsim.training.own_module.module_client as clients
-from fedsim.training.own_module.package import package_of
+from fedsim.training.own_module.inner_trainer import package_of
 
 
 class Recorded(NamedTuple):

@@ -19,12 +19,11 @@ from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import changed, global_settings, hashed, moved, state_of
 from fedsim.testing.pythons import Question
 from fedsim.testing.trials import Fit
+from fedsim.training.own_module.assembly import TrialTraining
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule
-from fedsim.training.own_module.inner_trainer import Horizon, Options, train
+from fedsim.training.own_module.inner_trainer import Horizon, Options, package_of, train
 from fedsim.training.own_module.module_batch import BatchForm, PairBatch
 from fedsim.training.own_module.network import features_of
-from fedsim.training.own_module.package import package_of
-from fedsim.training.own_module.trial import TrialTraining
 from fedsim.training.settings import LocalTraining
 
 

@@ -15,9 +15,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import seeded_host
-from fedsim.training.own_module.inner_trainer import Horizon, set_up
-from fedsim.training.own_module.package import has_own, in_one_line, named, package_of
-from fedsim.training.own_module.values import tensors_of
+from fedsim.training.own_module.inner_trainer import Horizon, has_own, in_one_line, named, package_of, set_up
+from fedsim.training.own_module.network import tensors_of
 
 CLASSES = "num_classes"
 """the argument that is filled for each client"""
@@ -52,10 +51,11 @@ class Blueprint:
         self._seed, self._horizon = seed, horizon
         self._given = source if isinstance(source, nn.Module) else None
         self._kind: Callable[..., Any] = _class_of(source) if self._given is None else type(source)
-        self.takes_classes = CLASSES in _arguments(self._kind)
-        """whether the module has an argument num_classes"""
         self.name = getattr(self._kind, "__name__", type(source).__name__)
         """of the module's class"""
+        with in_one_line(self.name, "naming its arguments"):
+            self.takes_classes = CLASSES in inspect.signature(self._kind).parameters
+            """whether the module has an argument num_classes"""
         self._make: Any = source if self._given is None else self._again(source)
         self.num_classes = num_classes
         """of :attr:`first`"""
@@ -67,9 +67,9 @@ class Blueprint:
     def build(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes, before ``setup``; random weights depend on seed and number alone."""
         with seeded_host(self._seed), in_one_line(self.name, "building"):
-            module = _copied(self._make) if isinstance(self._make, partial | nn.Module) else self._make
-            if not isinstance(self._make, nn.Module):
-                module = module(**({CLASSES: num_classes} if self.takes_classes else {}))
+            make = _copied(self._make) if isinstance(self._make, partial | nn.Module) else self._make
+            classes = {CLASSES: num_classes} if self.takes_classes else {}
+            module: Any = make if isinstance(make, nn.Module) else make(**classes)
             if package_of(module) is None:
                 raise ConfigError(f"model.module: {self.name} makes no LightningModule; give the class of one")
             _check_hooks(module)
@@ -123,16 +123,12 @@ def copy_of(thing: Any) -> Any:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has what a copy of it would lack, or share with it: hooks, functions that refer to it."""
-    parts = [*module.modules()]
-    functions = [f for part in parts for value in vars(part).values() for f in _functions(value)]
-    variables = [inspect.getclosurevars(f).nonlocals for f in functions if inspect.isfunction(f)]
+    values = [value for part in module.modules() for value in vars(part).values()]
+    values += [one for value in values if isinstance(value, dict) for one in value.values()]  # hooks are in dicts
+    functions = [value.func if isinstance(value, partial) else value for value in values]
+    variables = [inspect.getclosurevars(f).nonlocals.values() for f in functions if inspect.isfunction(f)]
     of_tensors = any(parameter._backward_hooks for parameter in module.parameters())
-    return of_tensors or any(isinstance(value, nn.Module) for of_one in variables for value in of_one.values())
-
-
-def _functions(value: Any) -> list[Any]:
-    values = [*value.values()] if isinstance(value, dict) else [value]  # hooks of modules are in dicts
-    return [f.func if isinstance(f, partial) else f for f in values if callable(f)]
+    return of_tensors or any(isinstance(value, nn.Module) for of_one in variables for value in of_one)
 
 
 def _copied(value: Any) -> Any:
@@ -143,13 +139,6 @@ def _copied(value: Any) -> Any:
         return copy_of(value)
     except (TypeError, RuntimeError, ValueError):
         return value
-
-
-def _arguments(function: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return []
 
 
 def _class_of(source: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +159,7 @@ def _take_values(module: LightningModule, source: nn.Module) -> None:
 def _check_hooks(module: LightningModule) -> None:
     """Raise ConfigError unless a module has what a client needs."""
     problems = [f" has no {h}; define it" for h in ("training_step", "configure_optimizers") if not has_own(module, h)]
-    if "dataloader_iter" in _arguments(module.training_step):
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         problems.append(": training_step takes dataloader_iter, an experiment of Lightning; take batch")
     if not callable(getattr(module, "embed", None)) and not has_own(module, "forward"):
         problems.append(" gives no features; define embed(images), or forward(images)")

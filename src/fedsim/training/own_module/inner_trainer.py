@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import random
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,16 +18,51 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import lightning.pytorch
 import numpy as np
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core import rank_zero
+from lightning_utilities.core.overrides import is_overridden
 from torch import Tensor, distributed
 
+from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.core.names import one_line
 from fedsim.core.seeding import seed_global_stream
-from fedsim.training.own_module.package import package_of
+
+
+def package_of(thing: object) -> ModuleType | None:
+    """Return the package whose LightningModule a thing is, and whose Trainer trains it; None: it is none.
+
+    A module of ``pytorch_lightning`` comes with an import of it, so fedsim need not import it.
+    """
+    packages = (lightning.pytorch, sys.modules.get("pytorch_lightning"))
+    return next((p for p in packages if p is not None and isinstance(thing, p.LightningModule)), None)
+
+
+def has_own(module: Any, hook: str) -> bool:
+    """Return whether a module, or its class, has a hook of its own in place of Lightning's."""
+    package: Any = package_of(module)
+    return is_overridden(hook, module, package.LightningModule)
+
+
+def named(module: object) -> str:
+    """Return the beginning of an error line about a module."""
+    return f"model.module: {type(module).__name__}"
+
+
+@contextmanager
+def in_one_line(name: str, activity: str) -> Iterator[None]:
+    """Report errors of the user's code, and of Lightning about it, as a ConfigError; ``name`` is the module's class."""
+    try:
+        yield
+    except FedSimError:
+        raise
+    except Exception as error:
+        reason = one_line(str(error), 200)
+        raise ConfigError(f"model.module: {name} failed in {activity} ({type(error).__name__}: {reason})") from error
 
 
 class Horizon(NamedTuple):
@@ -104,9 +141,6 @@ class Training:
     def after_batch(self) -> None:
         """A batch is over."""
 
-    def after_epoch(self, epoch: int) -> None:
-        """Epoch ``epoch`` of this training is over, from 0."""
-
     def on_fit_start(self, trainer: Any, module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
         """See the optimizers, whose schedules go on from earlier rounds."""
         _go_on(trainer, self.horizon, len(self))
@@ -128,7 +162,6 @@ class Training:
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         """Go on to the next epoch, if there is one; give what is logged from here the weight of this one."""
         self._weight = self._images
-        self.after_epoch(self.epoch)
         trainer.should_stop |= self.epoch + 1 == len(self.sizes)
         self.epoch = min(self.epoch + 1, len(self.sizes) - 1)
 
@@ -138,21 +171,20 @@ def train(
 ) -> dict[str, Tensor]:
     """Let Lightning train a module; return the numbers that it has logged: name -> [sum, images] float64."""
     package: Any = package_of(module)
-    strategy = type("Strategy", (_Strategy, package.strategies.SingleDeviceStrategy), {})(options.device)
-    strategy.training, training.horizon = training, horizon
+    training.horizon = horizon
     hooks = {name: staticmethod(getattr(training, name)) for name in dir(training) if name.startswith(("on_", "log_"))}
     callback, logger = (type("Events", (b,), hooks)() for b in (package.Callback, package.loggers.logger.DummyLogger))
     module.prepare_data = _nothing  # type: ignore[method-assign] # of this copy: images are fedsim's
-    with _seeing(_ALONE) as training.outer, _outermost(package), isolate_rng(include_cuda=False):
+    with _seeing((None, 0)) as training.outer, _outermost(package), isolate_rng(include_cuda=False):
         seed_global_stream(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
         trainer = package.Trainer(
-            accelerator=options.device.type, devices=1, strategy=strategy, precision=options.precision,
+            accelerator=options.device.type, devices=1, strategy=_strategy(package, training, options.device),
+            precision=options.precision, accumulate_grad_batches=options.accumulate,
+            gradient_clip_val=options.grad_clip, logger=logger, callbacks=[callback], log_every_n_steps=1,
             plugins=[import_module(f"{package.__name__}.plugins.environments").LightningEnvironment()],
             max_epochs=-1 if horizon.rounds is None else horizon.epochs * horizon.rounds,
-            accumulate_grad_batches=options.accumulate,
-            gradient_clip_val=options.grad_clip, logger=logger, callbacks=[callback], log_every_n_steps=1,
             reload_dataloaders_every_n_epochs=1, limit_val_batches=0, num_sanity_val_steps=0,
             use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, enable_autolog_hparams=False, detect_anomaly=torch.is_anomaly_enabled(),
@@ -161,10 +193,12 @@ def train(
         progress = trainer.fit_loop.epoch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = horizon.first_epoch
         _count_steps(trainer, horizon.first_epoch * -(-len(training) // options.accumulate))
+        on_interrupt = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, training)
         except SystemExit as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # Ctrl-C, for which Lightning exits
+            if isinstance(error.__context__, KeyboardInterrupt):  # Ctrl-C, which Lightning makes an exit, and ignores
+                signal.signal(signal.SIGINT, on_interrupt)
                 raise KeyboardInterrupt from error
             raise
         finally:
@@ -184,29 +218,21 @@ def set_up(module: LightningModule, horizon: Horizon, seed: int) -> None:
     train(module, _SetUp([[1]] * horizon.epochs), horizon, Options(torch.device("cpu")), seed)
 
 
-class _Strategy:
-    """Additions to Lightning's strategy of a single device."""
+def _strategy(package: Any, training: Training, device: torch.device) -> Any:
+    """Return Lightning's strategy of a single device, with the additions of a training."""
+    strategy = package.strategies.SingleDeviceStrategy(device)
+    move, step, optimize = strategy.model_to_device, strategy.training_step, strategy.optimizer_step
 
-    training: Training
+    def model_to_device() -> None:
+        move()
+        training.load(strategy.lightning_module)
 
-    def model_to_device(self) -> None:
-        super().model_to_device()  # type: ignore[misc] # of Lightning's strategy
-        self.training.load(self.lightning_module)  # type: ignore[attr-defined] # as above
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.training.training_step(partial(super().training_step, **kwargs), args)  # type: ignore[misc] # as above
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.training.optimizer_step(partial(super().optimizer_step, *args, **kwargs))  # type: ignore[misc] # as above
-
-    def save_checkpoint(self, *_: Any, **__: Any) -> None:
-        """Write nothing: a run's checkpoints hold its clients."""
-
-    remove_checkpoint = save_checkpoint
-
-    def teardown(self) -> None:
-        """Leave the module where it is: its values are read afterwards."""
-        self.precision_plugin.teardown()  # type: ignore[attr-defined] # as above
+    strategy.model_to_device = model_to_device
+    strategy.training_step = lambda *args, **options: training.training_step(partial(step, **options), args)
+    strategy.optimizer_step = lambda *args, **options: training.optimizer_step(partial(optimize, *args, **options))
+    strategy.save_checkpoint = strategy.remove_checkpoint = _nothing  # a run's checkpoints hold its clients
+    strategy.teardown = lambda: strategy.precision_plugin.teardown()  # the module stays: its values are read afterwards
+    return strategy
 
 
 def _go_on(trainer: Any, horizon: Horizon, num_batches: int) -> None:
@@ -234,7 +260,6 @@ def _count_steps(trainer: Any, steps: int) -> None:
 
 World = tuple[Any, int]
 """torch's default process group, None if there is none, and Lightning's rank"""
-_ALONE: World = (None, 0)
 
 
 @contextmanager
@@ -270,5 +295,5 @@ def _outermost(package: ModuleType) -> Iterator[None]:
             torch.autocast_increment_nesting()
 
 
-def _nothing() -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     """Stand for a function that is not needed; no lambda, as users pickle modules."""

@@ -18,10 +18,9 @@ from fedsim.training.batch import Batch
 from fedsim.training.client import Client, Trains
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, train
+from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, in_one_line, named, package_of, train
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
-from fedsim.training.own_module.package import in_one_line, named, package_of
 from fedsim.training.session import Outcome
 from fedsim.training.settings import autocast
 
@@ -52,7 +51,6 @@ class ModuleClient(Client):
         super().__init__(**arguments)
         self.form = form
         self._log_names, self._counts_from = tuple(log_names), counts_from
-        self._keeps_optimizers = False
         self._training: _ClientTraining | None = None
 
     @property
@@ -78,7 +76,7 @@ class ModuleClient(Client):
         super().load()
         self.model.load_kept(self.kept_buffers)
         self._logged: dict[str, Tensor] = {}  # see train()
-        self._has_losses, self._number = True, 0  # of trainings in this session
+        self.has_losses, self._number = True, 0  # of trainings in this session
 
     @property
     def kept_buffers(self) -> dict[str, Tensor]:
@@ -136,20 +134,13 @@ class ModuleClient(Client):
         return loss.float()
 
     def step(
-        self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None, *,  # noqa: ARG002 - the base's: Lightning has it
+        self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None, *,  # noqa: ARG002 - the base's: Lightning has both
         loose: Sequence[LocalOptimizer] = (),
     ) -> bool:  # fmt: skip
         """Let Lightning back-propagate and step, with ``correct`` before the step; see :meth:`Client.step`."""
         assert self._training is not None, "steps belong to client.fit"
         assert not loose, "a Trainer has the optimizers of its module"
-        assert optimizer in (None, self.optimizer), "as above"
         return self._training.step(correct)
-
-    def note(self, loss: Tensor, labels: Tensor) -> None:
-        """Count a batch: its loss, NaN if there is none, and its images."""
-        if loss.isnan():
-            self._has_losses, loss = False, torch.zeros_like(loss)
-        self.session.metrics.add(loss, labels.new_full(labels.shape, -1), labels)
 
     def end_round(self, *arguments: Any, **options: Any) -> Outcome:
         """Check and store the results; what the module has logged is among the facts."""
@@ -160,7 +151,7 @@ class ModuleClient(Client):
                 "%s logged %s only after its first batch: no column is there for it; log it in each batch",
                 named(self.module), ", ".join(late),
             )  # fmt: skip
-        loss = outcome.loss if self._has_losses else math.nan
+        loss = outcome.loss if self.has_losses else math.nan
         return outcome._replace(loss=loss, correct=math.nan, facts={**outcome.facts, **logged})
 
     def leave(self) -> None:
@@ -258,7 +249,10 @@ class _ClientTraining(Training):
             self._returned, self._loss, self._is_first = returned, loss, False
         if counts and not self._is_counted:  # a closure may be called again
             self._is_counted = self.has_counted = True
-            self._client.note(loss.detach().float().reshape(()), batch.labels)
+            number, guesses = loss.detach().float().reshape(()), torch.full_like(batch.labels, -1)
+            if number.isnan():  # which stands for none
+                self._client.has_losses, number = False, torch.zeros_like(number)
+            self._session.metrics.add(number, guesses, batch.labels)
         return loss
 
     def optimizer_step(self, step: Callable[[], Any]) -> Any:
@@ -280,7 +274,8 @@ class _ClientTraining(Training):
         with self._flat.moving():
             self._result = self._step()
         self._correct = None
-        self._client.optimizer.count_step()
+        optimizer = self._client.optimizer
+        optimizer.num_steps, optimizer.work.steps = optimizer.num_steps + 1, optimizer.work.steps + 1
         return True
 
     def on_after_backward(self, *_: Any) -> None:
@@ -298,9 +293,11 @@ class _ClientTraining(Training):
         self._is_counted = False
         self._session.report(self._loss.detach())
 
-    def after_epoch(self, epoch: int) -> None:
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        """Let the method know of the end of an epoch."""
         with self._hook():
-            self._after_epoch(epoch)
+            self._after_epoch(self.epoch)
+        super().on_train_epoch_end(trainer)
 
 
 def _loss_in(returned: Any) -> Any:

@@ -19,9 +19,8 @@ from fedsim.models.reid import Features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
-from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.package import in_one_line
-from fedsim.training.own_module.values import CopiedParameters, kept_of, set_buffers, tensors_of
+from fedsim.training.own_module.inner_trainer import in_one_line
+from fedsim.training.own_module.network import PART, CopiedParameters, ModuleNetwork, kept_of, set_buffers, tensors_of
 from fedsim.training.settings import LocalTraining, autocast
 
 KEPT = 64
@@ -34,13 +33,6 @@ class ModuleOutput(Output):
     model: ModuleModel
     images: Tensor
     precision: str
-
-    def __new__(cls, model: ModuleModel, images: Tensor, precision: str) -> ModuleOutput:
-        """Keep the images until ``Client.supervised_loss`` asks for the loss."""
-        nothing = images.new_empty(0)
-        output = super().__new__(cls, Features(nothing, nothing), nothing, nothing)
-        output.model, output.images, output.precision = model, images, precision
-        return output
 
     @property
     def features(self) -> Features:
@@ -80,7 +72,6 @@ class ModuleModel(FlatModel):
         max_classes: int,
     ) -> None:  # fmt: skip
         self.blueprint = blueprint
-        self._device = next(network.parameters()).device
         self._variant_of = lru_cache(KEPT)(self._make_variant)
         inside = {f"{PART}.{name}" for name in tensors_of(network.module) if name not in blueprint.sizes}
         outside = frozenset({*dict(network.named_parameters()), *dict(network.named_buffers())} - inside)
@@ -94,7 +85,7 @@ class ModuleModel(FlatModel):
     def set_num_classes(self, num_classes: int) -> None:
         """Let the module be that of a client's number of classes; its values are those in the buffer."""
         self.num_classes = num_classes
-        self.show(self._variant.module)
+        self.show(self._variant(self.num_classes).module)
 
     def show(self, module: LightningModule) -> None:
         """Let the buffer stand for another module of the same tensors."""
@@ -102,11 +93,7 @@ class ModuleModel(FlatModel):
         self.network.module = module
         self.flat.follow({f"{PART}.{name}": span for name, span in self._spans(self.num_classes).items()})
 
-    @property
-    def _variant(self) -> ModuleVariant:
-        return self._variant_for(self.num_classes)
-
-    def _variant_for(self, num_classes: int) -> ModuleVariant:
+    def _variant(self, num_classes: int) -> ModuleVariant:
         return self._variant_of(num_classes if self.blueprint.takes_classes else self.blueprint.num_classes)
 
     def _make_variant(self, num_classes: int) -> ModuleVariant:
@@ -118,7 +105,7 @@ class ModuleModel(FlatModel):
             for name, span in self._spans(num_classes).items():
                 start[span] = tensors[name].detach().flatten()
         kept = {name: tensor.clone() for name, tensor in kept_of(module).items()}
-        return ModuleVariant(template, module.to(self._device), start, kept)
+        return ModuleVariant(template, module.to(self.device), start, kept)
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
@@ -135,14 +122,13 @@ class ModuleModel(FlatModel):
 
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - the base's
         """Return :attr:`private` for a client that has not trained yet; clients with as many classes start alike."""
-        return torch.cat([self.initial_private.cpu(), self._variant_for(num_classes).start])
+        return torch.cat([self.initial_private.cpu(), self._variant(num_classes).start])
 
     @property
     def head_layers(self) -> list[Head]:
         """The layers of the classifier, with the values in the buffer: views."""
         flat, spans = self.flat, self.flat.spans
-        of_head = {n for n, group in self.groups.items() if group is Group.HEAD}
-        of_head |= {f"{PART}.{name}" for name in self.blueprint.sizes}
+        of_head = {n for n in spans if self.groups.get(n, Group.HEAD) is Group.HEAD}  # no group: of the tail
         parameters = [(name, p) for name, p in self.network.named_parameters() if name in of_head]
         tensors = {name: flat.buffer[spans[name]].view(p.shape) for name, p in parameters}
         weights = [name for name, tensor in tensors.items() if tensor.dim() > 1]
@@ -159,7 +145,7 @@ class ModuleModel(FlatModel):
 
     def fresh(self) -> LightningModule:
         """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
-        template = self._variant.template
+        template = self._variant(self.num_classes).template
         if has_hooks(template):
             return self.blueprint.build(self.num_classes)
         with in_one_line(self.blueprint.name, "copying for a session; leave out what has no copy"):
@@ -168,36 +154,35 @@ class ModuleModel(FlatModel):
 
     def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
         """Give a fresh module the buffer's values, and the client's ``kept`` ones, by name."""
-        moving = {name for name, p in self._variant.module.named_parameters() if p.requires_grad}
+        moving = {name for name, p in self._variant(self.num_classes).module.named_parameters() if p.requires_grad}
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name in moving)
         self.show(module)
         self.flat.spread()
-        set_buffers(module, {**self._variant.kept, **kept})
+        self.load_kept(kept, module)
 
     def end(self) -> dict[str, Tensor]:
         """Take the values of the module that has trained; return those that last with the client, by name."""
         self.flat.is_stale = True
         kept = kept_of(self.network.module)
-        self.show(self._variant.module)
+        self.show(self._variant(self.num_classes).module)
         return {name: torch.view_as_real(tensor) if tensor.is_complex() else tensor for name, tensor in kept.items()}
 
-    def load_kept(self, kept: Mapping[str, Tensor]) -> None:
-        """Load a client's kept buffers for an evaluation, by name; what is missing has its first value."""
-        set_buffers(self._variant.module, {**self._variant.kept, **kept})
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self._device
+    def load_kept(self, kept: Mapping[str, Tensor], module: LightningModule | None = None) -> None:
+        """Load a client's kept buffers into a module, or that of evaluations; what is missing has its first value."""
+        variant = self._variant(self.num_classes)
+        set_buffers(module or variant.module, {**variant.kept, **kept})
 
     def optimizer(self, settings: LocalTraining) -> ModuleOptimizer:
         """Return an optimizer for a session."""
         return ModuleOptimizer(settings, self.flat)
 
     def forward(self, images: Tensor, precision: str) -> ModuleOutput:
-        """Return the images [B, 3, H, W] for ``Client.supervised_loss``."""
-        return ModuleOutput(self, images, precision)
+        """Return the images [B, 3, H, W], of which ``Client.supervised_loss`` makes the loss."""
+        nothing = images.new_empty(0)
+        output = ModuleOutput(Features(nothing, nothing), nothing, nothing)
+        output.model, output.images, output.precision = self, images, precision
+        return output
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Load the global model [num_shared], and private tensors that the server has, by name."""
@@ -206,8 +191,7 @@ class ModuleModel(FlatModel):
         super().load_global(vector, tensors)
 
     def _twin(self) -> ModuleModel:
-        module = self.blueprint.ready(self._max_classes).to(self.device)
-        network = ModuleNetwork(module, self.network.num_features)
+        network = ModuleNetwork(copy_of(self.blueprint.first).to(self.device), self.network.num_features)
         return ModuleModel(self.arch, self.blueprint, network, self._shared, self.groups, self._max_classes)
 
 
@@ -245,13 +229,8 @@ class ModuleOptimizer(LocalOptimizer):
         """The first optimizer."""
         return self.of_module[0]
 
-    def reset(self, round_: int) -> None:  # noqa: ARG002 - the base's signature
-        """Begin to count steps again: each training has new optimizers."""
-        self.num_steps = 0
-
-    def count_step(self) -> None:
-        """Count a step that Lightning has taken."""
-        self.num_steps, self.work.steps = self.num_steps + 1, self.work.steps + 1
+    def reset(self, round_: int) -> None:
+        """Do nothing: each session has a new one."""
 
     def release(self) -> None:
         """Forget the optimizers."""
