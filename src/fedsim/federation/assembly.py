@@ -67,7 +67,7 @@ def assemble(
     if settings.module is not None:
         options = Options(device, precision, settings.client.accumulate, settings.client.grad_clip)
         tried = _try_module(settings, settings.module, data, options, rounds, logs=rank == 0)
-    training = settings.client if tried is None else tried.training(settings.client)
+    training = settings.client if tried is None else tried.training
     client_settings = settings_by_client(data.federated, training, settings.overrides)
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
     check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
@@ -160,11 +160,8 @@ def _build_models(
     Every backbone on the ladder gets a model, with room for the largest head.
     """
     if tried is not None:
-        max_classes = max(client.num_classes for client in clients)
         method, private = settings.method, settings.private or ()
-        model = tried.model(
-            method.shared_groups, private, settings.bn_stats, max_classes, device, method.shared_tensors
-        )
+        model = tried.model(method.shared_groups, private, settings.bn_stats, device, method.shared_tensors)
         return {model.arch: model}, {client.name: model.arch for client in clients}
     assert settings.backbone is not None, "settings have one or the other"
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}

@@ -17,7 +17,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
 from fedsim.training.batch import Batch
-from fedsim.training.flat_model import arch_name
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule, copy_of
 from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, has_own, in_one_line, named, train
 from fedsim.training.own_module.module_batch import BatchForm
@@ -48,27 +47,13 @@ class OwnModule:
     """D, of its features"""
     head: frozenset[str]
     """names of the parameters that its features do not depend on: its classifier"""
-    has_schedule: bool
-    """whether it has a scheduler"""
-    optimizer: Callable[[Iterable[Any]], Optimizer]
-    """makes optimizers like the first one of a client"""
+    training: LocalTraining
+    """the clients' settings, with its optimizer in place of the configured one"""
 
     @property
     def idle_hooks(self) -> list[str]:
         """Its hooks that are never called."""
         return [hook for hook in _IDLE if has_own(self.blueprint.first, hook)]
-
-    def training(self, common: LocalTraining) -> LocalTraining:
-        """Return settings with the module's optimizer in place of the configured one.
-
-        Raises:
-            ConfigError: if the module's schedules contradict them.
-        """
-        if self.has_schedule and common.schedule != LocalTraining().schedule:
-            raise ConfigError(
-                f"model.client.schedule: {self.blueprint.name} has a schedule, too; leave one of them out"
-            )
-        return replace(common, optimizer=self.optimizer, optimizer_state="reset")
 
     def check_override(self, client: str, override: ClientOverride) -> None:
         """Raise ConfigError for settings of one client that the module decides."""
@@ -80,14 +65,13 @@ class OwnModule:
                 )
 
     def model(
-        self, groups_shared: frozenset[Group], private: Sequence[str], policy: StatisticsPolicy, max_classes: int,
-        device: torch.device, choose: Chooses,
+        self, groups_shared: frozenset[Group], private: Sequence[str], policy: StatisticsPolicy, device: torch.device,
+        choose: Chooses,
     ) -> ModuleModel:  # fmt: skip
         """Return the rank's model.
 
         ``groups_shared`` are those of the method, which may ``choose`` among their tensors; ``private`` are patterns of
-        the names of tensors that stay with the clients in any case, ``policy`` is that of running statistics, and
-        ``max_classes`` the largest number of classes.
+        the names of tensors that stay with the clients in any case, and ``policy`` is that of running statistics.
         """
         network = ModuleNetwork(copy_of(self.blueprint.first).to(device), self.width)
         head = {f"{PART}.{name}" for name in self.head}
@@ -103,7 +87,7 @@ class OwnModule:
                     f"{', '.join([*names][:5])}{' and others' if len(names) > 5 else ''}"
                 )
             shared -= matching
-        return ModuleModel(arch_name(self.blueprint.name), self.blueprint, network, shared, groups, max_classes)
+        return ModuleModel(self.blueprint, network, shared, groups)
 
 
 def own_module(
@@ -130,11 +114,13 @@ def own_module(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         module = blueprint.build(blueprint.num_classes)
         with in_one_line(blueprint.name, "a training on random images"):
-            logged = train(module, trial, horizon, options, seed)
+            train(module, trial, horizon, options, seed)
         with in_one_line(blueprint.name, "taking features of random images"):
             width, head = _features_in(blueprint, trial)
-    names, optimizer = tuple(map(name_of, logged)), _optimizer_like(trial.optimizers[0])
-    return OwnModule(blueprint, form, names, width, head, trial.has_schedule, optimizer)
+    if trial.has_schedule and training.schedule != LocalTraining().schedule:
+        raise ConfigError(f"model.client.schedule: {blueprint.name} has a schedule, too; leave one of them out")
+    training = replace(training, optimizer=_optimizer_like(trial.optimizers[0]), optimizer_state="reset")
+    return OwnModule(blueprint, form, tuple(map(name_of, trial.sums)), width, head, training)
 
 
 class TrialTraining(Training):
@@ -191,11 +177,13 @@ def _optimizer_like(like: Optimizer) -> Callable[[Iterable[Any]], Optimizer]:
     """Return a function that makes optimizers of a kind, with its options: for checks, and for the rate in the log."""
     group = {name: value for name, value in like.param_groups[0].items() if name != "params"}
     group["lr"] = group.get("initial_lr", group.get("lr"))  # before its schedule
-    like.state.clear()
+    # a scheduler's step would step the old one
+    attributes = {name: value for name, value in vars(like).items() if name not in ("state", "param_groups", "step")}
+    kind = type(like)
 
     def make(params: Iterable[Any]) -> Optimizer:
-        made = object.__new__(type(like))
-        vars(made).update(vars(like), state=defaultdict(dict), param_groups=[])
+        made = object.__new__(kind)
+        vars(made).update(attributes, state=defaultdict(dict), param_groups=[])
         made.add_param_group({"params": list(params), **group})
         return made
 

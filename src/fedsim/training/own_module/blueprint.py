@@ -20,8 +20,6 @@ from fedsim.training.own_module.network import tensors_of
 
 CLASSES = "num_classes"
 """the argument that is filled for each client"""
-ONCE = Horizon()
-"""a single epoch of a single round"""
 
 
 class MakesModule(Protocol):
@@ -39,16 +37,16 @@ class Blueprint:
             each build has copies.
         seed: of the run.
         num_classes: of the first build, which decides the weights that all clients start from.
-        horizon: of the clients' training, for modules that make layers in ``setup``.
+        horizon: of the clients' training, for modules that make layers in ``setup``; None: a single epoch.
 
     Raises:
         ConfigError: if the source makes no module, or cannot make it for another number of classes.
     """
 
     def __init__(
-        self, source: MakesModule | LightningModule, seed: int, num_classes: int, horizon: Horizon = ONCE
+        self, source: MakesModule | LightningModule, seed: int, num_classes: int, horizon: Horizon | None = None
     ) -> None:
-        self._seed, self._horizon = seed, horizon
+        self._seed, self._horizon = seed, horizon or Horizon()
         self._given = source if isinstance(source, nn.Module) else None
         self._kind: Callable[..., Any] = _class_of(source) if self._given is None else type(source)
         self.name = getattr(self._kind, "__name__", type(source).__name__)
@@ -92,8 +90,7 @@ class Blueprint:
             raise ConfigError(
                 f"{named(self.first)} has other layers for another {CLASSES}; let only sizes of tensors depend on it"
             )
-        pairs = {name: (tensor.shape, second[name].shape) for name, tensor in first.items()}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        return {name: (t.shape, second[name].shape) for name, t in first.items() if t.shape != second[name].shape}
 
     def _again(self, module: Any) -> Any:
         """Return a given module, of which copies are made, or a function that makes it for any number of classes."""
@@ -124,7 +121,7 @@ def copy_of(thing: Any) -> Any:
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has what a copy of it would lack, or share with it: hooks, functions that refer to it."""
     values = [value for part in module.modules() for value in vars(part).values()]
-    values += [one for value in values if isinstance(value, dict) for one in value.values()]  # hooks are in dicts
+    values += [hook for value in values if isinstance(value, dict) for hook in value.values()]  # hooks are in dicts
     functions = [value.func if isinstance(value, partial) else value for value in values]
     variables = [inspect.getclosurevars(f).nonlocals.values() for f in functions if inspect.isfunction(f)]
     of_tensors = any(parameter._backward_hooks for parameter in module.parameters())
@@ -151,8 +148,8 @@ def _class_of(source: Callable[..., Any]) -> Callable[..., Any]:
 
 def _take_values(module: LightningModule, source: nn.Module) -> None:
     """Give a module the tensors of the user's own one, where they have the same shape."""
-    own = {name: tensor.shape for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
-    values = {name: tensor for name, tensor in source.state_dict().items() if name in own and own[name] == tensor.shape}
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
+    values = {n: tensor for n, tensor in source.state_dict().items() if n in shapes and shapes[n] == tensor.shape}
     nn.Module.load_state_dict(module, values, strict=False)
 
 

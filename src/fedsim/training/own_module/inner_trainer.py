@@ -166,10 +166,8 @@ class Training:
         self.epoch = min(self.epoch + 1, len(self.sizes) - 1)
 
 
-def train(
-    module: LightningModule, training: Training, horizon: Horizon, options: Options, seed: int
-) -> dict[str, Tensor]:
-    """Let Lightning train a module; return the numbers that it has logged: name -> [sum, images] float64."""
+def train(module: LightningModule, training: Training, horizon: Horizon, options: Options, seed: int) -> None:
+    """Let Lightning train a module."""
     package: Any = package_of(module)
     training.horizon = horizon
     hooks = {name: staticmethod(getattr(training, name)) for name in dir(training) if name.startswith(("on_", "log_"))}
@@ -203,7 +201,6 @@ def train(
             raise
         finally:
             module.trainer = None
-    return training.sums
 
 
 class _SetUp(Training):

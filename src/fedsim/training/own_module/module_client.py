@@ -27,8 +27,6 @@ from fedsim.training.settings import autocast
 log = logging.getLogger(__name__)
 
 CountsFrom = Literal["run", "round"]
-_KEPT = "module."
-"""prefix of the names of kept tensors that are buffers of the module"""
 _TAKEN = frozenset({"loss", "images", "steps", "weight"})
 """numbers of a client that fedsim logs itself"""
 
@@ -74,14 +72,9 @@ class ModuleClient(Client):
     def load(self) -> None:
         """Load the client's private tensors into the rank's model."""
         super().load()
-        self.model.load_kept(self.kept_buffers)
+        self.model.load_kept(self.kept)
         self._logged: dict[str, Tensor] = {}  # see train()
         self.has_losses, self._number = True, 0  # of trainings in this session
-
-    @property
-    def kept_buffers(self) -> dict[str, Tensor]:
-        """The buffers of the module that are neither shared nor private, by name."""
-        return {n.removeprefix(_KEPT): tensor for n, tensor in self.kept.items() if n.startswith(_KEPT)}
 
     def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
         """Return a view of the module's optimizers for methods."""
@@ -111,11 +104,11 @@ class ModuleClient(Client):
         self._number += 1
         seed = derive_seed(self.seed, self.round, self.client_name, "modules", self._number)
         self._training = training
-        logged = train(self.model.fresh(), training, horizon, options, seed)
+        train(self.model.fresh(), training, horizon, options, seed)
         self._training = None
         if training.has_counted:
-            self._logged |= {name: sums + self._logged.get(name, 0) for name, sums in logged.items()}
-        self.kept |= {_KEPT + name: tensor.detach().clone() for name, tensor in self.model.end().items()}
+            self._logged |= {name: sums + self._logged.get(name, 0) for name, sums in training.sums.items()}
+        self.kept |= self.model.end()
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the module's loss (scalar) of a batch; if it ``counts``, its numbers are logged."""
@@ -133,13 +126,10 @@ class ModuleClient(Client):
             )
         return loss.float()
 
-    def step(
-        self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None, *,  # noqa: ARG002 - the base's: Lightning has both
-        loose: Sequence[LocalOptimizer] = (),
-    ) -> bool:  # fmt: skip
+    def step(self, loss: Tensor, correct: Callable[[], None] | None = None, *_: Any, **options: Any) -> bool:  # noqa: ARG002 - Lightning has the loss
         """Let Lightning back-propagate and step, with ``correct`` before the step; see :meth:`Client.step`."""
         assert self._training is not None, "steps belong to client.fit"
-        assert not loose, "a Trainer has the optimizers of its module"
+        assert not options.get("loose"), "a Trainer has the optimizers of its module"
         return self._training.step(correct)
 
     def end_round(self, *arguments: Any, **options: Any) -> Outcome:
@@ -201,7 +191,7 @@ class _ClientTraining(Training):
     def load(self, module: LightningModule) -> None:
         """Give the module the values of the session's start."""
         self._module = module
-        self._client.model.begin(module, self._client.kept_buffers)
+        self._client.model.begin(module, self._client.kept)
 
     def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
         """Show methods the optimizers, and scale their rates, if no scheduler does it."""

@@ -16,7 +16,7 @@ from fedsim.core.flat import FlatParameters, aligned
 from fedsim.core.work import Work
 from fedsim.models.groups import Group
 from fedsim.models.reid import Features
-from fedsim.training.flat_model import FlatModel, Head, Output
+from fedsim.training.flat_model import FlatModel, Head, Output, arch_name
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
 from fedsim.training.own_module.inner_trainer import in_one_line
@@ -68,14 +68,14 @@ class ModuleModel(FlatModel):
     network: ModuleNetwork
 
     def __init__(
-        self, arch: str, blueprint: Blueprint, network: ModuleNetwork, shared: frozenset[str], groups: dict[str, Group],
-        max_classes: int,
-    ) -> None:  # fmt: skip
+        self, blueprint: Blueprint, network: ModuleNetwork, shared: frozenset[str], groups: dict[str, Group]
+    ) -> None:
         self.blueprint = blueprint
         self._variant_of = lru_cache(KEPT)(self._make_variant)
         inside = {f"{PART}.{name}" for name in tensors_of(network.module) if name not in blueprint.sizes}
         outside = frozenset({*dict(network.named_parameters()), *dict(network.named_buffers())} - inside)
-        super().__init__(arch, network, shared, {n: g for n, g in groups.items() if n in inside}, max_classes, outside)
+        groups, arch = {n: group for n, group in groups.items() if n in inside}, arch_name(blueprint.name)
+        super().__init__(arch, network, shared, groups, blueprint.num_classes, outside)
         self.has_own_heads = bool(blueprint.sizes)
         self.head.requires_grad_(False)  # it stands for none
         network.flat = self.flat
@@ -140,8 +140,8 @@ class ModuleModel(FlatModel):
     @property
     def running(self) -> list[Tensor]:
         """The float buffers of the module that is run."""
-        names = {entry.name.removeprefix(f"{PART}.") for entry in self.flat.entries if entry.kind == "buffer"}
-        return [buffer for name, buffer in self.network.module.named_buffers() if name in names]
+        names = {entry.name for entry in self.flat.entries if entry.kind == "buffer"}
+        return [buffer for name, buffer in self.network.named_buffers() if name in names]
 
     def fresh(self) -> LightningModule:
         """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
@@ -153,7 +153,7 @@ class ModuleModel(FlatModel):
         return module
 
     def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
-        """Give a fresh module the buffer's values, and the client's ``kept`` ones, by name."""
+        """Give a fresh module the buffer's values, and those that the client has ``kept``."""
         moving = {name for name, p in self._variant(self.num_classes).module.named_parameters() if p.requires_grad}
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name in moving)
@@ -162,16 +162,18 @@ class ModuleModel(FlatModel):
         self.load_kept(kept, module)
 
     def end(self) -> dict[str, Tensor]:
-        """Take the values of the module that has trained; return those that last with the client, by name."""
+        """Take the values of the module that has trained; return those that last with the client, by ``PART.NAME``."""
         self.flat.is_stale = True
         kept = kept_of(self.network.module)
         self.show(self._variant(self.num_classes).module)
-        return {name: torch.view_as_real(tensor) if tensor.is_complex() else tensor for name, tensor in kept.items()}
+        real = {n: torch.view_as_real(tensor) if tensor.is_complex() else tensor for n, tensor in kept.items()}
+        return {f"{PART}.{name}": tensor.detach().clone() for name, tensor in real.items()}
 
     def load_kept(self, kept: Mapping[str, Tensor], module: LightningModule | None = None) -> None:
         """Load a client's kept buffers into a module, or that of evaluations; what is missing has its first value."""
-        variant = self._variant(self.num_classes)
-        set_buffers(module or variant.module, {**variant.kept, **kept})
+        variant, prefix = self._variant(self.num_classes), f"{PART}."
+        of_module = {n.removeprefix(prefix): tensor for n, tensor in kept.items() if n.startswith(prefix)}
+        set_buffers(variant.module if module is None else module, {**variant.kept, **of_module})
 
     def optimizer(self, settings: LocalTraining) -> ModuleOptimizer:
         """Return an optimizer for a session."""
@@ -192,7 +194,7 @@ class ModuleModel(FlatModel):
 
     def _twin(self) -> ModuleModel:
         network = ModuleNetwork(copy_of(self.blueprint.first).to(self.device), self.network.num_features)
-        return ModuleModel(self.arch, self.blueprint, network, self._shared, self.groups, self._max_classes)
+        return ModuleModel(self.blueprint, network, self._shared, self.groups)
 
 
 class ModuleOptimizer(LocalOptimizer):

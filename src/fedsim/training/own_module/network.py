@@ -179,8 +179,8 @@ def kept_of(module: nn.Module) -> dict[str, Tensor]:
     Batch normalisation's counters of batches that no layer reads are not among them.
     """
     idle = [part.num_batches_tracked for part in module.modules() if is_idle(part)]
-    others = {name: buffer for name, buffer in _saved(module).items() if buffer.dtype is not torch.float32}
-    return {name: buffer for name, buffer in others.items() if all(buffer is not counter for counter in idle)}
+    buffers = {name: buffer for name, buffer in _saved(module).items() if buffer.dtype is not torch.float32}
+    return {name: buffer for name, buffer in buffers.items() if all(buffer is not counter for counter in idle)}
 
 
 def _saved(module: nn.Module) -> dict[str, Tensor]:
