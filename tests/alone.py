@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import fedsim.training.own_module.module_client as clients
-from fedsim.training.own_module.package import package_of
+from fedsim.training.own_module.inner_trainer import package_of
 
 
 class Recorded(NamedTuple):
@@ -34,9 +34,9 @@ def recording(into):
     """Let trainings of clients be recorded."""
     original = clients.train
 
-    def train(module, batches, events, horizon, options, seed):
-        epochs, start = [[] for _ in batches.sizes], {}
-        read, load = batches.read, events.load
+    def train(module, training, horizon, options, seed):
+        epochs, start = [[] for _ in training.sizes], {}
+        read, load = training.read, training.load
 
         def recorded_read(epoch):
             epochs[epoch].clear()
@@ -48,8 +48,8 @@ def recording(into):
             load(loaded)
             start.update(clone(loaded.state_dict()))
 
-        batches.read, events.load = recorded_read, recorded_load
-        logged = original(module, batches, events, horizon, options, seed)
+        training.read, training.load = recorded_read, recorded_load
+        logged = original(module, training, horizon, options, seed)
         into.append(Recorded(start, epochs, seed, horizon, options, clone(module.state_dict())))
         return logged
 

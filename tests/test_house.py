@@ -315,7 +315,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "optimizer": {"_foreach_add_"},
         "requirements": {"_BatchNorm"},
         "perfedavg": {"_foreach_add_", "_foreach_copy_"},
-        "values": {"_foreach_copy_", "_version"},
+        "network": {"_foreach_copy_", "_version"},
     },
     "torchmetrics": {"metrics": {"_plot"}},
 }

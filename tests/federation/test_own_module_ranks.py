@@ -11,7 +11,7 @@ from fedsim.__main__ import main
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.methods import FedAvg
-from fedsim.training.own_module.values import tensors_of
+from fedsim.training.own_module.network import tensors_of
 from fedsim.training.settings import LocalTraining
 from lightning_modules import FOREIGN, Small, assert_same, federation, module_state
 from small import fit, make_data, refuse

@@ -225,6 +225,16 @@ def test_schedulers_count_from_the_runs_start():
     assert model.round_metrics["client/lr"] == 0.01
 
 
+def test_estimates_see_the_first_rate_and_all_moments_of_an_optimizer_with_a_scheduler():
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    optimizer = assembled(FedAvg(), OwnScheduler).parts.training.optimizer([parameter])
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    optimizer.step()
+    assert {"exp_avg", "exp_avg_sq"} < optimizer.state[parameter].keys()
+    assert parameter.detach().tolist() == pytest.approx([-0.01, -0.01])
+
+
 def test_gradients_are_clipped_inside_and_steps_count_from_the_runs_start():
     model = fit(federation(FedAvg(), ClipsInside), rounds=1)
     before, norms = model.round_metrics["train/town0/norm"], []

@@ -69,7 +69,7 @@ def assemble(
     if settings.module is not None:
         options = Options(device, precision, settings.client.accumulate, settings.client.grad_clip)
         tried = _try_module(settings, settings.module, data, options, rounds, logs=rank == 0)
-    training = settings.client if tried is None else tried.training(settings.client)
+    training = settings.client if tried is None else tried.training
     client_settings = settings_by_client(data.federated, training, settings.overrides)
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
     check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
@@ -105,7 +105,7 @@ def assemble(
     make_client: Callable[..., Client] = Client
     if tried is not None:
         counts_from = settings.module_counts_from
-        make_client = partial(ModuleClient, log_names=tried.trial.log_names, form=tried.form, counts_from=counts_from)
+        make_client = partial(ModuleClient, log_names=tried.log_names, form=tried.form, counts_from=counts_from)
 
     def make(name: str, images: ClientImages, store: ClientStore = rank_share.states) -> Client:
         return make_client(
@@ -124,7 +124,7 @@ def assemble(
         statistics={arch: BatchNormStatistics(settings.bn_stats, model) for arch, model in models.items()},
         server=server, ledger=Ledger(settings.method, server, archs, settings.hardware, settings.accounting),
         clients=clients, objective=settings.objective, training=training,
-        root=next(iter(made_roots), None), logged=() if tried is None else tried.trial.log_names,
+        root=next(iter(made_roots), None), logged=() if tried is None else tried.log_names,
     )  # fmt: skip
 
 
@@ -148,11 +148,13 @@ def _try_module(
         idle += ["client.optimizer"] * (settings.client.optimizer != usual.client.optimizer)
         if idle:
             names = ", ".join(f"model.{name}" for name in idle)
-            log.info("model.module: %s is network, loss and optimizer: without effect are %s", tried.name, names)
+            log.info(
+                "model.module: %s is network, loss and optimizer: without effect are %s", tried.blueprint.name, names
+            )
         if tried.idle_hooks:
             log.info(
                 "model.module: fedsim has images, scores and checkpoints of its own, and does not call %s of %s",
-                ", ".join(tried.idle_hooks), tried.name,
+                ", ".join(tried.idle_hooks), tried.blueprint.name,
             )  # fmt: skip
     return tried
 
@@ -166,11 +168,8 @@ def _build_models(
     Every backbone on the ladder gets a model, with room for the largest head.
     """
     if tried is not None:
-        max_classes = max(client.num_classes for client in clients)
         method, private = settings.method, settings.private or ()
-        model = tried.model(
-            method.shared_groups, private, settings.bn_stats, max_classes, device, method.shared_tensors
-        )
+        model = tried.model(method.shared_groups, private, settings.bn_stats, device, method.shared_tensors)
         return {model.arch: model}, {client.name: model.arch for client in clients}
     assert settings.backbone is not None, "settings have one or the other"
     groups: dict[tuple[str, ...], tuple[nn.Module, list[ClientData]]] = {}

@@ -28,9 +28,9 @@ from fedsim.models.reid import IdentityHead, Neck
 from fedsim.settings.facts import NOTHING, ROUNDING, Facts
 from fedsim.training.objective import Objective
 from fedsim.training.own_module.blueprint import MakesModule
+from fedsim.training.own_module.inner_trainer import package_of
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_client import CountsFrom
-from fedsim.training.own_module.package import package_of
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 

@@ -19,8 +19,7 @@ from fedsim.parsing.class_names import missing_class
 from fedsim.parsing.config_files import read_config
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, find_version
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule
-from fedsim.training.own_module.network import PART, ModuleNetwork, features_of
-from fedsim.training.own_module.values import tensors_of
+from fedsim.training.own_module.network import PART, ModuleNetwork, features_of, tensors_of
 
 Size = tuple[int, int]
 """height and width"""

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning import LightningModule
@@ -19,12 +19,11 @@ from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import changed, global_settings, hashed, moved, state_of
 from fedsim.testing.pythons import Question
 from fedsim.testing.trials import Fit
+from fedsim.training.own_module.assembly import TrialTraining
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule
-from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
+from fedsim.training.own_module.inner_trainer import Horizon, Options, package_of, train
 from fedsim.training.own_module.module_batch import BatchForm, PairBatch
 from fedsim.training.own_module.network import features_of
-from fedsim.training.own_module.package import package_of
-from fedsim.training.own_module.trial import TrialImages
 from fedsim.training.settings import LocalTraining
 
 
@@ -110,16 +109,11 @@ def _shared_state(module: LightningModule) -> dict[str, str]:
     return {place: content for place, content in state_of(module).items() if not place.startswith("self.")}
 
 
-class _Numbers(NamedTuple):
-    num_images: int
-    num_classes: int
-
-
-class _Session(Events):
+class _Session(TrialTraining):
     """Begins with ``values``, and notes changes of batches."""
 
-    def __init__(self, batches: Batches, values: Mapping[str, Tensor], findings: Findings) -> None:
-        super().__init__(batches)
+    def __init__(self, values: Mapping[str, Tensor], findings: Findings, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._values, self._findings = values, findings
 
     def load(self, module: LightningModule) -> None:
@@ -141,10 +135,10 @@ def _trained(
     findings: Findings,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Train a session on random images; return the tensors at its end."""
-    size, form = data
-    images = TrialImages([_Numbers(16, _CLASSES)], LocalTraining(batch_size=8, accumulate=2), {"train": size}, form)
-    horizon, options = Horizon(round_=round_, rounds=2), Options(torch.device("cpu"))
-    train(module, images, _Session(images, values, findings), horizon, options, round_)
+    (size, form), device = data, torch.device("cpu")
+    settings = LocalTraining(batch_size=8, accumulate=2)
+    session = _Session(values, findings, 16, _CLASSES, settings, {"train": size}, form, device)
+    train(module, session, Horizon(round_=round_, rounds=2), Options(device), round_)
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 

@@ -39,7 +39,7 @@ from fedsim.testing.findings import described
 from fedsim.testing.fingerprint import unsettle
 from fedsim.testing.pythons import REMEDY_OF_HASHES, clean_process, ready, received, sent
 from fedsim.testing.watch import Watch, watch
-from fedsim.training.own_module.package import package_of
+from fedsim.training.own_module.inner_trainer import package_of
 from fedsim.training.settings import LocalTraining
 
 ROUNDS = 6

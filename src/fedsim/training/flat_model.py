@@ -335,7 +335,7 @@ class FlatModel:
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        return self.flat.buffer.device
+        return self.initial_private.device
 
     @property
     def checksum(self) -> int:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
+from lightning import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
-from fedsim.training.flat_model import arch_name
+from fedsim.training.batch import Batch
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule, copy_of
-from fedsim.training.own_module.inner_trainer import Horizon, Options
+from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, has_own, in_one_line, named, train
 from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.module_client import name_of
 from fedsim.training.own_module.module_model import ModuleModel
-from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.package import has_own
-from fedsim.training.own_module.trial import StepTrial, TrialImages, try_module
+from fedsim.training.own_module.network import PART, ModuleNetwork, features_of
 from fedsim.training.settings import ClientOverride, LocalTraining
 from fedsim.training.statistics import Chooses, StatisticsPolicy, shared_names
 
@@ -27,6 +31,8 @@ _IDLE = (
     "test_step", "predict_step", "on_save_checkpoint", "on_load_checkpoint",
 )  # fmt: skip
 """hooks of Lightning that a client has no use for: images are those of data, scores and checkpoints fedsim's"""
+_MAX_TRIED = 8
+"""images of a trial whose batches are shuffled"""
 
 
 @dataclass(frozen=True)
@@ -34,63 +40,54 @@ class OwnModule:
     """A user's module that has been tried."""
 
     blueprint: Blueprint
-    trial: StepTrial
     form: BatchForm
-
-    @property
-    def name(self) -> str:
-        """Of its class."""
-        return self.blueprint.name
+    log_names: tuple[str, ...]
+    """the numbers that it logged in its first step, by the names that they have in fedsim's log"""
+    width: int
+    """D, of its features"""
+    head: frozenset[str]
+    """names of the parameters that its features do not depend on: its classifier"""
+    training: LocalTraining
+    """the clients' settings, with its optimizer in place of the configured one"""
 
     @property
     def idle_hooks(self) -> list[str]:
         """Its hooks that are never called."""
         return [hook for hook in _IDLE if has_own(self.blueprint.first, hook)]
 
-    def training(self, common: LocalTraining) -> LocalTraining:
-        """Return settings with the module's optimizer in place of the configured one.
-
-        Raises:
-            ConfigError: if the module's schedules contradict them.
-        """
-        if self.trial.has_schedule and common.schedule != LocalTraining().schedule:
-            raise ConfigError(f"model.client.schedule: {self.name} has a schedule, too; leave one of them out")
-        return replace(common, optimizer=self.trial.optimizer, optimizer_state="reset")
-
     def check_override(self, client: str, override: ClientOverride) -> None:
         """Raise ConfigError for settings of one client that the module decides."""
         for name in ("backbone", "optimizer", "head_lr", "cluster", "bottom_up", "micro_batch"):
             if getattr(override, name) is not None:
                 raise ConfigError(
-                    f"model.clients.{client}.{name}: {self.name} is the model of all clients, and decides on its "
-                    "training; leave it out"
+                    f"model.clients.{client}.{name}: {self.blueprint.name} is the model of all clients, and decides on "
+                    "its training; leave it out"
                 )
 
     def model(
-        self, groups_shared: frozenset[Group], private: Sequence[str], policy: StatisticsPolicy, max_classes: int,
-        device: torch.device, choose: Chooses,
+        self, groups_shared: frozenset[Group], private: Sequence[str], policy: StatisticsPolicy, device: torch.device,
+        choose: Chooses,
     ) -> ModuleModel:  # fmt: skip
         """Return the rank's model.
 
         ``groups_shared`` are those of the method, which may ``choose`` among their tensors; ``private`` are patterns of
-        the names of tensors that stay with the clients in any case, ``policy`` is that of running statistics, and
-        ``max_classes`` the largest number of classes.
+        the names of tensors that stay with the clients in any case, and ``policy`` is that of running statistics.
         """
-        network = ModuleNetwork(copy_of(self.blueprint.first).to(device), self.trial.width)
-        head = {f"{PART}.{name}" for name in self.trial.head}
+        network = ModuleNetwork(copy_of(self.blueprint.first).to(device), self.width)
+        head = {f"{PART}.{name}" for name in self.head}
         groups = {name: Group.HEAD if name in head else group for name, group in group_names(network).items()}
         shared = shared_names(groups, groups_shared, policy, choose=choose)
         shared -= {f"{PART}.{name}" for name in self.blueprint.sizes}
+        names = {name.removeprefix(f"{PART}."): name for name in groups}
         for pattern in private:
-            matching = {name for name in groups if fnmatchcase(name.removeprefix(f"{PART}."), pattern)}
+            matching = {name for plain, name in names.items() if fnmatchcase(plain, pattern)}
             if not matching:
-                names = ", ".join(name.removeprefix(f"{PART}.") for name in list(groups)[:5])
                 raise ConfigError(
-                    f"model.private: no tensor of {self.name} is named like {pattern}; it has {names}"
-                    f"{' and others' if len(groups) > 5 else ''}"
+                    f"model.private: no tensor of {self.blueprint.name} is named like {pattern}; it has "
+                    f"{', '.join([*names][:5])}{' and others' if len(names) > 5 else ''}"
                 )
             shared -= matching
-        return ModuleModel(arch_name(self.name), self.blueprint, network, shared, groups, max_classes)
+        return ModuleModel(self.blueprint, network, shared, groups)
 
 
 def own_module(
@@ -112,13 +109,113 @@ def own_module(
     horizon = Horizon(training.local_epochs, 0, rounds)
     blueprint = Blueprint(source, seed, max(client.num_classes for client in clients), horizon)
     _check_settings(blueprint, training)
-    images = TrialImages(clients, training, sizes, form)
-    return OwnModule(blueprint, try_module(blueprint, images, horizon, options, seed), form)
+    most, device = max(client.num_images for client in clients), options.device
+    trial = TrialTraining(most, blueprint.num_classes, training, sizes, form, device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        module = blueprint.build(blueprint.num_classes)
+        with in_one_line(blueprint.name, "a training on random images"):
+            train(module, trial, horizon, options, seed)
+        with in_one_line(blueprint.name, "taking features of random images"):
+            width, head = _features_in(blueprint, trial)
+    if trial.has_schedule and training.schedule != LocalTraining().schedule:
+        raise ConfigError(f"model.client.schedule: {blueprint.name} has a schedule, too; leave one of them out")
+    training = replace(training, optimizer=_optimizer_like(trial.optimizers[0]), optimizer_state="reset")
+    return OwnModule(blueprint, form, tuple(map(name_of, trial.sums)), width, head, training)
+
+
+class TrialTraining(Training):
+    """Trains on random images in the sizes and numbers of a run's clients; notes what Lightning makes of a module.
+
+    Args:
+        most: images of the largest client.
+        classes: largest number of people of a client.
+        training: their common settings.
+        sizes: of ``train`` and ``test`` images, [H, W].
+        form: of the batches.
+        device: of the images.
+    """
+
+    def __init__(
+        self, most: int, classes: int, training: LocalTraining, sizes: Mapping[str, tuple[int, int]], form: BatchForm,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        batch, in_groups = training.batch_of(most), training.draws_people
+        number = max(1, most // batch if training.drop_partial else -(-most // batch))
+        super().__init__([[batch if in_groups else min(batch, _MAX_TRIED)] * number])
+        self._instances, self._classes = training.num_instances if in_groups else 2, classes
+        self._trained, self._image_sizes, self._form, self.device = training.accumulate, sizes, form, device
+
+    def read(self, epoch: int) -> Iterator[Any]:
+        """Yield random batches, as many as a step takes."""
+        for size in self.sizes[epoch][: self._trained]:
+            count = torch.arange(size, device=self.device)
+            labels = (count // self._instances) % self._classes
+            images, *views = [self.images(size) for _ in range(self._form.num_views)]
+            yield self._form(Batch(images, labels, tuple(views), cameras=count % 2))
+
+    def images(self, count: int, kind: str = "train") -> Tensor:
+        """Return random images [count, 3, H, W]."""
+        return torch.randn(count, 3, *self._image_sizes[kind], device=self.device)
+
+    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
+        """Look at the optimizers; raise ConfigError if they step what does not last."""
+        super().on_fit_start(trainer, module)
+        self.optimizers: list[Any] = trainer.optimizers
+        self.has_schedule = bool(trainer.lr_scheduler_configs)
+        of_module = {id(parameter) for parameter in module.parameters()}
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        if not groups:
+            raise ConfigError(f"{named(module)}: configure_optimizers returned no optimizer; return one")
+        if any(id(p) not in of_module for group in groups for p in group["params"]):
+            raise ConfigError(
+                f"{named(module)}: configure_optimizers has tensors that are not parameters of the module; register "
+                "them"
+            )
+
+
+def _optimizer_like(like: Optimizer) -> Callable[[Iterable[Any]], Optimizer]:
+    """Return a function that makes optimizers of a kind, with its options: for checks, and for the rate in the log."""
+    group = {name: value for name, value in like.param_groups[0].items() if name != "params"}
+    group["lr"] = group.get("initial_lr", group.get("lr"))  # before its schedule
+    # a scheduler's step would step the old one
+    attributes = {name: value for name, value in vars(like).items() if name not in ("state", "param_groups", "step")}
+    kind = type(like)
+
+    def make(params: Iterable[Any]) -> Optimizer:
+        made = object.__new__(kind)
+        vars(made).update(attributes, state=defaultdict(dict), param_groups=[])
+        made.add_param_group({"params": list(params), **group})
+        return made
+
+    return make
+
+
+def _features_in(blueprint: Blueprint, training: TrialTraining) -> tuple[int, frozenset[str]]:
+    """Return the width of the features, and the names of the parameters that they do not depend on: the classifier."""
+    module, images = copy_of(blueprint.first).to(training.device).eval(), training.images(2)
+    features = features_of(module, images)
+    width = features.shape[1]
+    features_of(module, training.images(2, "test"))
+    if blueprint.takes_classes:
+        larger = blueprint.ready(blueprint.num_classes + 1).to(training.device).eval()
+        if features_of(larger, images).shape[1] != width:
+            raise ConfigError(
+                f"{named(module)} gives features whose number depends on num_classes; define embed(images), which "
+                "returns what the classifier gets"
+            )
+    head = set(blueprint.sizes)
+    if features.requires_grad:  # else they are computed without gradients, which shows nothing
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        reached = torch.autograd.grad(features.sum(), [*trained.values()], allow_unused=True)
+        head |= {name for name, gradient in zip(trained, reached, strict=True) if gradient is None}
+    return width, frozenset(head)
 
 
 def _check_settings(blueprint: Blueprint, common: LocalTraining) -> None:
     """Raise ConfigError if settings of training require what a module does not have."""
-    field, name, is_manual = "model.client", blueprint.name, not blueprint.first.automatic_optimization
+    name, is_manual = blueprint.name, not blueprint.first.automatic_optimization
+    cuts = common.micro_batch not in (None, common.batch_size)
+    gathers, clips = is_manual and common.accumulate != 1, is_manual and common.grad_clip is not None
     refused = {
         f"compile: {name} decides what is compiled; set it to false": common.compile,
         f"graph: the steps of {name} stay plain; set it to false": common.graph,
@@ -127,14 +224,10 @@ def _check_settings(blueprint: Blueprint, common: LocalTraining) -> None:
         f"long_round: {name} has schedules of its own; leave it out": common.long_round is not None,
         f"optimizer_state: the optimizer of {name} begins anew; set it to reset": common.optimizer_state == "keep",
         f"micro_batch: Lightning trains {name} on whole batches; set it to null, and for less memory set batch_size "
-        "and accumulate": common.micro_batch not in (None, common.batch_size),
-        f"accumulate: {name} optimizes manually, and decides itself when it steps; set it to 1": (
-            is_manual and common.accumulate != 1
-        ),
-        f"grad_clip: {name} optimizes manually; call self.clip_gradients in it, and set grad_clip to null": (
-            is_manual and common.grad_clip is not None
-        ),
+        "and accumulate": cuts,
+        f"accumulate: {name} optimizes manually, and decides itself when it steps; set it to 1": gathers,
+        f"grad_clip: {name} optimizes manually; call self.clip_gradients in it, and set grad_clip to null": clips,
     }  # fmt: skip
     for problem, applies in refused.items():
         if applies:
-            raise ConfigError(f"{field}.{problem}")
+            raise ConfigError(f"model.client.{problem}")

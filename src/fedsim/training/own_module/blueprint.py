@@ -15,9 +15,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import seeded_host
-from fedsim.training.own_module.inner_trainer import ONCE, Horizon, set_up
-from fedsim.training.own_module.package import has_own, in_one_line, named, package_of
-from fedsim.training.own_module.values import tensors_of
+from fedsim.training.own_module.inner_trainer import Horizon, has_own, in_one_line, named, package_of, set_up
+from fedsim.training.own_module.network import tensors_of
 
 CLASSES = "num_classes"
 """the argument that is filled for each client"""
@@ -38,34 +37,37 @@ class Blueprint:
             each build has copies.
         seed: of the run.
         num_classes: of the first build, which decides the weights that all clients start from.
-        horizon: of the clients' training, for modules that make layers in ``setup``.
+        horizon: of the clients' training, for modules that make layers in ``setup``; None: a single epoch.
 
     Raises:
         ConfigError: if the source makes no module, or cannot make it for another number of classes.
     """
 
     def __init__(
-        self, source: MakesModule | LightningModule, seed: int, num_classes: int, horizon: Horizon = ONCE
+        self, source: MakesModule | LightningModule, seed: int, num_classes: int, horizon: Horizon | None = None
     ) -> None:
-        self._seed, self._horizon = seed, horizon
+        self._seed, self._horizon = seed, horizon or Horizon()
         self._given = source if isinstance(source, nn.Module) else None
-        self._kind: Callable[..., Any] = type(source) if self._given is not None else _class_of(source)
-        self.takes_classes = CLASSES in _arguments(self._kind)
-        """whether the module has an argument num_classes"""
+        self._kind: Callable[..., Any] = _class_of(source) if self._given is None else type(source)
         self.name = getattr(self._kind, "__name__", type(source).__name__)
         """of the module's class"""
-        self._make = self._again() if self._given is not None else source
+        with in_one_line(self.name, "naming its arguments"):
+            self.takes_classes = CLASSES in inspect.signature(self._kind).parameters
+            """whether the module has an argument num_classes"""
+        self._make: Any = source if self._given is None else self._again(source)
         self.num_classes = num_classes
         """of :attr:`first`"""
         self.first = self.ready(num_classes)
-        """the module with the first build's number of classes; do not change it"""
+        """the module with the first build's number of classes; do not train it"""
         self.sizes = self._sizes() if self.takes_classes else {}
         """name -> shapes for ``num_classes`` and one more, of the tensors that depend on it"""
 
     def build(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes, before ``setup``; random weights depend on seed and number alone."""
         with seeded_host(self._seed), in_one_line(self.name, "building"):
-            module: Any = _copied(self._make)(**({CLASSES: num_classes} if self.takes_classes else {}))
+            make = _copied(self._make) if isinstance(self._make, partial | nn.Module) else self._make
+            classes = {CLASSES: num_classes} if self.takes_classes else {}
+            module: Any = make if isinstance(make, nn.Module) else make(**classes)
             if package_of(module) is None:
                 raise ConfigError(f"model.module: {self.name} makes no LightningModule; give the class of one")
             _check_hooks(module)
@@ -82,31 +84,23 @@ class Blueprint:
         _check_weights(module)
         return module
 
-    def shape_of(self, name: str, num_classes: int) -> torch.Size:
-        """Return the shape that a tensor of :attr:`sizes` has for so many classes."""
-        first, second = self.sizes[name]
-        more = num_classes - self.num_classes
-        return torch.Size(a + (b - a) * more for a, b in zip(first, second, strict=True))
-
     def _sizes(self) -> dict[str, tuple[torch.Size, torch.Size]]:
         first, second = (tensors_of(module) for module in (self.first, self.ready(self.num_classes + 1)))
         if first.keys() != second.keys() or any(first[n].dim() != second[n].dim() for n in first):
             raise ConfigError(
                 f"{named(self.first)} has other layers for another {CLASSES}; let only sizes of tensors depend on it"
             )
-        pairs = {name: (tensor.shape, second[name].shape) for name, tensor in first.items()}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        return {name: (t.shape, second[name].shape) for name, t in first.items() if t.shape != second[name].shape}
 
-    def _again(self) -> Callable[..., Any]:
-        """Return a function that makes the given module again."""
-        module: Any = self._given
-        if not self.takes_classes and has_hooks(module):
-            raise ConfigError(
-                f"{named(module)} has hooks, or functions that refer to it, which no copy would have; give its class, "
-                "and no instance"
-            )
+    def _again(self, module: Any) -> Any:
+        """Return a given module, of which copies are made, or a function that makes it for any number of classes."""
         if not self.takes_classes:
-            return partial(_identity, module)
+            if has_hooks(module):
+                raise ConfigError(
+                    f"{named(module)} has hooks, or functions that refer to it, which no copy would have; give its "
+                    "class, and no instance"
+                )
+            return module
         parameters = inspect.signature(self._kind).parameters.values()
         names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if missing := [name for name in names if name not in module.hparams]:
@@ -126,41 +120,22 @@ def copy_of(thing: Any) -> Any:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has what a copy of it would lack, or share with it: hooks, functions that refer to it."""
-    parts = [*module.modules()]
-    functions = [f for part in parts for value in vars(part).values() for f in _functions(value)]
-    variables = [inspect.getclosurevars(f).nonlocals for f in functions if inspect.isfunction(f)]
+    values = [value for part in module.modules() for value in vars(part).values()]
+    values += [hook for value in values if isinstance(value, dict) for hook in value.values()]  # hooks are in dicts
+    functions = [value.func if isinstance(value, partial) else value for value in values]
+    variables = [inspect.getclosurevars(f).nonlocals.values() for f in functions if inspect.isfunction(f)]
     of_tensors = any(parameter._backward_hooks for parameter in module.parameters())
-    return of_tensors or any(isinstance(value, nn.Module) for of_one in variables for value in of_one.values())
+    return of_tensors or any(isinstance(value, nn.Module) for of_one in variables for value in of_one)
 
 
-def _functions(value: Any) -> list[Any]:
-    values = [*value.values()] if isinstance(value, dict) else [value]  # hooks of modules are in dicts
-    return [f.func if isinstance(f, partial) else f for f in values if callable(f)]
-
-
-def _identity(module: LightningModule) -> LightningModule:
-    return module
-
-
-def _copied(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a partial with copies of its arguments, as far as they have copies: a config's parser leaves its own."""
-    if not isinstance(make, partial):
-        return make
-    return partial(make.func, *map(_copy_or_same, make.args), **{n: _copy_or_same(v) for n, v in make.keywords.items()})
-
-
-def _copy_or_same(value: Any) -> Any:
+def _copied(value: Any) -> Any:
+    """Return a copy, as far as there is one, in a partial of its arguments: a config's parser leaves its own."""
+    if isinstance(value, partial):
+        return partial(value.func, *map(_copied, value.args), **{n: _copied(v) for n, v in value.keywords.items()})
     try:
         return copy_of(value)
     except (TypeError, RuntimeError, ValueError):
         return value
-
-
-def _arguments(function: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return []
 
 
 def _class_of(source: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,24 +148,20 @@ def _class_of(source: Callable[..., Any]) -> Callable[..., Any]:
 
 def _take_values(module: LightningModule, source: nn.Module) -> None:
     """Give a module the tensors of the user's own one, where they have the same shape."""
-    values, tensors = source.state_dict(), module.state_dict(keep_vars=True)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            if isinstance(tensor, Tensor) and name in values and values[name].shape == tensor.shape:
-                tensor.copy_(values[name])
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
+    values = {n: tensor for n, tensor in source.state_dict().items() if n in shapes and shapes[n] == tensor.shape}
+    nn.Module.load_state_dict(module, values, strict=False)
 
 
 def _check_hooks(module: LightningModule) -> None:
     """Raise ConfigError unless a module has what a client needs."""
-    for hook in ("training_step", "configure_optimizers"):
-        if not has_own(module, hook):
-            raise ConfigError(f"{named(module)} has no {hook}; define it")
-    if "dataloader_iter" in _arguments(module.training_step):
-        raise ConfigError(
-            f"{named(module)}: training_step takes dataloader_iter, an experiment of Lightning; take batch"
-        )
+    problems = [f" has no {h}; define it" for h in ("training_step", "configure_optimizers") if not has_own(module, h)]
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        problems.append(": training_step takes dataloader_iter, an experiment of Lightning; take batch")
     if not callable(getattr(module, "embed", None)) and not has_own(module, "forward"):
-        raise ConfigError(f"{named(module)} gives no features; define embed(images), or forward(images)")
+        problems.append(" gives no features; define embed(images), or forward(images)")
+    if problems:
+        raise ConfigError(named(module) + problems[0])
 
 
 def _check_weights(module: LightningModule) -> None:

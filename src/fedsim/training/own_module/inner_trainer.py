@@ -1,13 +1,16 @@
 """Lightning's own Trainer trains a user's module in a session of a client.
 
 It runs within a step of the outer Trainer, on this rank's device alone: it takes no signal, writes no file, prints
-nothing, and sees one process. :class:`Events` are what fedsim adds, from a strategy and a callback of Lightning's kind.
+nothing, and sees one process. A :class:`Training` is what fedsim adds, from a strategy and a callback of Lightning's
+kind.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,16 +18,51 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import lightning.pytorch
 import numpy as np
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core import rank_zero
+from lightning_utilities.core.overrides import is_overridden
 from torch import Tensor, distributed
 
+from fedsim.core.errors import ConfigError, FedSimError
+from fedsim.core.names import one_line
 from fedsim.core.seeding import seed_global_stream
-from fedsim.training.own_module.package import package_of
+
+
+def package_of(thing: object) -> ModuleType | None:
+    """Return the package whose LightningModule a thing is, and whose Trainer trains it; None: it is none.
+
+    A module of ``pytorch_lightning`` comes with an import of it, so fedsim need not import it.
+    """
+    packages = (lightning.pytorch, sys.modules.get("pytorch_lightning"))
+    return next((p for p in packages if p is not None and isinstance(thing, p.LightningModule)), None)
+
+
+def has_own(module: Any, hook: str) -> bool:
+    """Return whether a module, or its class, has a hook of its own in place of Lightning's."""
+    package: Any = package_of(module)
+    return is_overridden(hook, module, package.LightningModule)
+
+
+def named(module: object) -> str:
+    """Return the beginning of an error line about a module."""
+    return f"model.module: {type(module).__name__}"
+
+
+@contextmanager
+def in_one_line(name: str, activity: str) -> Iterator[None]:
+    """Report errors of the user's code, and of Lightning about it, as a ConfigError; ``name`` is the module's class."""
+    try:
+        yield
+    except FedSimError:
+        raise
+    except Exception as error:
+        reason = one_line(str(error), 200)
+        raise ConfigError(f"model.module: {name} failed in {activity} ({type(error).__name__}: {reason})") from error
 
 
 class Horizon(NamedTuple):
@@ -42,24 +80,35 @@ class Horizon(NamedTuple):
         """The epochs of all earlier rounds."""
         return self.epochs * self.round_
 
-    @property
-    def max_epochs(self) -> int:
-        """The epochs of the run; -1, as Lightning has it, if it has no last one."""
-        return -1 if self.rounds is None else self.epochs * self.rounds
+
+class Options(NamedTuple):
+    """Settings of a Trainer."""
+
+    device: torch.device
+    precision: str = "32-true"
+    accumulate: int = 1
+    grad_clip: float | None = None
 
 
-ONCE = Horizon()
-"""a single epoch of a single round"""
+class Training:
+    """A training: its batches, as a loader of Lightning, and fedsim's work at the hooks of its strategy and callback.
 
+    This kind has no batches: it may end before its first one. It advances epochs, and adds up what is logged.
 
-class Batches:
-    """The batches of a training, as a loader of Lightning: those of ``epoch``, which is from 0 in each training."""
+    Args:
+        sizes: images of each batch of each epoch.
+    """
 
     epoch = 0
+    """of the next batches, from 0"""
+    horizon: Horizon
+    outer: World
 
     def __init__(self, sizes: list[list[int]]) -> None:
         self.sizes = sizes
-        """images of each batch of each epoch"""
+        self.sums: dict[str, Tensor] = {}
+        """name of what is logged -> [sum, images] float64"""
+        self._images = self._weight = 0.0  # of the epoch so far, and those to which the next numbers belong
 
     def __len__(self) -> int:
         return len(self.sizes[self.epoch])
@@ -68,24 +117,8 @@ class Batches:
         return self.read(self.epoch)
 
     def read(self, epoch: int) -> Iterator[Any]:  # noqa: ARG002 - subclasses need it
-        """Yield the batches of an epoch; here none: a training may end before its first one."""
+        """Yield the batches of an epoch."""
         return iter(())
-
-
-class Events:
-    """fedsim's work in a training of ``batches``, called by a callback, a logger and a strategy of Lightning's kind.
-
-    This kind advances epochs, and adds up what is logged.
-    """
-
-    horizon: Horizon
-    outer: World
-
-    def __init__(self, batches: Batches) -> None:
-        self.batches = batches
-        self.sums: dict[str, Tensor] = {}
-        """name of what is logged -> [sum, images] float64"""
-        self._images = self._weight = 0.0  # of the epoch so far, and those to which the next numbers belong
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002 - Lightning's
         """Add numbers."""
@@ -108,12 +141,9 @@ class Events:
     def after_batch(self) -> None:
         """A batch is over."""
 
-    def after_epoch(self, epoch: int) -> None:
-        """Epoch ``epoch`` of this training is over, from 0."""
-
     def on_fit_start(self, trainer: Any, module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
         """See the optimizers, whose schedules go on from earlier rounds."""
-        _go_on(trainer, self.horizon)
+        _go_on(trainer, self.horizon, len(self))
 
     def on_train_epoch_start(self, *_: Any) -> None:
         """Give what is logged from here no weight."""
@@ -121,7 +151,7 @@ class Events:
 
     def on_train_batch_start(self, _trainer: Any, _module: LightningModule, _batch: Any, number: int) -> None:
         """Give what is logged from here the weight of a batch."""
-        self._weight = float(self.batches.sizes[self.batches.epoch][number])
+        self._weight = float(self.sizes[self.epoch][number])
         self._images += self._weight
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -131,41 +161,28 @@ class Events:
 
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         """Go on to the next epoch, if there is one; give what is logged from here the weight of this one."""
-        batches = self.batches
         self._weight = self._images
-        self.after_epoch(batches.epoch)
-        if batches.epoch + 1 < len(batches.sizes):
-            batches.epoch += 1
-        else:
-            trainer.should_stop = True
+        trainer.should_stop |= self.epoch + 1 == len(self.sizes)
+        self.epoch = min(self.epoch + 1, len(self.sizes) - 1)
 
 
-class Options(NamedTuple):
-    """Settings of a Trainer."""
-
-    device: torch.device
-    precision: str = "32-true"
-    accumulate: int = 1
-    grad_clip: float | None = None
-
-
-def train(
-    module: LightningModule, batches: Batches, events: Events, horizon: Horizon, options: Options, seed: int
-) -> dict[str, Tensor]:
-    """Let Lightning train a module; return the numbers that it has logged: name -> [sum, images] float64."""
+def train(module: LightningModule, training: Training, horizon: Horizon, options: Options, seed: int) -> None:
+    """Let Lightning train a module."""
     package: Any = package_of(module)
-    strategy = type("Strategy", (_Strategy, package.strategies.SingleDeviceStrategy), {})(options.device)
-    strategy.events, events.horizon = events, horizon
-    hooks = {name: staticmethod(getattr(events, name)) for name in dir(events) if name.startswith(("on_", "log_"))}
+    training.horizon = horizon
+    hooks = {name: staticmethod(getattr(training, name)) for name in dir(training) if name.startswith(("on_", "log_"))}
     callback, logger = (type("Events", (b,), hooks)() for b in (package.Callback, package.loggers.logger.DummyLogger))
     module.prepare_data = _nothing  # type: ignore[method-assign] # of this copy: images are fedsim's
-    with _seeing(_ALONE) as events.outer, _outermost(), _quiet(package), isolate_rng(include_cuda=False):
-        _seed(seed)
+    with _seeing((None, 0)) as training.outer, _outermost(package), isolate_rng(include_cuda=False):
+        seed_global_stream(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
         trainer = package.Trainer(
-            accelerator=options.device.type, devices=1, strategy=strategy, precision=options.precision,
-            plugins=[import_module(f"{package.__name__}.plugins.environments").LightningEnvironment()],
-            max_epochs=horizon.max_epochs, accumulate_grad_batches=options.accumulate,
+            accelerator=options.device.type, devices=1, strategy=_strategy(package, training, options.device),
+            precision=options.precision, accumulate_grad_batches=options.accumulate,
             gradient_clip_val=options.grad_clip, logger=logger, callbacks=[callback], log_every_n_steps=1,
+            plugins=[import_module(f"{package.__name__}.plugins.environments").LightningEnvironment()],
+            max_epochs=-1 if horizon.rounds is None else horizon.epochs * horizon.rounds,
             reload_dataloaders_every_n_epochs=1, limit_val_batches=0, num_sanity_val_steps=0,
             use_distributed_sampler=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, enable_autolog_hparams=False, detect_anomaly=torch.is_anomaly_enabled(),
@@ -173,18 +190,21 @@ def train(
         trainer._signal_connector.register_signal_handlers = _nothing  # they are the outer Trainer's
         progress = trainer.fit_loop.epoch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = horizon.first_epoch
-        _count_steps(trainer, horizon.first_epoch * -(-len(batches) // options.accumulate))
+        _count_steps(trainer, horizon.first_epoch * -(-len(training) // options.accumulate))
+        on_interrupt = signal.getsignal(signal.SIGINT)
         try:
-            trainer.fit(module, batches)
-        except _InterruptedError as error:
-            raise KeyboardInterrupt from error
+            trainer.fit(module, training)
+        except SystemExit as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # Ctrl-C, which Lightning makes an exit, and ignores
+                signal.signal(signal.SIGINT, on_interrupt)
+                raise KeyboardInterrupt from error
+            raise
         finally:
             module.trainer = None
-    return events.sums
 
 
-class _SetUp(Events):
-    """Ends a training before its first batch."""
+class _SetUp(Training):
+    """Ends before its first batch."""
 
     def on_fit_start(self, trainer: Any, *_: Any) -> None:
         trainer.fit_loop.max_epochs = 0
@@ -192,75 +212,33 @@ class _SetUp(Events):
 
 def set_up(module: LightningModule, horizon: Horizon, seed: int) -> None:
     """Let Lightning call the hooks of a module that come before its training, such as ``setup``."""
-    batches = Batches([[1]] * horizon.epochs)
-    train(module, batches, _SetUp(batches), horizon, Options(torch.device("cpu")), seed)
+    train(module, _SetUp([[1]] * horizon.epochs), horizon, Options(torch.device("cpu")), seed)
 
 
-def _count_steps(trainer: Any, steps: int) -> None:
-    """Let a Trainer count its optimizer steps on from the run's start."""
-    loop = trainer.fit_loop.epoch_loop
-    for progress in (
-        loop.automatic_optimization.optim_progress.optimizer.step,
-        loop.manual_optimization.optim_step_progress,
-    ):
-        progress.total.ready = progress.total.completed = steps
+def _strategy(package: Any, training: Training, device: torch.device) -> Any:
+    """Return Lightning's strategy of a single device, with the additions of a training."""
+    strategy = package.strategies.SingleDeviceStrategy(device)
+    move, step, optimize = strategy.model_to_device, strategy.training_step, strategy.optimizer_step
+
+    def model_to_device() -> None:
+        move()
+        training.load(strategy.lightning_module)
+
+    strategy.model_to_device = model_to_device
+    strategy.training_step = lambda *args, **options: training.training_step(partial(step, **options), args)
+    strategy.optimizer_step = lambda *args, **options: training.optimizer_step(partial(optimize, *args, **options))
+    strategy.save_checkpoint = strategy.remove_checkpoint = _nothing  # a run's checkpoints hold its clients
+    strategy.teardown = lambda: strategy.precision_plugin.teardown()  # the module stays: its values are read afterwards
+    return strategy
 
 
-class _Strategy:
-    """Additions to Lightning's strategy of a single device."""
-
-    events: Events
-
-    def _configure_launcher(self) -> None:
-        self._launcher = _Launcher()
-
-    def model_to_device(self) -> None:
-        super().model_to_device()  # type: ignore[misc] # of Lightning's strategy
-        self.events.load(self.lightning_module)  # type: ignore[attr-defined] # as above
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.events.training_step(partial(super().training_step, **kwargs), args)  # type: ignore[misc] # as above
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.events.optimizer_step(partial(super().optimizer_step, *args, **kwargs))  # type: ignore[misc] # as above
-
-    def save_checkpoint(self, *_: Any, **__: Any) -> None:
-        """Write nothing: a run's checkpoints hold its clients."""
-
-    def remove_checkpoint(self, *_: Any) -> None:
-        """Remove nothing."""
-
-    def teardown(self) -> None:
-        """Leave the module where it is: its values are read afterwards."""
-        self.precision_plugin.teardown()  # type: ignore[attr-defined] # as above
-
-
-class _InterruptedError(BaseException):
-    """Ctrl-C, under a name for which Lightning does not end the process."""
-
-
-class _Launcher:
-    """Runs a fit in this process; Ctrl-C is for the outer Trainer."""
-
-    is_interactive_compatible = True
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002 - Lightning's
-        try:
-            return function(*args, **kwargs)
-        except KeyboardInterrupt as error:
-            raise _InterruptedError from error
-
-
-def _go_on(trainer: Any, horizon: Horizon) -> None:
+def _go_on(trainer: Any, horizon: Horizon, num_batches: int) -> None:
     """Count the optimizer steps of earlier rounds, and step new schedulers for them."""
-    if not horizon.first_epoch:
-        return
-    trainer.fit_loop.setup_data()
-    module, batches = trainer.lightning_module, range(1, trainer.num_training_batches + 1)
+    module, batches = trainer.lightning_module, range(1, num_batches + 1)
     if not module.automatic_optimization:  # each optimizer steps on each batch, and the module steps schedulers
-        _count_steps(trainer, horizon.first_epoch * len(batches) * max(len(trainer.optimizers), 1))
+        _count_steps(trainer, horizon.first_epoch * num_batches * max(len(trainer.optimizers), 1))
         return
-    steps = [n for n in batches if n % trainer.accumulate_grad_batches == 0 or n == len(batches)]
+    steps = [n for n in batches if n % trainer.accumulate_grad_batches == 0 or n == num_batches]
     for config in trainer.lr_scheduler_configs:
         done = horizon.first_epoch // config.frequency
         if config.interval == "step":
@@ -269,33 +247,38 @@ def _go_on(trainer: Any, horizon: Horizon) -> None:
             module.lr_scheduler_step(config.scheduler, None)
 
 
+def _count_steps(trainer: Any, steps: int) -> None:
+    """Let a Trainer count its optimizer steps on from the run's start."""
+    loop = trainer.fit_loop.epoch_loop
+    automatic, manual = loop.automatic_optimization.optim_progress.optimizer.step, loop.manual_optimization
+    for progress in (automatic, manual.optim_step_progress):
+        progress.total.ready = progress.total.completed = steps
+
+
 World = tuple[Any, int]
 """torch's default process group, None if there is none, and Lightning's rank"""
-_ALONE: World = (None, 0)
 
 
 @contextmanager
 def _seeing(world: World) -> Iterator[World]:
     """Let torch, Lightning, metrics and the module see a process group for a while; yield what they saw before."""
-    before = _see(world)
+    before: World = distributed.GroupMember.WORLD, getattr(rank_zero_only, "rank", 0)
     try:
+        distributed.GroupMember.WORLD, rank_zero_only.rank = world  # type: ignore[attr-defined] # Lightning sets it so
         yield before
     finally:
-        _see(before)
-
-
-def _see(world: World) -> World:
-    before: World = None, getattr(rank_zero_only, "rank", 0)
-    if distributed.is_available():
-        before = distributed.GroupMember.WORLD, before[1]
-        distributed.GroupMember.WORLD = world[0]
-    rank_zero_only.rank = world[1]  # type: ignore[attr-defined] # Lightning sets it so
-    return before
+        distributed.GroupMember.WORLD, rank_zero_only.rank = before  # type: ignore[attr-defined] # as above
 
 
 @contextmanager
-def _outermost() -> Iterator[None]:
-    """Let the module's autocast contexts be the outermost ones: others keep casts of weights that have moved since."""
+def _outermost(package: ModuleType) -> Iterator[None]:
+    """Silence Lightning's words on each Trainer, and let the module's autocast contexts be the outermost ones.
+
+    Others keep casts of weights that have moved since.
+    """
+    levels = [(logger, logger.level) for logger in (rank_zero.log, logging.getLogger(package.__name__))]
+    for logger, level in levels:
+        logger.setLevel(max(level, logging.WARNING))
     depth = torch.autocast_increment_nesting() - 1
     for _ in range(depth + 1):
         torch.autocast_decrement_nesting()
@@ -303,29 +286,11 @@ def _outermost() -> Iterator[None]:
     try:
         yield
     finally:
+        for logger, level in levels:
+            logger.setLevel(level)
         for _ in range(depth):
             torch.autocast_increment_nesting()
 
 
-@contextmanager
-def _quiet(package: ModuleType) -> Iterator[None]:
-    """Silence what Lightning says about each Trainer."""
-    loggers = [rank_zero.log, logging.getLogger(package.__name__)]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(max(logger.level, logging.WARNING))
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _seed(seed: int) -> None:
-    seed_global_stream(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
-
-
-def _nothing() -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     """Stand for a function that is not needed; no lambda, as users pickle modules."""

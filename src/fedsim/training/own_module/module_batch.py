@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
@@ -14,36 +14,24 @@ from fedsim.core.errors import ConfigError
 from fedsim.training.batch import Batch
 
 
-class LabelledImages(tuple[Tensor, Tensor]):
+class _Pair(NamedTuple):
+    images: Tensor
+    """[B, 3, H, W] float32, augmented and normalised"""
+    labels: Tensor
+    """[B] int64, 0 .. num_classes - 1"""
+
+
+class LabelledImages(_Pair):
     """A batch as a Lightning module expects it: ``images, labels = batch``, with cameras as an attribute."""
 
-    cameras: Tensor | None
+    cameras: Tensor | None = None
     """[B] int64, the camera of each image; None where a method trains on images that it has changed"""
-
-    def __new__(cls, images: Tensor, labels: Tensor, cameras: Tensor | None = None) -> Self:
-        """Join images [B, 3, H, W] float32, augmented and normalised, and labels [B] int64, 0 .. num_classes - 1."""
-        batch = super().__new__(cls, (images, labels))
-        batch.cameras = cameras
-        return batch
-
-    def __getnewargs__(self) -> Any:
-        """Return the arguments by which copies are made."""
-        return *self, self.cameras
 
     def to(self, *args: Any, **options: Any) -> Self:
         """Return the batch on another device: Lightning moves what has this method."""
-        cameras = None if self.cameras is None else self.cameras.to(*args, **options)
-        return type(self)(self[0].to(*args, **options), self[1].to(*args, **options), cameras)
-
-    @property
-    def images(self) -> Tensor:
-        """[B, 3, H, W] float32, augmented and normalised."""
-        return self[0]
-
-    @property
-    def labels(self) -> Tensor:
-        """[B] int64, 0 .. num_classes - 1."""
-        return self[1]
+        moved = type(self)(*(part.to(*args, **options) for part in self))
+        moved.cameras = None if self.cameras is None else self.cameras.to(*args, **options)
+        return moved
 
 
 class BatchForm(KeepsArguments, ABC):
@@ -69,7 +57,9 @@ class PairBatch(BatchForm):
 
     def __call__(self, batch: Batch) -> LabelledImages:
         """Return images, labels."""
-        return LabelledImages(batch.images, batch.labels, batch.cameras)
+        pair = LabelledImages(batch.images, batch.labels)
+        pair.cameras = batch.cameras
+        return pair
 
 
 class TripleBatch(BatchForm):

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,20 +17,16 @@ from fedsim.core.seeding import derive_seed
 from fedsim.training.batch import Batch
 from fedsim.training.client import Client, Trains
 from fedsim.training.flat_model import FlatModel, Head, Output
-from fedsim.training.messages import Signals
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.inner_trainer import Batches, Events, Horizon, Options, train
+from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, in_one_line, named, package_of, train
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
-from fedsim.training.own_module.package import in_one_line, named, package_of
 from fedsim.training.session import Outcome
 from fedsim.training.settings import autocast
 
 log = logging.getLogger(__name__)
 
 CountsFrom = Literal["run", "round"]
-_KEPT = "module."
-"""prefix of the names of kept tensors that are buffers of the module"""
 _TAKEN = frozenset({"loss", "images", "steps", "weight"})
 """numbers of a client that fedsim logs itself"""
 
@@ -54,11 +49,7 @@ class ModuleClient(Client):
         super().__init__(**arguments)
         self.form = form
         self._log_names, self._counts_from = tuple(log_names), counts_from
-        self._keeps_optimizers = False
-        self._training: _Training | None = None
-        self._logged: dict[str, Tensor] = {}  # see train()
-        self._has_losses = True
-        self._number = 0  # of trainings in this session
+        self._training: _ClientTraining | None = None
 
     @property
     def module(self) -> LightningModule:
@@ -71,29 +62,19 @@ class ModuleClient(Client):
         """None: a module's classifier is its own affair."""
         return None
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the module's parameters during a session; at other times it has none."""
         if "session" in self.__dict__:
-            yield from self.module.named_parameters(prefix, recurse, remove_duplicate)
+            yield from self.module.named_parameters(*arguments, **options)
 
     # -- one round -----------------------------------------------------------------------------------------------------
-
-    def begin_round(self, round_: int, *arguments: Any, **options: Any) -> None:
-        """Begin a session whose batches have cameras; see :meth:`Client.begin_round`."""
-        super().begin_round(round_, *arguments, **options)
-        self.session.shown_round = round_
 
     def load(self) -> None:
         """Load the client's private tensors into the rank's model."""
         super().load()
-        self.model.load_kept(self._kept_buffers)
-        self._logged, self._has_losses, self._number = {}, True, 0
-
-    @property
-    def _kept_buffers(self) -> dict[str, Tensor]:
-        return {n.removeprefix(_KEPT): tensor for n, tensor in self.kept.items() if n.startswith(_KEPT)}
+        self.model.load_kept(self.kept)
+        self._logged: dict[str, Tensor] = {}  # see train()
+        self.has_losses, self._number = True, 0  # of trainings in this session
 
     def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
         """Return a view of the module's optimizers for methods."""
@@ -102,6 +83,7 @@ class ModuleClient(Client):
                 f"model.method: it trains a second model in turn with {named(self.module)}, and a Trainer trains one; "
                 "choose another method"
             )
+        self.session.shown_round = self.round  # batches have cameras
         model.network.begin_training()
         return self._begin_steps(model.optimizer(self.training_settings), role, model)
 
@@ -110,70 +92,56 @@ class ModuleClient(Client):
         after_epoch: Callable[[int], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """Let Lightning train the module; ``hooks`` change its losses and its steps, see :meth:`Client.fit`."""
-        chosen = list(range(self.local_epochs) if epochs is None else epochs)
-        batches = _ClientBatches(self, chosen, repeats, max_steps)
-        if not batches.sizes:
+        chosen, settings = range(self.local_epochs) if epochs is None else epochs, self.training_settings
+        training = _ClientTraining(self, hooks, chosen, repeats, max_steps, after_epoch)
+        if not training.sizes:
             return
-        is_cut = max_steps is not None or self.training_settings.local_steps is not None
-        horizon = Horizon(len(batches.sizes) if is_cut else len(chosen), self.round, self.model.num_rounds)
+        is_cut = max_steps is not None or settings.local_steps is not None
+        horizon = Horizon(len(training.sizes) if is_cut else len(chosen), self.round, self.model.num_rounds)
         if self._counts_from == "round":
             horizon = Horizon(horizon.epochs)
-        settings, self._number = self.training_settings, self._number + 1
         options = Options(self.device, self.session.precision, settings.accumulate, settings.grad_clip)
+        self._number += 1
         seed = derive_seed(self.seed, self.round, self.client_name, "modules", self._number)
-        self._training = _Training(self, hooks, batches, after_epoch)
-        logged = train(self.model.fresh(), batches, self._training, horizon, options, seed)
-        if self._training.has_counted:
-            self._logged |= {name: sums + self._logged.get(name, 0) for name, sums in logged.items()}
+        self._training = training
+        train(self.model.fresh(), training, horizon, options, seed)
         self._training = None
-        self.kept |= {_KEPT + name: tensor.detach().clone() for name, tensor in self.model.end().items()}
+        if training.has_counted:
+            self._logged |= {name: sums + self._logged.get(name, 0) for name, sums in training.sums.items()}
+        self.kept |= self.model.end()
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the module's loss (scalar) of a batch; if it ``counts``, its numbers are logged."""
         assert isinstance(output, ModuleOutput), "a method cannot change a module's output"
         if self._training is not None and output.model is self.model:
             return self._training.loss_of(output.images, batch, counts)
-        output.model.flat.spread()
-        output.model.network.count(output.images)
-        module = output.model.network.module
-        in_context = autocast(self.device, self.session.precision)
-        with in_one_line(type(module).__name__, "a step without a Trainer"), in_context:
-            returned = module.training_step(self.form(batch._replace(images=output.images)), 0)
-        output.model.flat.is_stale = True
-        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        network = output.model.network
+        network.count(output.images)
+        in_context, name = autocast(self.device, self.session.precision), type(network.module).__name__
+        with in_one_line(name, "a step without a Trainer"), output.model.flat.moving(), in_context:
+            loss = _loss_in(network.module.training_step(self.form(batch._replace(images=output.images)), 0))
         if not isinstance(loss, Tensor):
-            raise ConfigError(f"{named(module)}: training_step returned no loss, which the method needs; return one")
+            raise ConfigError(
+                f"{named(network.module)}: training_step returned no loss, which the method needs; return one"
+            )
         return loss.float()
 
-    def step(
-        self,
-        loss: Tensor,  # noqa: ARG002 - the base's signature: Lightning has it
-        correct: Callable[[], None] | None = None,
-        optimizer: LocalOptimizer | None = None,
-        *,
-        loose: Sequence[LocalOptimizer] = (),
-    ) -> bool:
+    def step(self, loss: Tensor, correct: Callable[[], None] | None = None, *_: Any, **options: Any) -> bool:  # noqa: ARG002 - Lightning has the loss
         """Let Lightning back-propagate and step, with ``correct`` before the step; see :meth:`Client.step`."""
         assert self._training is not None, "steps belong to client.fit"
-        assert not loose, "a Trainer has the optimizers of its module"
-        assert optimizer in (None, self.optimizer), "as above"
+        assert not options.get("loose"), "a Trainer has the optimizers of its module"
         return self._training.step(correct)
 
-    def end_round(
-        self,
-        contribution: Sequence[tuple[Tensor, float]],
-        signals: Signals = MappingProxyType({}),
-        variances: Tensor | None = None,
-    ) -> Outcome:
+    def end_round(self, *arguments: Any, **options: Any) -> Outcome:
         """Check and store the results; what the module has logged is among the facts."""
-        outcome = super().end_round(contribution, signals, variances)
+        outcome = super().end_round(*arguments, **options)
         logged = {name_of(name): float(total / images) for name, (total, images) in self._logged.items()}
         if late := sorted(logged.keys() - set(self._log_names)):
             log.warning(
                 "%s logged %s only after its first batch: no column is there for it; log it in each batch",
                 named(self.module), ", ".join(late),
             )  # fmt: skip
-        loss = outcome.loss if self._has_losses else math.nan
+        loss = outcome.loss if self.has_losses else math.nan
         return outcome._replace(loss=loss, correct=math.nan, facts={**outcome.facts, **logged})
 
     def leave(self) -> None:
@@ -182,92 +150,70 @@ class ModuleClient(Client):
         self.model.set_num_classes(self.num_classes)
         super().leave()
 
-    def note(self, loss: Tensor, labels: Tensor) -> None:
-        """Count a batch: its loss, NaN if there is none, and its images."""
-        if loss.isnan():
-            self._has_losses, loss = False, torch.zeros_like(loss)
-        self.session.metrics.add(loss, labels.new_full(labels.shape, -1), labels)
-
 
 def name_of(logged: str) -> str:
     """Return the name of a number that a module logs; one that fedsim has, too, gets a prefix."""
     return f"module_{logged}" if logged in _TAKEN else logged
 
 
-class _ClientBatches(Batches):
-    """The batches of a client in a training: those of some local epochs."""
+class _ClientTraining(Training):
+    """A training of a client's module in some local epochs: a method's hooks at the places of Lightning."""
 
-    def __init__(self, client: ModuleClient, epochs: Sequence[int], repeats: int, max_steps: int | None) -> None:
-        self._client, self._repeats = client, repeats
+    def __init__(
+        self, client: ModuleClient, hooks: Trains, epochs: Sequence[int], repeats: int, max_steps: int | None,
+        after_epoch: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._client, self._hooks, self._repeats, self._after_epoch = client, hooks, repeats, after_epoch
+        self._flat, self._session = client.model.flat, client.session
         left = math.inf if max_steps is None else max_steps * client.training_settings.accumulate
         self._plans: list[tuple[Tensor, list[Tensor]]] = []
         for epoch in epochs:
-            labels, order = client.session.plan(epoch, client.local_epochs, client.limit_batches)
+            labels, order = self._session.plan(epoch, client.local_epochs, client.limit_batches)
             order = order[: int(min(left, len(order)))]
             left -= len(order)
             if order:
                 self._plans.append((labels, order))
         super().__init__([[len(batch) for batch in order for _ in range(repeats)] for _, order in self._plans])
+        self._correct: Callable[[], None] | None = None
+        self._step: Callable[[], Any] | None = None
+        self._loss = self._no_loss = torch.full((), math.nan, device=client.device)
+        self._is_counted = self.has_counted = False
+        """whether a batch has been counted in the client's numbers: the current one, and any"""
 
     def read(self, epoch: int) -> Iterator[Any]:
         labels, order = self._plans[epoch]
-        for number, batch in enumerate(self._client.session.read(order, labels, self._client.form.num_views), start=1):
-            self.batch = batch
+        for number, batch in enumerate(self._session.read(order, labels, self._client.form.num_views), start=1):
+            self._batch = batch
             for _ in range(self._repeats):
-                self._client.session.progress = (epoch, number, len(order))
+                self._session.progress = (epoch, number, len(order))
                 yield self._client.form(batch)
-
-
-class _Training(Events):
-    """One training of a client's module: a method's hooks at the places of Lightning."""
-
-    def __init__(
-        self, client: ModuleClient, hooks: Trains, batches: _ClientBatches, after_epoch: Callable[[int], None]
-    ) -> None:
-        super().__init__(batches)
-        self._client, self._hooks, self._batches, self._after_epoch = client, hooks, batches, after_epoch
-        self._model = client.model
-        self._correct: Callable[[], None] | None = None
-        self._step: Callable[[], Any] | None = None
-        self._returned: Any = None
-        self._loss = self._no_loss = torch.full((), math.nan, device=client.device)
-        self._is_first, self._is_counted = True, False
-        self.has_counted = False
-        """whether a batch has been counted in the client's numbers"""
 
     def load(self, module: LightningModule) -> None:
         """Give the module the values of the session's start."""
         self._module = module
-        self._model.begin(module, self._client._kept_buffers)
+        self._client.model.begin(module, self._client.kept)
 
     def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
         """Show methods the optimizers, and scale their rates, if no scheduler does it."""
         super().on_fit_start(trainer, module)
         factor = self._client.training_settings.rate_factor(self._client.round)
-        for optimizer in trainer.optimizers if factor != 1 and not trainer.lr_scheduler_configs else ():
-            for group in optimizer.param_groups:
+        for optimizer in trainer.optimizers if not trainer.lr_scheduler_configs else ():
+            for group in optimizer.param_groups if factor != 1 else ():
                 group["lr"] *= factor
         self._client.optimizer.of_module = trainer.optimizers
 
     @contextmanager
     def _hook(self) -> Iterator[None]:
         """Let a hook of the method read and write the model's values."""
-        self._model.flat.is_stale = True
+        self._flat.is_stale = True
         yield
-        self._model.flat.spread()
-
-    @contextmanager
-    def _lightning(self) -> Iterator[None]:
-        """Let Lightning run, from within a hook."""
-        self._model.flat.spread()
-        yield
-        self._model.flat.is_stale = True
+        self._flat.spread()
 
     def training_step(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return the output of the module's step, with the loss that the method makes of it."""
         self._run, self._args, self._is_first = step, args, True
         with self._hook():
-            loss = self._hooks.loss(self._client, self._batches.batch)
+            loss = self._hooks.loss(self._client, self._batch)
         if loss is self._loss:
             return self._returned
         if not self._module.automatic_optimization:
@@ -280,46 +226,52 @@ class _Training(Events):
     def loss_of(self, images: Tensor, batch: Batch, counts: bool) -> Tensor:
         """Return the module's loss (scalar) of the current batch, or of other images."""
         batch_of_module, *further = self._args
-        if images is not self._batches.batch.images or batch.labels is not self._batches.batch.labels:
+        if images is not self._batch.images or batch.labels is not self._batch.labels:
             cameras = batch.cameras if batch.cameras is not None and len(batch.cameras) == len(images) else None
             views = batch.views if images is batch.images else ()
             batch_of_module = self._client.form(batch._replace(images=images, cameras=cameras, views=views))
-        self._model.network.count(images)
-        with self._lightning(), nullcontext() if counts else _muted(self._module):
+        self._client.model.network.count(images)
+        with self._flat.moving(), nullcontext() if counts else _muted(self._module):
             returned = self._run(batch_of_module, *further)
-        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        loss = _loss_in(returned)
         loss = loss if isinstance(loss, Tensor) and loss.numel() == 1 else self._no_loss
         if self._is_first:
             self._returned, self._loss, self._is_first = returned, loss, False
         if counts and not self._is_counted:  # a closure may be called again
             self._is_counted = self.has_counted = True
-            self._client.note(loss.detach().float().reshape(()), batch.labels)
+            number, guesses = loss.detach().float().reshape(()), torch.full_like(batch.labels, -1)
+            if number.isnan():  # which stands for none
+                self._client.has_losses, number = False, torch.zeros_like(number)
+            self._session.metrics.add(number, guesses, batch.labels)
         return loss
 
     def optimizer_step(self, step: Callable[[], Any]) -> Any:
         """Let the method take the step of an optimizer."""
         self._step, self._result = step, None
-        with self._hook():
-            self._hooks.take_step(self._client, self._no_loss)
+        self._take_step()
         self._step = None
         return self._result
+
+    def _take_step(self) -> None:
+        with self._hook():
+            self._hooks.take_step(self._client, self._no_loss)
 
     def step(self, correct: Callable[[], None] | None) -> bool:
         """Step, with ``correct`` before it; without an optimizer's turn, nothing steps yet."""
         if self._step is None:
             return False
         self._correct = correct
-        with self._lightning():
+        with self._flat.moving():
             self._result = self._step()
         self._correct = None
-        self._client.optimizer.count_step()
+        optimizer = self._client.optimizer
+        optimizer.num_steps, optimizer.work.steps = optimizer.num_steps + 1, optimizer.work.steps + 1
         return True
 
     def on_after_backward(self, *_: Any) -> None:
         """Let the method know of gradients that wait for a step."""
         if self._step is None and self._module.automatic_optimization:
-            with self._hook():
-                self._hooks.take_step(self._client, self._no_loss)
+            self._take_step()
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         """Let the method correct the gradients."""
@@ -329,11 +281,17 @@ class _Training(Events):
 
     def after_batch(self) -> None:
         self._is_counted = False
-        self._client.session.report(self._loss.detach())
+        self._session.report(self._loss.detach())
 
-    def after_epoch(self, epoch: int) -> None:
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        """Let the method know of the end of an epoch."""
         with self._hook():
-            self._after_epoch(epoch)
+            self._after_epoch(self.epoch)
+        super().on_train_epoch_end(trainer)
+
+
+def _loss_in(returned: Any) -> Any:
+    return returned.get("loss") if isinstance(returned, Mapping) else returned
 
 
 @contextmanager

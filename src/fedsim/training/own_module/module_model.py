@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -11,17 +12,15 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters, aligned
 from fedsim.core.work import Work
 from fedsim.models.groups import Group
 from fedsim.models.reid import Features
-from fedsim.training.flat_model import FlatModel, Head, Output
+from fedsim.training.flat_model import FlatModel, Head, Output, arch_name
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
-from fedsim.training.own_module.network import PART, ModuleNetwork
-from fedsim.training.own_module.package import named
-from fedsim.training.own_module.values import CopiedParameters, kept_of, set_buffers, tensors_of
+from fedsim.training.own_module.inner_trainer import in_one_line
+from fedsim.training.own_module.network import PART, CopiedParameters, ModuleNetwork, kept_of, set_buffers, tensors_of
 from fedsim.training.settings import LocalTraining, autocast
 
 KEPT = 64
@@ -34,13 +33,6 @@ class ModuleOutput(Output):
     model: ModuleModel
     images: Tensor
     precision: str
-
-    def __new__(cls, model: ModuleModel, images: Tensor, precision: str) -> ModuleOutput:
-        """Keep the images until ``Client.supervised_loss`` asks for the loss."""
-        nothing = images.new_empty(0)
-        output = super().__new__(cls, Features(nothing, nothing), nothing, nothing)
-        output.model, output.images, output.precision = model, images, precision
-        return output
 
     @property
     def features(self) -> Features:
@@ -76,20 +68,14 @@ class ModuleModel(FlatModel):
     network: ModuleNetwork
 
     def __init__(
-        self,
-        arch: str,
-        blueprint: Blueprint,
-        network: ModuleNetwork,
-        shared: frozenset[str],
-        groups: dict[str, Group],
-        max_classes: int,
+        self, blueprint: Blueprint, network: ModuleNetwork, shared: frozenset[str], groups: dict[str, Group]
     ) -> None:
         self.blueprint = blueprint
-        self._device = next(network.parameters()).device
         self._variant_of = lru_cache(KEPT)(self._make_variant)
         inside = {f"{PART}.{name}" for name in tensors_of(network.module) if name not in blueprint.sizes}
         outside = frozenset({*dict(network.named_parameters()), *dict(network.named_buffers())} - inside)
-        super().__init__(arch, network, shared, {n: g for n, g in groups.items() if n in inside}, max_classes, outside)
+        groups, arch = {n: group for n, group in groups.items() if n in inside}, arch_name(blueprint.name)
+        super().__init__(arch, network, shared, groups, blueprint.num_classes, outside)
         self.has_own_heads = bool(blueprint.sizes)
         self.head.requires_grad_(False)  # it stands for none
         network.flat = self.flat
@@ -99,7 +85,7 @@ class ModuleModel(FlatModel):
     def set_num_classes(self, num_classes: int) -> None:
         """Let the module be that of a client's number of classes; its values are those in the buffer."""
         self.num_classes = num_classes
-        self.show(self._variant.module)
+        self.show(self._variant(self.num_classes).module)
 
     def show(self, module: LightningModule) -> None:
         """Let the buffer stand for another module of the same tensors."""
@@ -107,51 +93,42 @@ class ModuleModel(FlatModel):
         self.network.module = module
         self.flat.follow({f"{PART}.{name}": span for name, span in self._spans(self.num_classes).items()})
 
-    @property
-    def _variant(self) -> ModuleVariant:
-        return self._variant_for(self.num_classes)
-
-    def _variant_for(self, num_classes: int) -> ModuleVariant:
+    def _variant(self, num_classes: int) -> ModuleVariant:
         return self._variant_of(num_classes if self.blueprint.takes_classes else self.blueprint.num_classes)
 
     def _make_variant(self, num_classes: int) -> ModuleVariant:
         """Return a new variant; refuse a module whose tensors do not have the expected sizes."""
-        module = self.blueprint.ready(num_classes)
+        template, module = self.blueprint.build(num_classes), self.blueprint.ready(num_classes)
         tensors, start = tensors_of(module), torch.zeros(self.head_room(num_classes))
-        for name, span in self._spans(num_classes).items():
-            if tensors[name].shape != (expected := self.blueprint.shape_of(name, num_classes)):
-                raise ConfigError(
-                    f"{named(module)}: {name} has the shape {list(tensors[name].shape)} for {num_classes} classes, not "
-                    f"{list(expected)}; let sizes grow evenly with num_classes"
-                )
-            start[span] = tensors[name].detach().flatten()
+        activity = f"building for {num_classes} classes, with which sizes of tensors are to grow evenly"
+        with in_one_line(self.blueprint.name, activity):
+            for name, span in self._spans(num_classes).items():
+                start[span] = tensors[name].detach().flatten()
         kept = {name: tensor.clone() for name, tensor in kept_of(module).items()}
-        return ModuleVariant(self.blueprint.build(num_classes), module.to(self._device), start, kept)
+        return ModuleVariant(template, module.to(self.device), start, kept)
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
-        spans, begin = {}, 0
-        for name in self.blueprint.sizes:
-            size = self.blueprint.shape_of(name, num_classes).numel()
+        spans, begin, more = {}, 0, num_classes - self.blueprint.num_classes
+        for name, shapes in self.blueprint.sizes.items():
+            size = math.prod(first + (second - first) * more for first, second in zip(*shapes, strict=True))
             spans[name] = slice(begin, begin + size)
             begin += aligned(size)
         return spans
 
     def head_room(self, num_classes: int) -> int:
         """Elements that a client's own tensors take."""
-        sizes = (self.blueprint.shape_of(name, num_classes).numel() for name in self.blueprint.sizes)
-        return sum(map(aligned, sizes))
+        return sum(aligned(span.stop - span.start) for span in self._spans(num_classes).values())
 
     def initial_state(self, num_classes: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - the base's
         """Return :attr:`private` for a client that has not trained yet; clients with as many classes start alike."""
-        return torch.cat([self.initial_private.cpu(), self._variant_for(num_classes).start])
+        return torch.cat([self.initial_private.cpu(), self._variant(num_classes).start])
 
     @property
     def head_layers(self) -> list[Head]:
         """The layers of the classifier, with the values in the buffer: views."""
         flat, spans = self.flat, self.flat.spans
-        of_head = {n for n, group in self.groups.items() if group is Group.HEAD}
-        of_head |= {f"{PART}.{name}" for name in self.blueprint.sizes}
+        of_head = {n for n in spans if self.groups.get(n, Group.HEAD) is Group.HEAD}  # no group: of the tail
         parameters = [(name, p) for name, p in self.network.named_parameters() if name in of_head]
         tensors = {name: flat.buffer[spans[name]].view(p.shape) for name, p in parameters}
         weights = [name for name, tensor in tensors.items() if tensor.dim() > 1]
@@ -163,54 +140,51 @@ class ModuleModel(FlatModel):
     @property
     def running(self) -> list[Tensor]:
         """The float buffers of the module that is run."""
-        names = {entry.name.removeprefix(f"{PART}.") for entry in self.flat.entries if entry.kind == "buffer"}
-        return [buffer for name, buffer in self.network.module.named_buffers() if name in names]
+        names = {entry.name for entry in self.flat.entries if entry.kind == "buffer"}
+        return [buffer for name, buffer in self.network.named_buffers() if name in names]
 
     def fresh(self) -> LightningModule:
         """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
-        template = self._variant.template
+        template = self._variant(self.num_classes).template
         if has_hooks(template):
             return self.blueprint.build(self.num_classes)
-        try:
+        with in_one_line(self.blueprint.name, "copying for a session; leave out what has no copy"):
             module: LightningModule = copy_of(template)
-        except (TypeError, RuntimeError) as error:
-            raise ConfigError(
-                f"{named(template)} cannot be copied for each session ({error}); leave out what has no copy"
-            ) from error
         return module
 
     def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
-        """Give a fresh module the buffer's values, and the client's ``kept`` ones, by name."""
-        moving = {name for name, p in self._variant.module.named_parameters() if p.requires_grad}
+        """Give a fresh module the buffer's values, and those that the client has ``kept``."""
+        moving = {name for name, p in self._variant(self.num_classes).module.named_parameters() if p.requires_grad}
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name in moving)
         self.show(module)
         self.flat.spread()
-        set_buffers(module, {**self._variant.kept, **kept})
+        self.load_kept(kept, module)
 
     def end(self) -> dict[str, Tensor]:
-        """Take the values of the module that has trained; return those that last with the client, by name."""
+        """Take the values of the module that has trained; return those that last with the client, by ``PART.NAME``."""
         self.flat.is_stale = True
         kept = kept_of(self.network.module)
-        self.show(self._variant.module)
-        return {name: torch.view_as_real(tensor) if tensor.is_complex() else tensor for name, tensor in kept.items()}
+        self.show(self._variant(self.num_classes).module)
+        real = {n: torch.view_as_real(tensor) if tensor.is_complex() else tensor for n, tensor in kept.items()}
+        return {f"{PART}.{name}": tensor.detach().clone() for name, tensor in real.items()}
 
-    def load_kept(self, kept: Mapping[str, Tensor]) -> None:
-        """Load a client's kept buffers for an evaluation, by name; what is missing has its first value."""
-        set_buffers(self._variant.module, {**self._variant.kept, **kept})
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self._device
+    def load_kept(self, kept: Mapping[str, Tensor], module: LightningModule | None = None) -> None:
+        """Load a client's kept buffers into a module, or that of evaluations; what is missing has its first value."""
+        variant, prefix = self._variant(self.num_classes), f"{PART}."
+        of_module = {n.removeprefix(prefix): tensor for n, tensor in kept.items() if n.startswith(prefix)}
+        set_buffers(variant.module if module is None else module, {**variant.kept, **of_module})
 
     def optimizer(self, settings: LocalTraining) -> ModuleOptimizer:
         """Return an optimizer for a session."""
         return ModuleOptimizer(settings, self.flat)
 
     def forward(self, images: Tensor, precision: str) -> ModuleOutput:
-        """Return the images [B, 3, H, W] for ``Client.supervised_loss``."""
-        return ModuleOutput(self, images, precision)
+        """Return the images [B, 3, H, W], of which ``Client.supervised_loss`` makes the loss."""
+        nothing = images.new_empty(0)
+        output = ModuleOutput(Features(nothing, nothing), nothing, nothing)
+        output.model, output.images, output.precision = self, images, precision
+        return output
 
     def load_global(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Load the global model [num_shared], and private tensors that the server has, by name."""
@@ -220,17 +194,14 @@ class ModuleModel(FlatModel):
 
     def _twin(self) -> ModuleModel:
         network = ModuleNetwork(copy_of(self.blueprint.first).to(self.device), self.network.num_features)
-        return ModuleModel(self.arch, self.blueprint, network, self._shared, self.groups, self._max_classes)
+        return ModuleModel(self.blueprint, network, self._shared, self.groups)
 
 
 class ModuleOptimizer(LocalOptimizer):
     """A view of the optimizers that Lightning steps, for methods: rates, parameters, gradients, the number of steps."""
 
-    def __init__(
-        self, settings: LocalTraining, flat: CopiedParameters
-    ) -> None:  # of no torch optimizer of the settings
+    def __init__(self, settings: LocalTraining, flat: CopiedParameters) -> None:  # no torch optimizer of the settings
         self.settings, self.flat = settings, flat
-        self._earlier_state = {}
         self.num_steps, self.work = 0, Work()
         self.of_module: list[Optimizer] = []
         """the optimizers of the training that runs"""
@@ -260,17 +231,9 @@ class ModuleOptimizer(LocalOptimizer):
         """The first optimizer."""
         return self.of_module[0]
 
-    def reset(self, round_: int) -> None:  # noqa: ARG002 - the base's signature
-        """Begin to count steps again: each training has new optimizers."""
-        self.num_steps = 0
-
-    def count_step(self) -> None:
-        """Count a step that Lightning has taken."""
-        self.num_steps, self.work.steps = self.num_steps + 1, self.work.steps + 1
+    def reset(self, round_: int) -> None:
+        """Do nothing: each session has a new one."""
 
     def release(self) -> None:
         """Forget the optimizers."""
         self.of_module = []
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Do nothing: schedules are the module's."""

@@ -1,17 +1,26 @@
-"""A user's module as the network of a rank's model."""
+"""A user's module as the network of a rank's model, and its values in the model's flat buffer: copies, and no views.
+
+A module's tensors stay its own, as under Lightning alone. The buffer, which methods read and write, is brought up to
+date when it is read; what they have written is copied into the module before it runs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Self
 
+import torch
 from lightning import LightningModule
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.flat import FlatParameters
 from fedsim.core.work import Work
 from fedsim.models.reid import HEAD_STD, Features, IdentityHead, KeyedDropout, ReIDModel
-from fedsim.training.own_module.package import named
-from fedsim.training.own_module.values import CopiedParameters
+from fedsim.training.flat_model import is_idle
+from fedsim.training.own_module.inner_trainer import named
 
 PART = "module"
 """name of the network's only part; all names of tensors start with it"""
@@ -29,6 +38,93 @@ def features_of(module: LightningModule, images: Tensor) -> Tensor:
             + ("" if hook == "embed" else ", or define embed(images) that does")
         )
     return features
+
+
+class CopiedParameters(FlatParameters):
+    """Parameters and float32 buffers of a module, copied to and from one buffer.
+
+    Read the buffer through its properties: a view that was taken before the module ran has old values.
+    """
+
+    is_stale = False
+    """whether the module may have moved since its values were read"""
+    _written: int | None = None
+    _tail: Mapping[str, slice] = {}
+
+    @property
+    def buffer(self) -> Tensor:
+        """The whole model and the reserve."""
+        self.collect()
+        return self._values
+
+    @buffer.setter
+    def buffer(self, values: Tensor) -> None:
+        self._values = values
+
+    def bind(self) -> None:
+        """Leave the module's tensors as they are."""
+        self._places = WeakIdKeyDictionary()
+
+    def follow(self, tail: Mapping[str, slice]) -> None:
+        """Stand for the tensors that :attr:`module` now has: they get the buffer's values when it is used.
+
+        ``tail``: places, in the reserve, of tensors that no entry has, by name.
+        """
+        first = self.num_model
+        self._tail = {name: slice(first + span.start, first + span.stop) for name, span in tail.items()}
+        self._written = None
+
+    def check(self) -> None:
+        """Do nothing: no tensor is a view."""
+
+    def place_of(self, tensor: Tensor) -> int:
+        """Return where the values of a parameter start in the buffer, in elements."""
+        if tensor not in self._places:  # it keeps those of a module that has trained, as long as methods look at it
+            spans = self.spans
+            self._places.update({p: spans[n].start for n, p in self.module.named_parameters() if n in spans})
+        offset: int = self._places[tensor]
+        return offset
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Let the module run, with the buffer's values, which it may change."""
+        self.spread()
+        yield
+        self.is_stale = True
+
+    def collect(self) -> None:
+        """Copy the module's values into the buffer, if they may have changed."""
+        if self.is_stale:
+            assert self._written == self._values._version, "a view of the buffer was written after the module ran"
+            self.is_stale = False
+            self._copy(into=1)
+
+    def spread(self) -> None:
+        """Copy the buffer's values into the module, if they have changed."""
+        if self._written != self._values._version:
+            assert not self.is_stale, "the buffer was written through a view that was taken before the module ran"
+            self._copy(into=0)
+
+    def _copy(self, into: int) -> None:
+        pairs = self._pairs()
+        torch._foreach_copy_([pair[into] for pair in pairs], [pair[1 - into] for pair in pairs])
+        self._written = self._values._version
+
+    @property
+    def spans(self) -> dict[str, slice]:
+        """Name -> place of each tensor."""
+        return {entry.name: entry.span for entry in self.entries} | dict(self._tail)
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each tensor of the module, and its view of the buffer."""
+        tensors: dict[str, Tensor] = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        pairs = []
+        for name, span in self.spans.items():
+            view = self._values[span]
+            if name not in tensors or tensors[name].numel() != view.numel():
+                raise ConfigError(f"model.module: {name} was removed, or changed its shape; keep it")
+            pairs.append((tensors[name].data, view.view(tensors[name].shape)))
+        return pairs
 
 
 class ModuleNetwork(ReIDModel):
@@ -52,9 +148,9 @@ class ModuleNetwork(ReIDModel):
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features [B, D] float32."""
+        self.count(images)
         if self.flat is not None:
             self.flat.spread()
-        self.count(images)
         features = features_of(self.module, images).float()
         if self.flat is not None and self.training:
             self.flat.is_stale = True
@@ -70,3 +166,31 @@ class ModuleNetwork(ReIDModel):
     @property
     def _dropouts(self) -> list[KeyedDropout]:  # type: ignore[override] # modules come and go
         return [layer for layer in self.modules() if isinstance(layer, KeyedDropout)]
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and the saved float32 buffers of a module, by name: shared ones and private ones."""
+    return {**dict(module.named_parameters()), **{n: t for n, t in _saved(module).items() if t.dtype is torch.float32}}
+
+
+def kept_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the other saved buffers, by name: they last with the client, and are never averaged.
+
+    Batch normalisation's counters of batches that no layer reads are not among them.
+    """
+    idle = [part.num_batches_tracked for part in module.modules() if is_idle(part)]
+    buffers = {name: buffer for name, buffer in _saved(module).items() if buffer.dtype is not torch.float32}
+    return {name: buffer for name, buffer in buffers.items() if all(buffer is not counter for counter in idle)}
+
+
+def _saved(module: nn.Module) -> dict[str, Tensor]:
+    saved = module.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in saved}
+
+
+def set_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give buffers of a module new values, by name; they may have another shape."""
+    for name, value in values.items():
+        old = module.get_buffer(name)
+        value = torch.view_as_complex(value) if old.is_complex() and not value.is_complex() else value
+        old.resize_(value.shape).copy_(value)
