@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics import LABELS, OF_RANKS
+from fedsim.core.metrics import LABELS
+from fedsim.papers.contradictions import impossible_numbers
 from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
-from fedsim.report.bounds import one_match_bounds
 from fedsim.report.closest import Match, closest_row, closest_table, verdict_lines
 from fedsim.report.groups import RunGroup, splits, work
 from fedsim.report.layout import Block, table_in_parts
@@ -99,32 +98,6 @@ def find_table(reference: str) -> tuple[Paper, Table | None]:
         names = ", ".join(table.name for table in paper.tables)
         raise ConfigError(f"--compare: paper {paper.key} has no {name}; choose from {names}")
     return paper, named_table
-
-
-def doubts_about(paper: Paper, row: TableRow) -> Iterator[tuple[str, str, str]]:
-    """Yield the impossible numbers of a row: test set, mark and reason.
-
-    The mark is ``!`` if no definition of average precision gives the number, and ``~`` if the trapezoid gives it and
-    rectangles do not.
-    """
-    digits = paper.content["digits"]
-    for name, scores in row.scores.items():
-        cmc = {rank: scores[metric] for rank, metric in OF_RANKS.items() if metric in scores}
-        if any(more < less for less, more in pairwise(cmc.values())):
-            yield name, "!", "a CMC cannot fall"
-        test_set = paper.test_sets[name]
-        if not (test_set.one_match and "mAP" in scores and 1 in cmc):
-            continue
-        one_unit = 10.0**-digits  # half for the bound's rounded terms, half for mAP's
-        rectangles = one_match_bounds(cmc, "rectangular", test_set.gallery)
-        trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
-        if rectangles.holds(scores["mAP"], one_unit):
-            continue
-        reason = (
-            f"mAP {scores['mAP']:.{digits}f}, but with one match per query it lies in {rectangles.low:.2f} to "
-            f"{rectangles.high:.2f} (rectangles), {trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
-        )
-        yield name, "~" if trapezoid.holds(scores["mAP"], one_unit) else "!", reason
 
 
 def not_comparable(run: Run) -> Iterator[str]:
@@ -299,7 +272,7 @@ class _Comparison:
 
     def _published(self, row: TableRow) -> _Line:
         label = row.name + self.footnotes.mark(row)
-        marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
+        marks = {name: mark for name, mark, _ in impossible_numbers(self.paper, row)}
         cells = []
         for name in self.table.test_sets:
             scores, digits = row.scores.get(name, {}), self._digits(name)
@@ -349,7 +322,9 @@ class _Comparison:
     def _legend(self) -> Iterator[str]:
         yield from (f"[{number}] {remark}" for remark, number in self.footnotes.items())
         for row in self.table.rows:
-            yield from (f"{mark} {name}, {row.name}: {reason}" for name, mark, reason in doubts_about(self.paper, row))
+            yield from (
+                f"{mark} {name}, {row.name}: {reason}" for name, mark, reason in impossible_numbers(self.paper, row)
+            )
         yield from (f"- {note}" for note in (*self.paper.content.get("notes", ()), *self.table.notes))
         if "mAP" in self._numbers and self.paper.content["mAP"] != "mAP":
             yield f"- mAP of the runs is {self.paper.content['mAP']}"
