@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.core.errors import DataError
+from fedsim.report.layout import style_of
 from fedsim.report.projected import Projection, draw_projection, plot_projection, projection_block
-from fedsim.report.series import style_of
 
 
 def projection_of(num_sets, projector="pca", cameras=3):

@@ -18,10 +18,10 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import metric_name
 from fedsim.report import series
 from fedsim.report.groups import RunGroup
-from fedsim.report.image_file import new_figure, save_figure
+from fedsim.report.layout import new_figure, save_figure, style_of
 from fedsim.report.rules import Rule
 from fedsim.report.runs import Run
-from fedsim.report.series import Series, answers_line, style_of
+from fedsim.report.series import Series, answers_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

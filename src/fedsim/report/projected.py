@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.names import printable
-from fedsim.report.image_file import new_figure, save_figure
-from fedsim.report.layout import Block
+from fedsim.report.layout import Block, new_figure, save_figure, style_of
 from fedsim.report.query_files import Row, printable_all
-from fedsim.report.series import style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

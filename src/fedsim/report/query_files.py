@@ -19,8 +19,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import printable
 from fedsim.core.replaced_run import QUERIES
-from fedsim.report.image_file import new_figure, save_figure
-from fedsim.report.layout import Block
+from fedsim.report.layout import Block, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
