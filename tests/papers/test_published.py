@@ -4,10 +4,10 @@ import pytest
 import yaml
 
 from fedsim.__main__ import main
+from fedsim.core.metrics import KINDS
 from fedsim.papers.contradictions import impossible_numbers
 from fedsim.papers.files import list_papers, read_paper
 from fedsim.papers.resolved_rows import find_run, resolved_row
-from fedsim.report.runs import KINDS
 from run_dirs import scores_of, whole, write_log, write_run
 from small import refuse
 

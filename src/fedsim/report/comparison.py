@@ -13,11 +13,11 @@ from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.closest import Match, closest_row, closest_table, verdict_lines
-from fedsim.report.groups import RunGroup, splits, work
+from fedsim.report.costs import pruned_and_sent, splits, work
+from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, table_in_parts
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison
-from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import Run
+from fedsim.report.runs import CHOSEN_BY, Rule, Run
 
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
@@ -214,7 +214,9 @@ class _Comparison:
             for row in self.table.rows
             if row.costs
         ]
-        runs = [(f"{group.label}\nlast round", [group.costs(name) for name in names]) for group in self.groups]
+        runs = [
+            (f"{group.label}\nlast round", [pruned_and_sent(group, name) for name in names]) for group in self.groups
+        ]
         title = "pruned, percent / received and sent, GiB per client, as model.accounting counts"
         yield from (f"{self.table.name}: {title}", "", table_in_parts(names, columns, "client", always=runs), "")
 

@@ -24,13 +24,13 @@ from fedsim.core.files import replacing
 from fedsim.core.names import metric_parts
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
 
 _GAP = 2
 _SPREAD = "\x1f"  # stands for +- in cells with numbers: a control character is in no name
 _LEAST = 16  # letters of a header in one line
-
 Format = Literal["table", "markdown", "latex", "csv"]
 
 
@@ -187,6 +187,14 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
         yield Figure(figsize=(width, height), layout="constrained")
 
 
+def axes_of(figure: Figure, rows: int, columns: int, count: int) -> list[Axes]:
+    """Return the first ``count`` axes of a grid; nothing is drawn at the other places."""
+    axes = list(figure.subplots(rows, columns, squeeze=False).flatten())
+    for empty in axes[count:]:
+        empty.set_axis_off()
+    return axes[:count]
+
+
 def save_figure(figure: Figure, path: Path, option: str) -> None:
     """Write an image file in the format of its suffix; errors name ``option``, the option that gave the path."""
     image_format = path.suffix.removeprefix(".").lower()
@@ -208,12 +216,9 @@ LineStyle = Literal["-", "--", ":", "-."]
 
 # Okabe and Ito, "Color universal design", 2008; without yellow, which is too light for lines on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-
 _MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"),
             ("P", "cross"), ("X", "x"), ("*", "star"))  # fmt: skip
-
 _LINES: tuple[tuple[LineStyle, str], ...] = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
-
 _HATCHES = (("", ""), ("////", "/"), ("....", "."), ("xxxx", "x"))
 
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
 
 log = logging.getLogger(__name__)
-
 STUDY = "sweep"
 """name of the study in the journal"""
 
@@ -142,7 +141,6 @@ def _row(trial: FrozenTrial, folder: Path) -> TrialRow:
 
 _LEAST = 10
 """complete trials below which no importance is computed: it would be chance"""
-
 _ORDER = ("complete", "pruned", "failed", "running", "waiting")
 
 
@@ -220,9 +218,7 @@ def _cell(value: object) -> str:
 
 
 _WIDTH, _PER_AXIS = 7.2, 1.2  # inches: of two columns of a paper, and of an axis of many
-
 _LETTERS = 18  # of a value at an axis, and of a line of the metric's name
-
 _GREY = "#9a9a9a"
 
 
@@ -378,7 +374,7 @@ def trials_report(
 
 def _write_page(trials: SearchTrials, block: Block, folder: Path, path: Path) -> None:
     """Write the table, sortable, and the figure into one file that needs no network."""
-    from fedsim.report.html.page import embedded, write_template  # needs optional libraries
+    from fedsim.report.html.page import embedded, write_template
 
     picture = ""
     with TemporaryDirectory() as temporary:

@@ -22,7 +22,7 @@ from fedsim.parsing.config_files import read_sections, with_shipped
 from fedsim.parsing.options import check_arguments, check_options
 from fedsim.report import Rule, compare_with, group_runs
 from fedsim.report.layout import short_names
-from fedsim.report.runs import read_json
+from fedsim.report.run_files import read_json
 from fedsim.sweep.file import Sample, Sweep, command_of, samples
 
 _read = cache(read_sections)  # runs of a sweep name the same files

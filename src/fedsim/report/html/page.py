@@ -19,14 +19,11 @@ from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
 from fedsim.core.replaced_run import MAPS, PROJECTIONS, QUERIES, RANKINGS
 from fedsim.report.comparison import tables_with_runs
-from fedsim.report.groups import MEANING, RunGroup, shown_metrics
+from fedsim.report.features import query_tables
+from fedsim.report.groups import MEANING, RunGroup, differences, shown_metrics
 from fedsim.report.layout import Block, with_sign
-from fedsim.report.names import differences
-from fedsim.report.query_files import query_tables
-from fedsim.report.rules import Rule
-from fedsim.report.runs import METRICS
-from fedsim.report.scores import all_sets, score_block, titles_of
-from fedsim.report.significance import differences_table, intervals_table
+from fedsim.report.runs import METRICS, Rule
+from fedsim.report.scores import all_sets, differences_table, intervals_table, score_block, titles_of
 from fedsim.settings.configuration import without_folders
 
 jinja2, offline, plots = (

@@ -14,12 +14,10 @@ from plotly import graph_objects
 from fedsim.core.errors import DataError
 from fedsim.core.metrics import LABELS
 from fedsim.report import series
-from fedsim.report.figure import blocks_of, clients_of, participation_of, rungs_of, runs_of
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import faded, style_of
-from fedsim.report.rules import Rule
-from fedsim.report.runs import Run
-from fedsim.report.series import Series
+from fedsim.report.runs import Rule, Run
+from fedsim.report.series import Series, blocks_of, clients_of, participation_of, rungs_of, runs_of
 
 _MEANS = ("seen", "unseen")
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
