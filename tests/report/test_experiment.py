@@ -8,8 +8,7 @@ import yaml
 
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
-from fedsim.report.costs import splits
-from fedsim.report.groups import group_opened
+from fedsim.report.groups import group_opened, splits
 from fedsim.report.runs import read_run
 from fedsim.report.table import report
 from fedsim.settings import table

@@ -13,8 +13,8 @@ from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.closest import Match, closest_row, closest_table, verdict_lines
-from fedsim.report.costs import pruned_and_sent, splits, work
-from fedsim.report.groups import RunGroup
+from fedsim.report.costs import pruned_and_sent, work
+from fedsim.report.groups import RunGroup, splits
 from fedsim.report.layout import Block, table_in_parts
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison
 from fedsim.report.runs import CHOSEN_BY, Rule, Run
@@ -46,9 +46,7 @@ def compare_with(
             sets and the runs are not, or the other way round.
         DataError: if a table and the runs have no test set in common.
     """
-    paper, named_table = find_table(reference)
-    names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
-    chosen = [table for table in paper.tables if table.name in names]
+    paper, chosen = _tables_for(reference, groups)
     if left_out and (plain := [table.name for table in chosen if not table.left_out]):
         raise ConfigError(f"--left_out: {paper.key}/{plain[0]} is no table of left-out data sets; leave it out")
     rules = {group: _rules(paper, group, rule, is_given) for group in groups}
@@ -58,7 +56,7 @@ def compare_with(
         else _Comparison(paper, table, groups, metric, rules).text()
         for table in chosen
     ]
-    unused = [f"{paper.key}/{table.name}" for table in paper.tables if table.name not in names]
+    unused = [f"{paper.key}/{table.name}" for table in paper.tables if table not in chosen]
     warnings = list(_warnings(groups))
     parts = [f"Paper {paper.key}: {paper.content['title']}\n{paper.content['source']}", *warnings, *texts, *warnings]
     return "\n\n".join([*parts, f"other tables: {', '.join(unused)}"] if unused else parts)
@@ -74,10 +72,9 @@ def tables_with_runs(
     """
     run_sets = {name for group in groups for name in group.runs[0].test_sets} - {"seen", "unseen"}
     blocks, shown = [], metric if reference else "mAP"
-    for paper, named_table in [find_table(reference)] if reference else [find_table(key) for key in list_papers()]:
-        names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
+    for paper, tables in [_tables_for(key, groups) for key in ([reference] if reference else list_papers())]:
         rules = {group: _rules(paper, group, rule, is_given=False) for group in groups}
-        for table in (table for table in paper.tables if table.name in names):
+        for table in tables:
             if reference is None and not run_sets & set(table.test_sets):
                 continue
             title = f"Paper {paper.key}, {table.name}: {table.title}"
@@ -98,6 +95,13 @@ def find_table(reference: str) -> tuple[Paper, Table | None]:
         names = ", ".join(table.name for table in paper.tables)
         raise ConfigError(f"--compare: paper {paper.key} has no {name}; choose from {names}")
     return paper, named_table
+
+
+def _tables_for(reference: str, groups: Sequence[RunGroup]) -> tuple[Paper, list[Table]]:
+    """Return the paper and the table that ``reference`` names; of a paper alone, the closest table of each group."""
+    paper, named_table = find_table(reference)
+    names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
+    return paper, [table for table in paper.tables if table.name in names]
 
 
 def not_comparable(run: Run) -> Iterator[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.metrics import comparable
 from fedsim.core.names import metric_name
-from fedsim.report.groups import RunGroup, differences_of_two
+from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.runs import METRICS, Run
 
@@ -138,8 +138,6 @@ def _complete_log(run: Run) -> dict[int, dict[str, float]]:
 
 
 _WAYS = ("down", "up", "extra")
-_NAMED = 3
-"""Largest number of differences in a line."""
 EQUAL_WORK = 0.05
 """Largest relative difference of images trained on, or of steps, for which no line is printed."""
 _ROLES = {"second": "second model", "personal": "personal", "server": "server"}
@@ -346,19 +344,3 @@ def totals_of(group: RunGroup, metric: str, missing: float | None = None) -> lis
     values = [[row.get(metric, missing) for row in rows] for rows in logs]
     sums = [sum(value for value in of_run if value is not None) for of_run in values]
     return sums if len(logs) == len(group.runs) and all(of_run and None not in of_run for of_run in values) else []
-
-
-def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
-    """Yield a line about each group that could be further seeds of an earlier one, and about unknown settings."""
-    for group in groups:
-        if len(group.runs) > 1 and not group.runs[0].config:
-            yield f"{group.label}: no run has a config.yaml, so the settings are equal by their fingerprint alone"
-    for number, group in enumerate(groups):
-        seeds = {run.summary["seed"] for run in group.runs}
-        for earlier in groups[:number]:
-            run, earlier_run = group.runs[0], earlier.runs[0]
-            if run.method == earlier_run.method and seeds.isdisjoint(r.summary["seed"] for r in earlier.runs):
-                texts = differences_of_two(earlier_run, run)
-                more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
-                yield f"NOT ONE GROUP: {earlier.label} and {group.label} differ in {'; '.join(texts[:_NAMED])}{more}"
-                break

@@ -15,7 +15,7 @@ from fedsim.report import series
 from fedsim.report.costs import answers_line
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import axes_of, new_figure, save_figure, style_of
-from fedsim.report.runs import Rule, Run
+from fedsim.report.runs import MEANS, Rule, Run
 from fedsim.report.series import Series, Shares, blocks_of, clients_of, participation_of, rungs_of, runs_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def draw_cmc(groups: Sequence[RunGroup], names: Mapping[str, str], path: Path) -
     Raises:
         DataError: if no run has such scores, or the image file cannot be written.
     """
-    pictures = {title: series.cmc(groups, name) for name, title in names.items() if name not in ("seen", "unseen")}
+    pictures = {title: series.cmc(groups, name) for name, title in names.items() if name not in MEANS}
     if not any(pictures.values()):
         raise DataError(f"{groups[0].runs[0].folder}: the run has no ranks to draw; classification has none")
     _draw_pictures(pictures, "rank", "queries with a match", path, "--cmc")
@@ -104,7 +104,7 @@ def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: 
     Raises:
         DataError: if no log contains the sent bytes, or the image file cannot be written.
     """
-    means = [name for name in ("seen", "unseen") if name in names] or list(names)
+    means = [name for name in MEANS if name in names] or list(names)
     lines_by_axes = {
         (names[name], unit): lines for name in means for unit, lines in series.tradeoffs(groups, name, metric).items()
     }

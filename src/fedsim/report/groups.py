@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,11 +19,13 @@ from fedsim.core.metrics import KINDS
 from fedsim.core.names import metric_name, printable
 from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.layout import mean_and_spread
-from fedsim.report.runs import Rule, Run, read_run
+from fedsim.report.runs import MEANS, Rule, Run, read_run
 from fedsim.settings.configuration import Flat, SettingValue, compare, flat_part, is_of_experiment, text_of
 from fedsim.settings.facts import Group
 from fedsim.settings.table import section, sections
 
+_NAMED = 3
+"""Largest number of differences in a line."""
 MEANING = {
     "global": "global: the server's model",
     "local": "local: a client's own after training, before averaging",
@@ -69,7 +71,7 @@ class RunGroup:
         """
         if rule.name == "oracle":
             return np.array([])
-        names = [metric_name("test", kind, name, metric) for name in ("seen", "unseen")]
+        names = [metric_name("test", kind, name, metric) for name in MEANS]
         pairs = [[rule.scores(run).get(name) for name in names] for run in self.runs]
         return np.array([seen - unseen for seen, unseen in pairs if seen is not None and unseen is not None])
 
@@ -155,7 +157,7 @@ def _refuse_one_name(runs: Sequence[Run], rotated: str) -> None:
         first = by_name.setdefault(run.name, run)
         if not run.name or first is run:
             continue
-        reasons = differences_of_two(first, run)
+        reasons = _differences(first, run)
         if is_rotation := bool(rotated) and first.setting(rotated) != run.setting(rotated):
             reasons = [r for r in reasons if r != "the data" and not r.startswith(f"{rotated} ")]
         if reasons or not is_rotation:
@@ -165,7 +167,23 @@ def _refuse_one_name(runs: Sequence[Run], rotated: str) -> None:
             )
 
 
-def differences_of_two(first: Run, second: Run) -> list[str]:
+def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
+    """Yield a line about each group that could be further seeds of an earlier one, and about unknown settings."""
+    for group in groups:
+        if len(group.runs) > 1 and not group.runs[0].config:
+            yield f"{group.label}: no run has a config.yaml, so the settings are equal by their fingerprint alone"
+    for number, group in enumerate(groups):
+        seeds = {run.summary["seed"] for run in group.runs}
+        for earlier in groups[:number]:
+            run, earlier_run = group.runs[0], earlier.runs[0]
+            if run.method == earlier_run.method and seeds.isdisjoint(r.summary["seed"] for r in earlier.runs):
+                texts = _differences(earlier_run, run)
+                more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+                yield f"NOT ONE GROUP: {earlier.label} and {group.label} differ in {'; '.join(texts[:_NAMED])}{more}"
+                break
+
+
+def _differences(first: Run, second: Run) -> list[str]:
     """Return the differences between two runs that make them two experiments."""
     unknown = [f"settings, as {run.folder} has no config.yaml" for run in (first, second) if not run.config]
     settings = () if unknown else (d for d in compare(first.settings, second.settings) if is_of_experiment(d))
@@ -269,36 +287,21 @@ def choose_settings(differing: Columns) -> Columns:
     Args:
         differing: option -> value of each run, in the order of preference.
     """
-    order = {name: position for position, name in enumerate(differing)}
     columns = {name: {part: differing[part] for part in _with_its_class(name, differing)} for name in differing}
-    first = {_partition(list(settings.values())): name for name, settings in reversed(columns.items())}
+    rows = {name: list(zip(*settings.values(), strict=True)) for name, settings in columns.items()}
+    # of settings that part the runs alike, one is enough
+    first = {tuple(map(of_runs.index, of_runs)): name for name, of_runs in reversed(rows.items())}
     candidates = [name for name in differing if name in first.values()][:_CANDIDATES]
-    for count in range(1, _MOST + 1):
-        sets = [names for names in combinations(candidates, count) if _distinguish(_joined(columns, names))]
-        if sets:
-            return _joined(columns, min(sets, key=lambda names: [order[name] for name in names]))
+    for names in chain.from_iterable(combinations(candidates, count) for count in range(1, _MOST + 1)):
+        joined = {part: values for name in names for part, values in columns[name].items()}
+        if len(set(zip(*joined.values(), strict=True))) == len(rows[names[0]]):
+            return joined
     return {}
-
-
-def _joined(columns: Mapping[str, Columns], names: Sequence[str]) -> Columns:
-    return {part: values for name in names for part, values in columns[name].items()}
 
 
 def _with_its_class(name: str, differing: Columns) -> list[str]:
     """Return the classes that a setting is an argument of, if they differ between runs, and the setting."""
     return [*(part for part in [*_parts_around(name)][::-1] if part in differing), name]
-
-
-def _distinguish(settings: Columns) -> bool:
-    """Return whether no two runs have the same values of all settings."""
-    rows = list(zip(*settings.values(), strict=True))
-    return len(set(rows)) == len(rows)
-
-
-def _partition(columns: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """Return for each run the first one with the same values; of settings with equal partitions one is enough."""
-    rows = list(zip(*columns, strict=True))
-    return tuple(rows.index(row) for row in rows)
 
 
 def _non_default_settings(runs: Sequence[Run]) -> list[str]:

@@ -33,6 +33,8 @@ from fedsim.settings.configuration import Flat, flat
 
 STUDY_FILE = "trials.log"
 """in the folder of a search: Optuna's journal of its trials"""
+MEANS = ("seen", "unseen")
+"""means over the test sets on which clients train, and over all others, beside the names of test sets"""
 METRICS = (*OF_PRECISION, *OF_RANKS.values(), *ACCURACIES)
 
 
@@ -329,7 +331,7 @@ def best_of_each(
     curves = dict.fromkeys(tuple(metric_parts(name)[1:3]) for name in names)
     best: dict[tuple[str, str], dict[str, float]] = {}
     for model_kind, domain in curves:
-        if domain not in ("seen", "unseen"):
+        if domain not in MEANS:
             rows = [_scores_below(row, f"{metric_name('test', model_kind, domain)}/") for row in log.values()]
             key = next(metric for metric in (by, "top1") if any(metric in row for row in rows))
             best[model_kind, domain] = max((row for row in rows if key in row), key=lambda row: comparable(row[key]))

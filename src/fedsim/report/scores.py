@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.core.metrics import comparable
 from fedsim.core.names import metric_name
-from fedsim.report.costs import answers_line, fewest_answers, is_timed, splits, traffic, work
-from fedsim.report.groups import MEANING, RunGroup, shown_metrics
+from fedsim.report.costs import answers_line, fewest_answers, is_timed, traffic, work
+from fedsim.report.groups import MEANING, RunGroup, shown_metrics, splits
 from fedsim.report.layout import Block, mean_and_spread
-from fedsim.report.runs import Rule, Run
+from fedsim.report.runs import MEANS, Rule, Run
 from fedsim.report.series import Series, curves, label_of_line, seconds_of
 from fedsim.report.significance import (
     Estimate,
@@ -92,16 +92,13 @@ def tidy_lines(
 def all_sets(groups: Sequence[RunGroup]) -> list[str]:
     """Return all test sets in the order of the runs, then the two means."""
     names = list(dict.fromkeys(name for group in groups for run in group.runs for name in run.test_sets))
-    means = [name for name in ("seen", "unseen") if name in names]
+    means = [name for name in MEANS if name in names]
     return [name for name in names if name not in means] + means
 
 
 def titles_of(names: Sequence[str], unseen: Collection[str] = ()) -> dict[str, str]:
     """Return test set -> its title in tables; ``unseen`` ones are marked with that word."""
-    return {
-        name: f"mean {name}" if name in ("seen", "unseen") else f"{name} (unseen)" if name in unseen else name
-        for name in names
-    }
+    return {name: f"mean {name}" if name in MEANS else f"{name} (unseen)" if name in unseen else name for name in names}
 
 
 def _legend(
@@ -145,13 +142,13 @@ def scores_line(groups: Sequence[RunGroup], names: Sequence[str], metric: str) -
     """
     if not any(is_timed(run) for group in groups for run in group.runs):
         return
-    name = next((mean for mean in ("seen", "unseen") if mean in names), names[0])
+    name = next((mean for mean in MEANS if mean in names), names[0])
     lines = [curve for curve in curves(groups, name, metric, seconds_of) if curve.x[-1] > 0]
     if not lines:
         return
     times = min(float(curve.x[-1]) for curve in lines) * np.arange(1, _PARTS + 1) / _PARTS
     texts = (f"{curve.label} {', '.join(_score_at(curve, time) for time in times)}" for curve in lines)
-    subject = f"mean {name}" if name in ("seen", "unseen") else name
+    subject = f"mean {name}" if name in MEANS else name
     seconds = ", ".join(f"{time:,.1f}" for time in times)
     yield f"{metric} in percent, {subject}, until {seconds} simulated seconds: {'; '.join(texts)}"
 
@@ -198,7 +195,6 @@ def _spread_in(run: Run, model_kind: str, metric: str, rule: Rule) -> tuple[list
 
 _ALL_PAIRS = 4
 """Up to this number of groups, all pairs are compared; with more, each group with the first one."""
-_MEANS = ("seen", "unseen")
 
 
 def intervals_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: Sequence[str]) -> Block:
@@ -208,7 +204,7 @@ def intervals_table(groups: Sequence[RunGroup], names: Sequence[str], metrics: S
     """
     lines, missing = [], dict[str, None]()
     for group in groups:
-        for name in (name for name in names if name not in _MEANS):
+        for name in (name for name in names if name not in MEANS):
             for metric in metrics:
                 queries = _mean_queries(group, name, metric)
                 if isinstance(queries, str):
@@ -269,7 +265,7 @@ def _tests(first: RunGroup, second: RunGroup, name: str, metric: str) -> Iterato
     common = sorted(of_seeds[0].keys() & of_seeds[1].keys())
     if len(common) > 1:
         yield over_seeds(*(np.array([scores[seed] for seed in common]) for scores in of_seeds))
-    if name in _MEANS:
+    if name in MEANS:
         return
     minuend, subtrahend = (_mean_queries(group, name, metric) for group in (first, second))
     if isinstance(minuend, str) or isinstance(subtrahend, str) or not np.array_equal(minuend[1], subtrahend[1]):

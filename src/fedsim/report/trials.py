@@ -88,13 +88,15 @@ class SearchTrials:
         """The trials that were better than all before, by number; the last one is the best."""
         records = list[TrialRow]()
         for row in self.complete:
-            if not records or self._value(row) > self._value(records[-1]):
+            if not records or self.value(row) > self.value(records[-1]):
                 records.append(row)
         return records
 
-    def _value(self, row: TrialRow) -> float:
-        score = row.score or 0.0
-        return score if self.maximize else -score
+    def value(self, row: TrialRow) -> float:
+        """Return a number that is higher for a better trial; minus infinity without a score."""
+        if row.score is None or math.isnan(row.score):
+            return -math.inf
+        return row.score if self.maximize else -row.score
 
 
 @contextmanager
@@ -165,7 +167,7 @@ def importances(trials: SearchTrials) -> dict[str, float]:
 def trial_block(trials: SearchTrials) -> Block:
     """Return a table with a row per trial, the best first; a pruned trial has no score, but its state."""
     options = trials.options
-    rows = sorted(trials.rows, key=lambda row: _place(row, trials))
+    rows = sorted(trials.rows, key=lambda row: (_ORDER.index(row.state), -trials.value(row), row.number))
     lines = [
         [str(row.number), _state(row), *(_cell(row.settings.get(option, "-")) for option in options), str(row.folder),
          "-" if row.score is None else f"{row.score:.4f}"]
@@ -173,12 +175,6 @@ def trial_block(trials: SearchTrials) -> Block:
     ]  # fmt: skip
     headers = ["trial", "state", *short_names(options), "run directory", trials.metric]
     return Block(headers, lines, [_counts(trials), *_notes(trials)], num_left=len(headers) - 1)
-
-
-def _place(row: TrialRow, trials: SearchTrials) -> tuple[int, bool, float, int]:
-    score = 0.0 if row.score is None or math.isnan(row.score) else row.score
-    is_nan = row.score is not None and math.isnan(row.score)
-    return _ORDER.index(row.state), is_nan, -score if trials.maximize else score, row.number
 
 
 def _state(row: TrialRow) -> str:
@@ -268,7 +264,7 @@ def _draw_parallel(axes: Axes, trials: SearchTrials, options: list[str]) -> None
     scores = [row.score for row in trials.complete if row.score is not None]
     colours = mpl.colormaps["viridis_r" if trials.maximize else "viridis"]  # dark is good, also in grey
     shade = Normalize(min(scores), max(scores))
-    for row in sorted(trials.rows, key=lambda row: _rank(row, trials)):  # the best lines lie above the others
+    for row in sorted(trials.rows, key=trials.value):  # the best lines lie above the others
         if row.settings.keys() >= set(options):
             heights = [_height(scale, row.settings[option]) for scale, option in zip(scales, options, strict=True)]
             axes.plot(range(len(options)), heights, **_line(row, trials, colours, shade))
@@ -300,12 +296,6 @@ def _shortened(name: str) -> str:
     """
     name = re.sub(r"^(\w+\.)+(?=[A-Z]\w*$)", "", name)
     return name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
-
-
-def _rank(row: TrialRow, trials: SearchTrials) -> float:
-    if row.score is None or math.isnan(row.score):
-        return -math.inf
-    return row.score if trials.maximize else -row.score
 
 
 def _line(row: TrialRow, trials: SearchTrials, colours: Colormap, shade: Normalize) -> dict[str, Any]:
