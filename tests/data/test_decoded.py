@@ -393,6 +393,33 @@ def test_images_are_decoded_in_the_sizes_of_their_uses(tree, val):
     assert {one.size: set(one.files) for one in data.wanted()} == {(32, 16): train, (36, 18): tested}
 
 
+class Upside(ImageFiles):
+    """Image files that are decoded in another way than fedsim's."""
+
+    def take(self, index):
+        return Upside([self.paths[i] for i in index])
+
+    def decode(self, size):
+        return super().decode(size).flip(2)
+
+
+def test_files_that_a_source_decodes_itself_are_never_replaced_by_whole_ones(tree, tmp_path):
+    """Pixels kept on disk are those of fedsim's own reading, and such files may be in no format that it reads."""
+
+    class OwnReading(MarketFolders):
+        def domains(self):
+            return [
+                domain.map_splits(lambda split: Split(Upside(split.images.paths), split.pids, split.camids))
+                for domain in super().domains()
+            ]
+
+    data = make_data(OwnReading(str(tree), ["cuhk03"]), size=(32, 16), cache_dir=str(tmp_path / "cache"))
+    data.prepare_data()
+    [client] = data.federated.clients
+    assert data.wanted() == []
+    assert torch.equal(data.decode(client.train.images, "cuhk03"), client.train.images.decode((32, 16)))
+
+
 def test_a_manifests_images_are_decoded_once_too(tree, plain, tmp_path):
     manifest = tmp_path / "federation.csv"
     write_manifest(data_of(tree).federated, manifest)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from fedsim.data import SyntheticReID
-from fedsim.data.images import Images, ReIDSource, Split
+from fedsim.data.images import Domain, ImageArray, ImageFiles, Images, ReIDSource, Split
 from fedsim.training.batch_loss import BatchLoss
 
 # -- backbones ---------------------------------------------------------------------------------------------------------
@@ -349,6 +349,115 @@ class Wrapped(Images):
         return self.wrong(self.images.decode(size))
 
 
+class Boxes(Images):
+    """Boxes of 16 columns in frames, which no other program can read."""
+
+    def __init__(self, boxes):
+        self.boxes = boxes
+
+    def __len__(self):
+        return len(self.boxes)
+
+    def take(self, index):
+        return Boxes([self.boxes[i] for i in index])
+
+    def locations(self):
+        return [path for path, _ in self.boxes]
+
+    def decode(self, size):
+        boxes = [np.load(path)[:, left : left + 16] for path, left in self.boxes]
+        return ImageArray(np.stack(boxes)).decode(size)
+
+
+class Frames(ReIDSource):
+    """Each frame of six has eight people; four of them are tested."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    @classmethod
+    def drawn(cls, folder):
+        for number in range(6):
+            pixels = np.random.default_rng(number).integers(0, 256, (32, 128, 3), dtype=np.uint8)
+            np.save(folder / f"{number}.npy", pixels)
+        return cls(folder)
+
+    def domains(self):
+        frames, people = np.indices((6, 8)).reshape(2, -1)
+        boxes = Boxes([(self.folder / f"{n}.npy", 16 * person) for n, person in zip(frames, people, strict=True)])
+        whole = Split(boxes, people + 1, frames % 2)
+        parts = people < 4, (people >= 4) & (frames % 2 == 0), (people >= 4) & (frames % 2 == 1)
+        return [Domain("frames", *(whole.take(np.flatnonzero(part)) for part in parts))]
+
+
+class OfFiles(ReIDSource):
+    """Drawn people as files: nothing is wrong with it. Others list or read them in another way."""
+
+    kind = ImageFiles
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    @classmethod
+    def drawn(cls, folder):
+        domain, *_ = SyntheticReID(clients=1, scale=0.1).domains()
+        for number, split in enumerate(domain.parts):
+            for row, pixels in enumerate(split.images.decode((64, 32)).permute(0, 2, 3, 1).numpy()):
+                Image.fromarray(pixels).save(folder / f"{number}-{row}.png")
+        return cls(folder)
+
+    def domains(self):
+        domain, *_ = SyntheticReID(clients=1, scale=0.1).domains()
+        numbers = itertools.count()
+        return [domain.map_splits(lambda split: self.change_split(self.of_files(split, next(numbers))))]
+
+    def of_files(self, split, number):
+        images = self.kind([self.folder / f"{number}-{row}.png" for row in range(len(split))])
+        return Split(images, split.pids, split.camids)
+
+    def change_split(self, split):
+        return split
+
+
+class OtherFiles(ImageFiles):
+    def take(self, index):
+        return type(self)([self.paths[i] for i in index])
+
+
+class BlueFirst(OtherFiles):
+    def decode(self, size):
+        return super().decode(size).flip(1)
+
+
+class Mirrored(OtherFiles):
+    def decode(self, size):
+        return super().decode((size[0] * 2, size[1] * 2))[:, :, ::2, ::2].flip(3)
+
+
+class TakesOthers(ImageFiles):
+    """Its decode is not that of the lists which it takes."""
+
+    def decode(self, size):
+        return 255 - super().decode(size)
+
+
+class ReadsBlueFirst(OfFiles):
+    kind = BlueFirst
+
+
+class ReadsMirrored(OfFiles):
+    kind = Mirrored
+
+
+class ReadsOthers(OfFiles):
+    kind = TakesOthers
+
+
+class ListsTwice(OfFiles):
+    def change_split(self, split):
+        return split.take(np.arange(-1, len(split)))
+
+
 class NoDomain(Reader):
     def domains(self):
         return []
@@ -603,6 +712,13 @@ SOURCES = {
     ZeroOrOne: "0 or 1",
     HashedPixels: "other pixels in another process",
     AsTheFolderLists: "another order, as other disks do",
+}
+
+SOURCES_OF_FILES = {
+    ReadsBlueFirst: "in the order blue, green, red",
+    ReadsMirrored: "images are mirrored",
+    ReadsOthers: "decode without take",
+    ListsTwice: "are listed twice",
 }
 
 # -- losses ------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,12 @@ from faulty_parts import (
     BACKBONES,
     LOSSES,
     SOURCES,
+    SOURCES_OF_FILES,
     AttentionOfOnePlace,
     BeginsWithAHash,
     ConstantsInADict,
+    Frames,
+    OfFiles,
     Parametrized,
     Reader,
     Sound,
@@ -102,6 +105,16 @@ def test_a_faulty_source_is_refused(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert_names(SOURCES[kind], lambda: check_source(kind(), picture=tmp_path / "people.png"))
     assert not (tmp_path / "people.png").exists() or kind.__name__ == "OpensAtOnce"
+
+
+@pytest.mark.parametrize("kind", [OfFiles, Frames], ids=by_name)
+def test_a_sound_source_of_files_is_accepted(kind, tmp_path):
+    check_source(kind.drawn(tmp_path))
+
+
+@pytest.mark.parametrize("kind", SOURCES_OF_FILES, ids=by_name)
+def test_a_faulty_source_of_files_is_refused(kind, tmp_path):
+    assert_names(SOURCES_OF_FILES[kind], lambda: check_source(kind.drawn(tmp_path)))
 
 
 @pytest.mark.parametrize("kind", [SoundLoss, SoundViews, SoundModule], ids=by_name)

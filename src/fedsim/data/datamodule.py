@@ -273,7 +273,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         parts = {self.size: train + tests} if is_one_size else {self.size: train, self.test_size: tests}
         wanted = []
         for size, splits in parts.items():
-            paths = dict.fromkeys(path for split in splits for path in split.files)
+            paths = dict.fromkeys(path for split in splits for path in split.images.whole_files())
             wanted += [Wanted(name, tuple(paths), size)] if paths else []
         return wanted
 

@@ -81,6 +81,10 @@ class DecodedImages(Images):
         """Return the path of each image; see :meth:`Images.locations`."""
         return self.files.locations()
 
+    def whole_files(self) -> list[Path]:
+        """Return the files; see :meth:`Images.whole_files`."""
+        return self.files.whole_files()
+
     def sizes(self) -> list[Size | None]:
         """Return the sizes of the files; see :meth:`Images.sizes`."""
         return self.files.sizes()
@@ -291,7 +295,7 @@ def use(split: Split, decoded: Sequence[DecodedFile]) -> Split:
 def _look_up(images: Images, decoded: Sequence[DecodedFile]) -> Images:
     if isinstance(images, ImagesInParts):
         return ImagesInParts([_look_up(part, decoded) for part in images.parts])
-    if not isinstance(images, ImageFiles):
+    if not isinstance(images, ImageFiles) or len(images.whole_files()) != len(images):
         return images
     files = [file for file in decoded if all(path in file.rows for path in images.paths)]
     rows = [np.array([file.rows[path] for path in images.paths], dtype=np.int64) for file in files]

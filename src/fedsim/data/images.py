@@ -52,6 +52,10 @@ class Images(ABC):
         """Return the path of each image; None for an image without a file."""
         return [None] * len(self)
 
+    def whole_files(self) -> list[Path]:
+        """Return the image files that are decoded as a whole by :func:`read_into`: others may be frames with boxes."""
+        return []
+
     def origins(self) -> list[Path | None]:
         """Return the file that decides the pixels of each image; None for an image without a file."""
         return self.locations()
@@ -95,6 +99,10 @@ class ImageFiles(Images):
     def locations(self) -> list[Path | None]:
         """Return the files."""
         return list(self.paths)
+
+    def whole_files(self) -> list[Path]:
+        """Return the files, unless a subclass decodes otherwise."""
+        return list(self.paths) if type(self) is ImageFiles else []
 
     def sizes(self) -> list[Size | None]:
         """Read the size of each file from its beginning, as it is when the image is upright."""
@@ -170,6 +178,10 @@ class ImagesInParts(Images):
     def locations(self) -> list[Path | None]:
         """Return the path of each image; see :meth:`Images.locations`."""
         return [path for part in self.parts for path in part.locations()]
+
+    def whole_files(self) -> list[Path]:
+        """Return the image files of all parts; see :meth:`Images.whole_files`."""
+        return [path for part in self.parts for path in part.whole_files()]
 
     def origins(self) -> list[Path | None]:
         """Return the file of each image; see :meth:`Images.origins`."""

@@ -94,7 +94,7 @@ def copies_in(domain: Domain, is_thorough: bool = False) -> list[Path]:
         return []
     parts = [[domain.train], [domain.query, domain.gallery]]
     if is_thorough:
-        train, tests = ([path for split in part for path in split.files] for part in parts)
+        train, tests = ([path for split in part for path in split.images.whole_files()] for part in parts)
     else:
         train, tests = _related(parts, not domain.unlabelled)
     sizes = {path: _size(path) for path in [*train, *tests]}
@@ -113,16 +113,16 @@ def line_of_copies(copies: Sequence[Path]) -> str:
 
 def _related(parts: Sequence[Sequence[Split]], knows_identities: bool) -> Iterator[list[Path]]:
     """Yield the files of each part that have a name or an identity of the other one; nearly always none have."""
-    names = [{path.name for split in part for path in split.files} for part in parts]
+    names = [{path.name for split in part for path in split.images.whole_files()} for part in parts]
     pids = [np.unique(np.concatenate([split.pids for split in part])) for part in parts]
     common, people = names[0] & names[1], np.intersect1d(pids[0], pids[1])
     people = people[people > 0] if knows_identities else people[:0]
     for part in parts:
         related = []
         for split in part if common or len(people) else ():
-            is_of_both = np.isin(split.pids, people).tolist()
+            is_of_both, whole = np.isin(split.pids, people).tolist(), {*split.images.whole_files()}
             locations = zip(split.images.locations(), is_of_both, strict=True)
-            related += [path for path, is_one in locations if path and (is_one or path.name in common)]
+            related += [path for path, is_one in locations if path in whole and (is_one or path.name in common)]
         yield related
 
 

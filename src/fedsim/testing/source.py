@@ -17,8 +17,9 @@ from PIL import Image
 
 from fedsim.data import FederatedDataModule
 from fedsim.data.federations import obstacle_of
-from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
+from fedsim.data.images import Domain, ImageFiles, Images, ReIDSource, Size, Split
 from fedsim.data.preview import write_contact_sheet
+from fedsim.data.reading import problem_of
 from fedsim.testing.findings import Findings
 from fedsim.testing.listing import chosen_of, folders_reversed, labels_of, listed_and_decoded
 from fedsim.testing.pixels import check_twins
@@ -26,6 +27,10 @@ from fedsim.testing.pythons import REMEDY_OF_HASHES, Question
 
 _MANY = 20
 """images of a part, from which each cannot be of a camera of its own"""
+_ALL = 200
+"""images of a part up to which all are decoded"""
+_CLOSE = 12
+"""mean difference of pixels, of 255, between two ways to resize one image"""
 
 
 def check_source(
@@ -170,6 +175,9 @@ def _check_labels(name: str, part: Split, findings: Findings) -> bool:
         findings.add(f"{name}: a camera is {part.camids.min()}; cameras are counted from 0")
     if len(part) >= _MANY and len(np.unique(part.camids)) == len(part):
         findings.add(f"{name}: each of {len(part)} images has a camera of its own; number the cameras")
+    repeated = [path for path, times in Counter(part.images.whole_files()).items() if times > 1]
+    if repeated:
+        findings.add(f"{name}: {len(repeated)} file(s) are listed twice, first {repeated[0]}; list each once")
     if len(part) and part.pids.min() < -1:
         findings.add(f"{name}: an identity is {part.pids.min()}; -1 is junk, 0 a distractor, people are above")
     return True
@@ -219,6 +227,11 @@ def _check_ways(name: str, part: Split, pixels: torch.Tensor, size: Size, findin
         larger = (size[0] + 8, size[1] + 4)
         if tuple(images.decode(larger).shape[1:]) != (3, *larger):
             findings.add(f"{name}: decode returns images of another size than the one that is asked for")
+    if len(part) <= _ALL:
+        with findings.trying(f"{name}: decode of the whole list"):
+            if not torch.equal(part.images.decode(size)[chosen], pixels):
+                findings.add(f"{name}: pixels are others by this way: decode without take")
+    _compare_reading(name, images, pixels, size, findings)
     contents = {images.take(order[n : n + 1]).content() for n in range(len(order))}
     has_no_file = all(path is None for path in images.origins())
     if has_no_file and None not in contents and len(contents) < len(pixels.unique(dim=0)):
@@ -227,6 +240,22 @@ def _check_ways(name: str, part: Split, pixels: torch.Tensor, size: Size, findin
         findings.add(f"{name}: locations() does not follow take")
     if len(images.locations()) != len(chosen) or len(images.sizes()) != len(chosen):
         findings.add(f"{name}: locations() or sizes() has another length than the images")
+
+
+def _compare_reading(name: str, images: Images, pixels: torch.Tensor, size: Size, findings: Findings) -> None:
+    """Compare with the files as fedsim reads them, where they are images: mirrored ones, or BGR, are closer then."""
+    files = [path for path in images.locations() if path is not None and problem_of(path) is None]
+    if len(files) != len(images):
+        return
+    read, decoded = ImageFiles(files).decode(size).float(), pixels.float()
+    readings = {
+        "": read, "colours are in the order blue, green, red": read.flip(1), "images are mirrored": read.flip(3),
+        "images are upside down": read.flip(2), "images are turned by 180 degrees": read.flip(2, 3),
+    }  # fmt: skip
+    distances = {fault: float((decoded - reading).abs().mean()) for fault, reading in readings.items()}
+    closest = min(distances, key=lambda fault: distances[fault])
+    if distances[closest] < min(_CLOSE, distances[""] / 2):
+        findings.add(f"{name}: {closest}, compared with the files")
 
 
 def _check_content(name: str, part: Split, pixels: torch.Tensor, findings: Findings) -> None:

@@ -320,7 +320,8 @@ class Client(LightningModule):
         """Report the progress of the session to a listener; ``loss`` is that of the last batch."""
         epoch, done, total = self.session.progress
         share = (epoch + done / max(total, 1)) / self.local_epochs
-        listener(BatchReport(self.client_name, done, total, share, loss))
+        images = (epoch * total + done) * self.training_settings.batch_of(len(self.images.labels))
+        listener(BatchReport(self.client_name, done, total, share, loss, images))
 
     def end_training(self) -> None:
         """Finish the last batch; raise NoClustersError if the session had no labels to train on."""

@@ -38,6 +38,8 @@ class BatchReport(NamedTuple):
     """of the client's whole round that is done, in (0, 1]"""
     loss: Tensor
     """of the last batch; reading it waits for the device, so do that rarely"""
+    images: int
+    """of all its batches so far, as if each were full"""
 
 
 class Outcome(NamedTuple):

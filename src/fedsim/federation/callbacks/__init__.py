@@ -1,6 +1,7 @@
 """Callbacks that watch a run: progress, signals, the run's summary, W&B, TensorBoard."""
 
 from fedsim.federation.callbacks.beginning import RunBeginning, in_run_folder
+from fedsim.federation.callbacks.live_table import LiveTable
 from fedsim.federation.callbacks.preemption import Preemption
 from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.run_folder import FolderStart
@@ -13,6 +14,7 @@ from fedsim.federation.events import RoundCallback
 __all__ = [
     "FolderStart",
     "KeepConfig",
+    "LiveTable",
     "MetricsFile",
     "Preemption",
     "RoundCallback",

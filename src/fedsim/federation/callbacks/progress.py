@@ -123,13 +123,16 @@ class RoundProgress(RoundCallback, ProgressBar):
         busy = [f"{100 * float(v):.0f}" for name, v in metrics.items() if name.startswith("time/busy_share_rank")]
         if 1 < len(busy) <= _MAX_NAMES:
             shown += f", ranks busy {'/'.join(busy)} %"
-        message = f"{self._position(trainer.current_epoch)}: {shown}"
         self._last = time.monotonic()
+        self._end_round(f"{self._position(trainer.current_epoch)}: {shown}", trainer.current_epoch + 1)
+
+    def _end_round(self, message: str, done: int) -> None:
+        """Write the line of a round; ``done``: rounds."""
         if self._bar is None:
-            _say(message + self._time_left(trainer.current_epoch + 1))
+            _say(message + self._time_left(done))
         else:
             self._bar.write(message, file=sys.stderr)
-            self._bar.n = trainer.current_epoch + 1
+            self._bar.n = done
             self._bar.refresh()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
