@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.report import report
-from fedsim.report.rules import RuleName
+from fedsim.report.runs import RuleName
 from forged.files import OF_FILES
 from forged.honest import HONEST
 from forged.runs import Made, honest, printed_rows, write

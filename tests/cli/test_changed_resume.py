@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fedsim.__main__ import main
-from fedsim.report.groups import open_runs
+from fedsim.report.table import open_runs
 from tiny_run import TINY
 
 FEW = ["--trainer.check_val_every_n_epoch=2"]

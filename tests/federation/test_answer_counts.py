@@ -16,8 +16,8 @@ from fedsim.federation.components.listener import RoundRecord
 from fedsim.federation.components.selection import Availability, RandomFraction
 from fedsim.federation.components.timing import Buffered, Deadline, Synchronous
 from fedsim.methods import FedPav
+from fedsim.report.costs import fewest_answers
 from fedsim.report.runs import read_run
-from fedsim.report.series import fewest_answers
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from run_dirs import training, write_log
 from small import fit, make_data, make_model

@@ -15,7 +15,7 @@ from fedsim import load_model
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.functional.normalise import normalise_images
-from fedsim.report.runs import read_queries
+from fedsim.report.run_files import read_queries
 from fedsim.report.significance import over_people
 from small import refuse
 from tiny_run import TINY

@@ -15,7 +15,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.inference.queries import joined_labels
-from fedsim.report.query_files import confusion_matrices
+from fedsim.report.features import confusion_matrices
 from runs_of_sites import SETS, runs_of_sites
 from sites import QUERY
 from small import refuse

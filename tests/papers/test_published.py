@@ -4,10 +4,10 @@ import pytest
 import yaml
 
 from fedsim.__main__ import main
+from fedsim.core.metrics import KINDS
+from fedsim.papers.contradictions import impossible_numbers
 from fedsim.papers.files import list_papers, read_paper
 from fedsim.papers.resolved_rows import find_run, resolved_row
-from fedsim.report.comparison import doubts_about
-from fedsim.report.runs import KINDS
 from run_dirs import scores_of, whole, write_log, write_run
 from small import refuse
 
@@ -163,7 +163,7 @@ def test_a_row_of_paper_002_is_that_of_paper_003_but_for_two_cells():
 
 
 def test_the_bound_finds_exactly_the_rows_that_are_known_to_be_odd():
-    found = {(p.key, t.name, name, mark) for p, t, row in all_rows() for name, mark, _ in doubts_about(p, row)}
+    found = {(p.key, t.name, name, mark) for p, t, row in all_rows() for name, mark, _ in impossible_numbers(p, row)}
     odd = {
         ("003", t, s, "~") for t in ("table4", "table5", "table6", "table7", "table8") for s in ("viper", "prid2011")
     }

@@ -26,7 +26,7 @@ from fedsim.data.preview import contact_sheet
 from fedsim.parsing.command_line import checked
 from fedsim.parsing.documents import parse_json, parse_yaml
 from fedsim.parsing.early import check_environment
-from fedsim.report.runs import check_summary
+from fedsim.report.run_files import check_summary
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
 from small import refuse
 

@@ -4,8 +4,8 @@ import pytest
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
+from fedsim.report.costs import Price, answers_of, fewest_answers
 from fedsim.report.runs import read_run
-from fedsim.report.series import Price, answers_of, fewest_answers
 from run_dirs import scores_of, training, with_mean, write_log, write_run
 
 

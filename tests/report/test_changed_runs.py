@@ -6,8 +6,8 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.report import group_runs, report
 from fedsim.report.comparison import not_comparable
-from fedsim.report.groups import named_folder
 from fedsim.report.runs import read_run
+from fedsim.report.table import named_folder
 from run_dirs import scores_of, write_run
 from small import refuse
 

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.report import group_runs, report
-from fedsim.report.rules import Rule
-from fedsim.report.series import bars, cmc, curves, style_of, tradeoffs
+from fedsim.report.layout import style_of
+from fedsim.report.runs import Rule
+from fedsim.report.series import bars, cmc, curves, tradeoffs
 from run_dirs import scores_of, training, with_mean, write_log, write_run
 from small import refuse
 

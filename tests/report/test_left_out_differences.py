@@ -10,9 +10,9 @@ from scipy import stats
 
 from fedsim.core.errors import ConfigError
 from fedsim.report import group_runs, report
-from fedsim.report.leave_one_out import named_methods
-from fedsim.report.left_out_differences import left_out_differences, left_out_work
-from fedsim.report.rules import Rule
+from fedsim.report.costs import left_out_work
+from fedsim.report.leave_one_out import left_out_differences, named_methods
+from fedsim.report.runs import Rule
 from run_dirs import scores_of, write_log, write_run
 
 SETS, SEEDS = ("a", "b"), (0, 1, 2)

@@ -10,8 +10,8 @@ import pytest
 from fedsim.__main__ import main
 from fedsim.core.names import metric_name
 from fedsim.report import group_runs
-from fedsim.report.rules import Rule
-from fedsim.report.runs import read_run, spelled
+from fedsim.report.run_files import spelled
+from fedsim.report.runs import Rule, read_run
 from hostile_names import draws
 from run_dirs import scores_of, training, with_mean, write_log, write_run
 from small import refuse

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedsim.report.names import choose_settings, differences, name_variants
+from fedsim.report.groups import choose_settings, differences, name_variants
 from fedsim.settings.configuration import flat
 
 ORDER = (

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedsim.__main__ import main
-from fedsim.report.figure import participation_of, rungs_of
 from fedsim.report.runs import read_run
+from fedsim.report.series import participation_of, rungs_of
 from run_dirs import scores_of, training, write_log, write_run
 from small import refuse
 

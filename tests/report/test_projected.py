@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.core.errors import DataError
-from fedsim.report.projected import Projection, draw_projection, plot_projection, projection_block
-from fedsim.report.series import style_of
+from fedsim.report.features import Projection, draw_projection, plot_projection, projection_block
+from fedsim.report.layout import style_of
 
 
 def projection_of(num_sets, projector="pca", cameras=3):
@@ -22,7 +22,7 @@ def projection_of(num_sets, projector="pca", cameras=3):
 
 def drawn(projection, monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr("fedsim.report.projected.save_figure", lambda figure, *rest: figures.append(figure))
+    monkeypatch.setattr("fedsim.report.features.save_figure", lambda figure, *rest: figures.append(figure))
     draw_projection(projection, tmp_path / "a.png")
     return [axes for axes in figures[0].axes if axes.axison], figures[0]
 

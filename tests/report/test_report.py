@@ -11,11 +11,10 @@ import yaml
 
 from fedsim.__main__ import main
 from fedsim.report import group_runs, report
-from fedsim.report.convergence import first_reaching
+from fedsim.report.costs import first_reaching
 from fedsim.report.layout import Block
 from fedsim.report.leave_one_out import choice_of
-from fedsim.report.rules import Rule
-from fedsim.report.runs import read_run
+from fedsim.report.runs import Rule, read_run
 from run_dirs import METRICS, scores_of, training, with_mean, write_log, write_run
 from small import refuse
 

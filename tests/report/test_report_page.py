@@ -15,8 +15,7 @@ from PIL import Image
 
 from fedsim.__main__ import main
 from fedsim.report import group_runs
-from fedsim.report.rules import Rule
-from fedsim.report.runs import read_run
+from fedsim.report.runs import Rule, read_run
 from run_dirs import scores_of, training, with_mean, write_log, write_run
 from small import refuse
 

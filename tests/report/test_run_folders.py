@@ -9,9 +9,9 @@ import pytest
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
-from fedsim.report.groups import open_runs
-from fedsim.report.names import differences
+from fedsim.report.groups import differences
 from fedsim.report.runs import read_run
+from fedsim.report.table import open_runs
 from run_dirs import scores_of, with_mean, write_run
 from small import refuse
 

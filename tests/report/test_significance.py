@@ -9,7 +9,8 @@ from scipy import stats
 
 from fedsim.__main__ import main
 from fedsim.report import group_runs
-from fedsim.report.significance import differences_table, intervals_table, over_people, over_seeds
+from fedsim.report.scores import differences_table, intervals_table
+from fedsim.report.significance import over_people, over_seeds
 from run_dirs import scores_of, write_run
 
 

@@ -1,5 +1,6 @@
 """The report on a search: its table, its figure and its page."""
 
+import os
 import re
 
 import numpy as np
@@ -13,10 +14,8 @@ from PIL import Image
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
-from fedsim.report import study
-from fedsim.report.study import FileLock, open_study, read_trials
-from fedsim.report.trials import importances, trial_block
-from fedsim.report.trials_figure import _Scale, draw_trials
+from fedsim.report.trials import _height, _ticks, draw_trials, importances, read_trials, trial_block
+from fedsim.sweep.search import FileLock, open_study
 from small import refuse
 
 SPACE = {
@@ -28,7 +27,7 @@ SPACE = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A search of twelve complete trials, a pruned, a failed, a repeated and a running one, with known scores."""
-    monkeypatch.setattr(study.os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     made = open_study(tmp_path, True, FileLock(tmp_path / "trials.lock"))
     made.sampler = optuna.samplers.RandomSampler(seed=0)
     made.set_user_attr("metric", "val/mAP")
@@ -51,7 +50,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_scores_that_are_nearly_equal_have_no_importance(tmp_path, monkeypatch):
-    monkeypatch.setattr(study.os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     made = open_study(tmp_path, True, FileLock(tmp_path / "trials.lock"))
     made.set_user_attr("metric", "val/mAP")
     for number in range(12):
@@ -90,7 +89,7 @@ def test_the_table_has_the_best_first_and_no_score_of_a_pruned_trial(folder):
 
 def test_importance_is_that_of_the_option_that_matters(tmp_path, monkeypatch):
     """Of a score that only a changes; below ten complete trials, or for equal scores, there is none."""
-    monkeypatch.setattr(study.os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     made = open_study(tmp_path, False, FileLock(tmp_path / "trials.lock"))
     made.set_user_attr("metric", "loss")
     made.sampler = optuna.samplers.RandomSampler(seed=1)
@@ -115,9 +114,8 @@ def test_importance_is_that_of_the_option_that_matters(tmp_path, monkeypatch):
     (CategoricalDistribution(["x", None]), {"x": 0.25, None: 0.75}),
 ])  # fmt: skip
 def test_heights_of_parallel_coordinates(distribution, heights):
-    scale = _Scale(distribution)
-    assert {value: scale.height(value) for value in heights} == pytest.approx(heights)
-    assert all(0 <= scale.height(value) <= 1 for value in scale.ticks())
+    assert {value: _height(distribution, value) for value in heights} == pytest.approx(heights)
+    assert all(0 <= _height(distribution, value) <= 1 for value in _ticks(distribution))
 
 
 def test_figure_and_page_are_small_and_have_all_trials(folder, tmp_path, capsys):
@@ -157,7 +155,7 @@ def test_formats_and_options(folder, capsys, tmp_path):
 
 
 def test_without_a_complete_trial_there_is_nothing_to_draw(tmp_path, monkeypatch):
-    monkeypatch.setattr(study.os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     made = open_study(tmp_path, True, FileLock(tmp_path / "trials.lock"))
     made.set_user_attr("metric", "val/mAP")
     assert trial_block(read_trials(tmp_path)).notes == ["trials: none"]

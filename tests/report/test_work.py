@@ -5,7 +5,8 @@ import random
 import pytest
 
 from fedsim.__main__ import main
-from fedsim.report.groups import EQUAL_WORK, RunGroup, work
+from fedsim.report.costs import EQUAL_WORK, work
+from fedsim.report.groups import RunGroup
 from fedsim.report.runs import read_run
 from run_dirs import scores_of, write_log, write_run
 

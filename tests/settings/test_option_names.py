@@ -18,8 +18,8 @@ OTHER_THINGS = {  # tables of names that are no options, though options have the
     "models/onnx_file.py: Layer": "layers of a network",
     "data/__init__.py: _NAMES_IN": "modules",
     "testing/__init__.py: _PLACES": "modules",
-    "report/runs.py: _FIELDS": "fields of summary.json",
-    "report/names.py: _GROUPS": "groups of settings",
+    "report/run_files.py: _FIELDS": "fields of summary.json",
+    "report/groups.py: _GROUPS": "groups of settings",
 }
 
 

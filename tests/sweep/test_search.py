@@ -21,11 +21,11 @@ from failing import PATIENCE, await_true
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import derive_seed
-from fedsim.report.study import FileLock, open_study, read_trials
+from fedsim.report.trials import read_trials
 from fedsim.sweep.early_stop import EarlyStop
 from fedsim.sweep.file import Parameter, num_runs, samples
 from fedsim.sweep.local import Result
-from fedsim.sweep.search import first_samples, scores_in
+from fedsim.sweep.search import FileLock, first_samples, open_study, scores_in
 from fedsim.sweep.space import distribution_of, params_of, sample_of
 from searches import COMMAND, SPACE, finish, quality, run_all, search_of, write_scores
 from small import refuse
@@ -552,7 +552,7 @@ def test_a_metric_that_runs_lack_ends_the_search_with_those_that_they_have(write
 
 def test_without_optuna_the_remedy_is_one_line(write_search, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    for name in [name for name in sys.modules if name in ("fedsim.sweep.search", "fedsim.report.study")]:
+    for name in [name for name in sys.modules if name in ("fedsim.sweep.search", "fedsim.report.trials")]:
         monkeypatch.delitem(sys.modules, name)
     line = refuse(capsys, "sweep", write_search(), "--local", "--run_dir", tmp_path / "runs")
     assert line.endswith("method: bayes needs optuna; pip install 'fedsim-reid[search]'")

@@ -16,10 +16,20 @@ from fedsim.evaluation.pictures import write_picture
 from fedsim.inference.projection import IMAGES, project_features
 from fedsim.inference.queries import choose_queries, count_first_images
 from fedsim.inference.run_features import RunFeatures, read_run_features
-from fedsim.report import query_files
+from fedsim.report.features import (
+    CONFUSION,
+    Chosen,
+    Projector,
+    confusion_block,
+    confusion_matrices,
+    draw_confusion,
+    draw_projection,
+    projection_block,
+    query_block,
+    write_rows,
+)
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
-from fedsim.report.projected import Projector, draw_projection, projection_block
 from fedsim.report.runs import Run
 from fedsim.strategy.checkpoint_files import find_version
 from fedsim.strategy.run_checkpoints import checkpoint_at
@@ -29,7 +39,7 @@ _NUM, _TOP = 8, 10
 
 
 def feature_blocks(
-    groups: Sequence[RunGroup], queries: query_files.Chosen | None, confusion: bool, projection: Projector | None
+    groups: Sequence[RunGroup], queries: Chosen | None, confusion: bool, projection: Projector | None
 ) -> list[Block]:
     """Draw the chosen queries, the domain confusion and the points of each group's first run; return their tables.
 
@@ -57,7 +67,7 @@ def feature_blocks(
     return blocks
 
 
-def _write_queries(folder: Path, features: RunFeatures, queries: query_files.Chosen, label: str) -> list[Block]:
+def _write_queries(folder: Path, features: RunFeatures, queries: Chosen, label: str) -> list[Block]:
     blocks = []
     for model in features.models:  # of an earlier choice
         for suffix in ("csv", "png"):
@@ -65,17 +75,17 @@ def _write_queries(folder: Path, features: RunFeatures, queries: query_files.Cho
     for lists in choose_queries(features, queries, _NUM, _TOP):
         rows = lists.rows()
         write_picture(folder / f"{lists.model.name}.png", lists.picture())
-        query_files.write_rows(folder / f"{lists.model.name}.csv", rows)
-        blocks.append(query_files.query_block(rows, label))
+        write_rows(folder / f"{lists.model.name}.csv", rows)
+        blocks.append(query_block(rows, label))
     return blocks
 
 
 def _write_confusion(folder: Path, features: RunFeatures, label: str) -> list[Block]:
     rows = count_first_images(features)
-    confusions = query_files.confusion_matrices(rows)
-    query_files.draw_confusion(confusions, folder / f"{query_files.CONFUSION}.png")
-    query_files.write_rows(folder / f"{query_files.CONFUSION}.csv", rows)
-    return [query_files.confusion_block(confusion, label) for confusion in confusions]
+    confusions = confusion_matrices(rows)
+    draw_confusion(confusions, folder / f"{CONFUSION}.png")
+    write_rows(folder / f"{CONFUSION}.csv", rows)
+    return [confusion_block(confusion, label) for confusion in confusions]
 
 
 def _write_projections(folder: Path, features: RunFeatures, projector: Projector, label: str) -> list[Block]:
@@ -85,7 +95,7 @@ def _write_projections(folder: Path, features: RunFeatures, projector: Projector
     for projection in projections:
         name = "@".join(filter(None, [f"{projector}-{projection.model}", owners.get(projection.file_owner)]))
         draw_projection(projection, folder / f"{name}.png")
-        query_files.write_rows(folder / f"{name}.csv", projection.rows())
+        write_rows(folder / f"{name}.csv", projection.rows())
     return [projection_block(projection, label) for projection in projections]
 
 

@@ -12,9 +12,9 @@ from fedsim.cli.commands import add_options
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
 from fedsim.parsing.error_lines import parsed
+from fedsim.report.features import Projector
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
-from fedsim.report.projected import Projector
 from fedsim.report.runs import STUDY_FILE
 from fedsim.report.table import report
 
@@ -60,7 +60,7 @@ def _report_on_trials(config: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     for option, value in config.items():
         if option not in ("runs", "format", "figure", "html") and value != defaults[option]:
             raise ConfigError(f"--{option}: is not for the folder of a search, {folder}; give run directories in it")
-    trials = load_extra("fedsim.report.trials_report", folder, "search")
+    trials = load_extra("fedsim.report.trials", folder, "search")
     return str(trials.trials_report(Path(folder), config["format"], config["figure"], config["html"]))
 
 

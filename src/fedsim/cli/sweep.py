@@ -129,7 +129,7 @@ def _search(sweep: Sweep, root: Path, config: Namespace) -> str:
         log.warning(line)
     field = "method: bayes" if sweep.method == "bayes" else "early_terminate or metric.target"
     search = load_extra("fedsim.sweep.search", f"{sweep.name}: {field}", "search")
-    trials = load_extra("fedsim.report.trials_report", sweep.name, "search")
+    trials = load_extra("fedsim.report.trials", sweep.name, "search")
     for sample in search.first_samples(sweep, config.seed):
         check_names(run_of_sample(sweep, sample, root).command)
     source = search.Search(sweep, root, num_runs(sweep, config.count), config.seed)

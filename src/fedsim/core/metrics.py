@@ -17,6 +17,8 @@ ACCURACIES = ("top1",)
 """of classification"""
 METRICS_OF = {"retrieval": METRICS, "classification": ACCURACIES}
 """task -> names of its metrics"""
+KINDS = ("global", "local", "personalised", "ensemble")
+"""kinds of models, in the order of tables"""
 LABELS = {**{name: f"rank-{rank}" for rank, name in OF_RANKS.items()}, "top1": "top-1"}
 """metric -> its name in tables and pictures, if that is another"""
 

@@ -13,7 +13,8 @@ from tabulate import tabulate
 
 from fedsim.core.metrics import LABELS
 from fedsim.core.names import metric_name
-from fedsim.report.runs import Queries, Run
+from fedsim.report.run_files import Queries
+from fedsim.report.runs import Run
 from fedsim.report.significance import over_people
 
 UNKNOWN = "unknown"

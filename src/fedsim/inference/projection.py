@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.evaluation.ranking import Floats, Ints, RetrievalLabels
 from fedsim.functional.similarity import Distance
 from fedsim.inference.run_features import ModelOnSet, RunFeatures, names_of
-from fedsim.report.projected import Projection, Projector
+from fedsim.report.features import Projection, Projector
 
 IMAGES = 300
 """images of a data set that are drawn, at most"""

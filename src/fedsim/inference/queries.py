@@ -23,7 +23,7 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import JUNK, Floats, Ints, QueryScores, RetrievalLabels
 from fedsim.functional.similarity import Distance, Similarity
 from fedsim.inference.run_features import ModelOnSet, RunFeatures, names_of
-from fedsim.report.query_files import KEYS, Chosen, Row
+from fedsim.report.features import KEYS, Chosen, Row
 
 _LETTERS = 14
 """of a line below a picture; longer names are broken"""
@@ -200,7 +200,7 @@ def count_first_images(features: RunFeatures) -> list[Row]:
 
     Returns:
         A row per model, data set of the queries, data set and camera of the first image, and whether it is a match,
-        with the number of ``queries``; the keys are ``fedsim.report.query_files.KEYS``, cameras count from 1.
+        with the number of ``queries``; the keys are ``fedsim.report.features.KEYS``, cameras count from 1.
 
     Raises:
         DataError: if each model has features of one test set only.

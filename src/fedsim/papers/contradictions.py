@@ -1,10 +1,13 @@
-"""Cells of printed tables that are one experiment and have different numbers, side by side."""
+"""Printed numbers that cannot be: cells of one experiment that differ, and mean average precision beyond its bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import math
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
+from fedsim.core.metrics import OF_RANKS
 from fedsim.papers.files import Paper, read_paper
 from fedsim.papers.published import Scores, TableRow
 
@@ -88,3 +91,65 @@ def _family(name: str) -> str:
 
 def _own_name(cell: Cell, name: str) -> str:
     return next(data_set for data_set in cell.row.scores if _family(data_set) == _family(name))
+
+
+class Interval(NamedTuple):
+    """A closed interval, in percent."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float, tolerance: float = 0.0) -> bool:
+        """Return whether ``value`` is inside, up to ``tolerance``."""
+        return self.low - tolerance <= value <= self.high + tolerance
+
+
+def one_match_bounds(
+    cmc: Mapping[int, float], definition: Literal["rectangular", "trapezoid"] = "rectangular", gallery: float = math.inf
+) -> Interval:
+    """Return the interval in which mAP lies when every query has one match.
+
+    A match at rank r has the average precision 1 / r (trapezoid: 1 / (2 r), and 1 for r = 1). The CMC gives the
+    number of matches between two ranks. For ranks 1, 5 and 10, rectangular, in an infinite gallery:
+    ``R1 + (R5 - R1) / 5 + (R10 - R5) / 10 <= mAP <= R1 + (R5 - R1) / 2 + (R10 - R5) / 6 + (100 - R10) / 11``.
+    This also holds for means over several splits or rounds.
+
+    ``cmc`` is rank -> share of the queries with their match up to this rank, in percent; it must contain rank 1.
+    ``gallery`` is the number of gallery images, the last rank.
+
+    >>> one_match_bounds({1: 50.0, 5: 60.0, 10: 70.0})
+    Interval(low=53.0, high=59.39393939393939)
+    """
+    factor = 1.0 if definition == "rectangular" else 0.5
+    points: list[tuple[float, float]] = [*sorted(cmc.items()), (gallery, 100.0)]
+    low = high = cmc[1]
+    for (rank, share), (next_rank, next_share) in pairwise(points):
+        low += factor * (next_share - share) / next_rank  # all these matches at the last rank
+        high += factor * (next_share - share) / (rank + 1)  # all at the first rank
+    return Interval(low, high)
+
+
+def impossible_numbers(paper: Paper, row: TableRow) -> Iterator[tuple[str, str, str]]:
+    """Yield the impossible numbers of a row: test set, mark and reason.
+
+    The mark is ``!`` if no definition of average precision gives the number, and ``~`` if the trapezoid gives it and
+    rectangles do not.
+    """
+    digits = paper.content["digits"]
+    for name, scores in row.scores.items():
+        cmc = {rank: scores[metric] for rank, metric in OF_RANKS.items() if metric in scores}
+        if any(more < less for less, more in pairwise(cmc.values())):
+            yield name, "!", "a CMC cannot fall"
+        test_set = paper.test_sets[name]
+        if not (test_set.one_match and "mAP" in scores and 1 in cmc):
+            continue
+        one_unit = 10.0**-digits  # half for the bound's rounded terms, half for mAP's
+        rectangles = one_match_bounds(cmc, "rectangular", test_set.gallery)
+        trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
+        if rectangles.holds(scores["mAP"], one_unit):
+            continue
+        reason = (
+            f"mAP {scores['mAP']:.{digits}f}, but with one match per query it lies in {rectangles.low:.2f} to "
+            f"{rectangles.high:.2f} (rectangles), {trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
+        )
+        yield name, "~" if trapezoid.holds(scores["mAP"], one_unit) else "!", reason

@@ -11,11 +11,11 @@
 """
 
 from fedsim.report.comparison import compare_with, find_table
+from fedsim.report.costs import traffic
 from fedsim.report.figure import draw_cmc, draw_curves, draw_participation, draw_scores, draw_tradeoff
-from fedsim.report.groups import RunGroup, group_runs, traffic
+from fedsim.report.groups import RunGroup, group_runs
 from fedsim.report.layout import score_table
-from fedsim.report.rules import Rule
-from fedsim.report.runs import Run, read_run
+from fedsim.report.runs import Rule, Run, read_run
 from fedsim.report.scores import all_sets, titles_of
 from fedsim.report.table import report
 

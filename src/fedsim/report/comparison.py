@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics import LABELS, OF_RANKS
+from fedsim.core.metrics import LABELS
+from fedsim.papers.contradictions import impossible_numbers
 from fedsim.papers.files import Paper, list_papers, read_paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
-from fedsim.report.bounds import one_match_bounds
 from fedsim.report.closest import Match, closest_row, closest_table, verdict_lines
-from fedsim.report.groups import RunGroup, splits, work
+from fedsim.report.costs import pruned_and_sent, work
+from fedsim.report.groups import RunGroup, splits
 from fedsim.report.layout import Block, table_in_parts
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison
-from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import Run
+from fedsim.report.runs import CHOSEN_BY, Rule, Run
 
 _DRAWN = "SyntheticReID"
 _FOLDERS = "MarketFolders"
@@ -47,9 +46,7 @@ def compare_with(
             sets and the runs are not, or the other way round.
         DataError: if a table and the runs have no test set in common.
     """
-    paper, named_table = find_table(reference)
-    names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
-    chosen = [table for table in paper.tables if table.name in names]
+    paper, chosen = _tables_for(reference, groups)
     if left_out and (plain := [table.name for table in chosen if not table.left_out]):
         raise ConfigError(f"--left_out: {paper.key}/{plain[0]} is no table of left-out data sets; leave it out")
     rules = {group: _rules(paper, group, rule, is_given) for group in groups}
@@ -59,7 +56,7 @@ def compare_with(
         else _Comparison(paper, table, groups, metric, rules).text()
         for table in chosen
     ]
-    unused = [f"{paper.key}/{table.name}" for table in paper.tables if table.name not in names]
+    unused = [f"{paper.key}/{table.name}" for table in paper.tables if table not in chosen]
     warnings = list(_warnings(groups))
     parts = [f"Paper {paper.key}: {paper.content['title']}\n{paper.content['source']}", *warnings, *texts, *warnings]
     return "\n\n".join([*parts, f"other tables: {', '.join(unused)}"] if unused else parts)
@@ -75,10 +72,9 @@ def tables_with_runs(
     """
     run_sets = {name for group in groups for name in group.runs[0].test_sets} - {"seen", "unseen"}
     blocks, shown = [], metric if reference else "mAP"
-    for paper, named_table in [find_table(reference)] if reference else [find_table(key) for key in list_papers()]:
-        names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
+    for paper, tables in [_tables_for(key, groups) for key in ([reference] if reference else list_papers())]:
         rules = {group: _rules(paper, group, rule, is_given=False) for group in groups}
-        for table in (table for table in paper.tables if table.name in names):
+        for table in tables:
             if reference is None and not run_sets & set(table.test_sets):
                 continue
             title = f"Paper {paper.key}, {table.name}: {table.title}"
@@ -101,30 +97,11 @@ def find_table(reference: str) -> tuple[Paper, Table | None]:
     return paper, named_table
 
 
-def doubts_about(paper: Paper, row: TableRow) -> Iterator[tuple[str, str, str]]:
-    """Yield the impossible numbers of a row: test set, mark and reason.
-
-    The mark is ``!`` if no definition of average precision gives the number, and ``~`` if the trapezoid gives it and
-    rectangles do not.
-    """
-    digits = paper.content["digits"]
-    for name, scores in row.scores.items():
-        cmc = {rank: scores[metric] for rank, metric in OF_RANKS.items() if metric in scores}
-        if any(more < less for less, more in pairwise(cmc.values())):
-            yield name, "!", "a CMC cannot fall"
-        test_set = paper.test_sets[name]
-        if not (test_set.one_match and "mAP" in scores and 1 in cmc):
-            continue
-        one_unit = 10.0**-digits  # half for the bound's rounded terms, half for mAP's
-        rectangles = one_match_bounds(cmc, "rectangular", test_set.gallery)
-        trapezoid = one_match_bounds(cmc, "trapezoid", test_set.gallery)
-        if rectangles.holds(scores["mAP"], one_unit):
-            continue
-        reason = (
-            f"mAP {scores['mAP']:.{digits}f}, but with one match per query it lies in {rectangles.low:.2f} to "
-            f"{rectangles.high:.2f} (rectangles), {trapezoid.low:.2f} to {trapezoid.high:.2f} (trapezoid)"
-        )
-        yield name, "~" if trapezoid.holds(scores["mAP"], one_unit) else "!", reason
+def _tables_for(reference: str, groups: Sequence[RunGroup]) -> tuple[Paper, list[Table]]:
+    """Return the paper and the table that ``reference`` names; of a paper alone, the closest table of each group."""
+    paper, named_table = find_table(reference)
+    names = {named_table.name} if named_table else {closest_table(paper, group.runs).name for group in groups}
+    return paper, [table for table in paper.tables if table.name in names]
 
 
 def not_comparable(run: Run) -> Iterator[str]:
@@ -241,7 +218,9 @@ class _Comparison:
             for row in self.table.rows
             if row.costs
         ]
-        runs = [(f"{group.label}\nlast round", [group.costs(name) for name in names]) for group in self.groups]
+        runs = [
+            (f"{group.label}\nlast round", [pruned_and_sent(group, name) for name in names]) for group in self.groups
+        ]
         title = "pruned, percent / received and sent, GiB per client, as model.accounting counts"
         yield from (f"{self.table.name}: {title}", "", table_in_parts(names, columns, "client", always=runs), "")
 
@@ -299,7 +278,7 @@ class _Comparison:
 
     def _published(self, row: TableRow) -> _Line:
         label = row.name + self.footnotes.mark(row)
-        marks = {name: mark for name, mark, _ in doubts_about(self.paper, row)}
+        marks = {name: mark for name, mark, _ in impossible_numbers(self.paper, row)}
         cells = []
         for name in self.table.test_sets:
             scores, digits = row.scores.get(name, {}), self._digits(name)
@@ -349,7 +328,9 @@ class _Comparison:
     def _legend(self) -> Iterator[str]:
         yield from (f"[{number}] {remark}" for remark, number in self.footnotes.items())
         for row in self.table.rows:
-            yield from (f"{mark} {name}, {row.name}: {reason}" for name, mark, reason in doubts_about(self.paper, row))
+            yield from (
+                f"{mark} {name}, {row.name}: {reason}" for name, mark, reason in impossible_numbers(self.paper, row)
+            )
         yield from (f"- {note}" for note in (*self.paper.content.get("notes", ()), *self.table.notes))
         if "mAP" in self._numbers and self.paper.content["mAP"] != "mAP":
             yield f"- mAP of the runs is {self.paper.content['mAP']}"

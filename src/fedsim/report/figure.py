@@ -1,7 +1,4 @@
-"""Figures for papers, drawn by matplotlib: scores over rounds and per test set, CMC curves, scores over traffic.
-
-Also the rounds in which each client took part, and its backbone in each (paper 002, Fig. 11).
-"""
+"""Figures for papers, drawn by matplotlib, from the numbers of :mod:`fedsim.report.series`."""
 
 from __future__ import annotations
 
@@ -12,16 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.names import metric_name
 from fedsim.report import series
+from fedsim.report.costs import answers_line
 from fedsim.report.groups import RunGroup
-from fedsim.report.image_file import new_figure, save_figure
-from fedsim.report.rules import Rule
-from fedsim.report.runs import Run
-from fedsim.report.series import Series, answers_line, style_of
+from fedsim.report.layout import axes_of, new_figure, save_figure, style_of
+from fedsim.report.runs import MEANS, Rule, Run
+from fedsim.report.series import Series, Shares, blocks_of, clients_of, participation_of, rungs_of, runs_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +90,7 @@ def draw_cmc(groups: Sequence[RunGroup], names: Mapping[str, str], path: Path) -
     Raises:
         DataError: if no run has such scores, or the image file cannot be written.
     """
-    pictures = {title: series.cmc(groups, name) for name, title in names.items() if name not in ("seen", "unseen")}
+    pictures = {title: series.cmc(groups, name) for name, title in names.items() if name not in MEANS}
     if not any(pictures.values()):
         raise DataError(f"{groups[0].runs[0].folder}: the run has no ranks to draw; classification has none")
     _draw_pictures(pictures, "rank", "queries with a match", path, "--cmc")
@@ -109,7 +104,7 @@ def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: 
     Raises:
         DataError: if no log contains the sent bytes, or the image file cannot be written.
     """
-    means = [name for name in ("seen", "unseen") if name in names] or list(names)
+    means = [name for name in MEANS if name in names] or list(names)
     lines_by_axes = {
         (names[name], unit): lines for name in means for unit, lines in series.tradeoffs(groups, name, metric).items()
     }
@@ -120,12 +115,10 @@ def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: 
     columns = min(2, len(lines_by_axes))
     rows = -(-len(lines_by_axes) // columns)
     with new_figure(_WIDTH, 2.6 * rows) as figure:
-        pictures = figure.subplots(rows, columns, squeeze=False).flatten()
-        for picture, ((title, unit), lines) in zip(pictures, lines_by_axes.items(), strict=False):
+        pictures = axes_of(figure, rows, columns, len(lines_by_axes))
+        for picture, ((title, unit), lines) in zip(pictures, lines_by_axes.items(), strict=True):
             _draw_lines(picture, lines, whole=False)
             _name_axes(picture, title, unit, metric)
-        for picture in pictures[len(lines_by_axes) :]:
-            picture.set_axis_off()
         _add_legend(figure, [curve for lines in lines_by_axes.values() for curve in lines])
         _add_caption(figure, "\n".join(answers_line(groups)))
         save_figure(figure, path, "--tradeoff")
@@ -152,8 +145,8 @@ def _draw_pictures(lines_by_title: Mapping[str, list[Series]], unit: str, metric
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     with new_figure(_WIDTH if columns > 1 else _WIDTH / 2, 2.1 * rows + 0.3) as figure:
-        pictures = figure.subplots(rows, columns, squeeze=False).flatten()
-        for position, (axes, (title, lines)) in enumerate(zip(pictures, shown.items(), strict=False)):
+        pictures = axes_of(figure, rows, columns, len(shown))
+        for position, (axes, (title, lines)) in enumerate(zip(pictures, shown.items(), strict=True)):
             _draw_lines(axes, lines)
             _name_axes(axes, title, unit, metric)
             if unit == "rank":
@@ -161,8 +154,6 @@ def _draw_pictures(lines_by_title: Mapping[str, list[Series]], unit: str, metric
                 axes.set(ylim=(-_BEYOND, 100 + _BEYOND), yticks=range(0, 101, 20))
             if position % columns:  # the leftmost picture has the name
                 axes.set_ylabel("")
-        for axes in pictures[len(shown) :]:
-            axes.set_axis_off()
         _add_legend(figure, [curve for lines in shown.values() for curve in lines])
         save_figure(figure, path, option)
 
@@ -254,35 +245,6 @@ def _add_caption(figure: Figure, caption: str) -> None:
         figure.suptitle("\n".join(lines), fontsize=7.5)
 
 
-_COLUMNS = 50
-"""Largest number of blocks of rounds in a picture."""
-
-Shares = NDArray[np.float64]
-"""[clients, blocks of rounds]"""
-
-
-def participation_of(run: Run) -> Shares:
-    """Return each client's share of a block's rounds in which its update counted; DataError if the log lacks it."""
-    clients, rounds = clients_of(run), sorted(run.log)
-    trained = np.array(
-        [[metric_name("train", name, "loss") in run.log[r] for r in rounds] for name in clients], dtype=np.float64
-    )
-    if not trained.any():
-        raise DataError(
-            f"{run.folder}: its log does not name the clients that trained; runs with more than 50 clients lack this"
-        )
-    return np.stack([trained[:, block].mean(axis=1) for block in blocks_of(len(rounds))], axis=1)
-
-
-def rungs_of(run: Run) -> Shares | None:
-    """Return each client's rung of the ladder at the end of each block; None if backbones do not follow rewards."""
-    clients, rounds = clients_of(run), sorted(run.log)
-    if not any(metric_name("backbone", name) in row for name in clients for row in run.log.values()):
-        return None
-    rungs = np.array([[run.log[r].get(metric_name("backbone", name), np.nan) for r in rounds] for name in clients])
-    return np.stack([rungs[:, block[-1]] for block in blocks_of(len(rounds))], axis=1)
-
-
 def draw_participation(groups: Sequence[RunGroup], path: Path) -> None:
     """Draw a row of pictures per run into a file: participation, and the rungs if backbones follow rewards.
 
@@ -307,11 +269,6 @@ def draw_participation(groups: Sequence[RunGroup], path: Path) -> None:
         save_figure(figure, path, "--participation")
 
 
-def runs_of(groups: Sequence[RunGroup]) -> list[tuple[str, Run]]:
-    """Return each run with a label of its own."""
-    return [(f"{group.label}, seed {run.summary['seed']}", run) for group in groups for run in group.runs]
-
-
 def _heat_map(axes: Axes, values: Shares, run: Run, title: str, **options: Any) -> None:
     """Draw a row per client, and a column per block of rounds."""
     from matplotlib.ticker import MaxNLocator  # slow to import
@@ -325,16 +282,3 @@ def _heat_map(axes: Axes, values: Shares, run: Run, title: str, **options: Any) 
     axes.set(xlabel="round", title=title)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
-
-
-def clients_of(run: Run) -> list[str]:
-    """Return the names of all clients; DataError if the run has too many to name them."""
-    if not run.summary["clients"]:
-        number = run.summary.get("num_clients", "no")
-        raise DataError(f"{run.folder}: names none of its {number} clients, so --participation cannot draw them")
-    return [str(name) for name in run.summary["clients"]]
-
-
-def blocks_of(num_rounds: int) -> list[NDArray[np.int64]]:
-    """Cut rounds 0, 1, ... into blocks, at most as many as a picture can show."""
-    return [block for block in np.array_split(np.arange(num_rounds), min(num_rounds, _COLUMNS)) if len(block)]

@@ -1,33 +1,31 @@
-"""Runs of a report, each opened once, in groups that differ only in their seed: one column each; and their traffic."""
+"""Runs of a report in groups that differ only in their seed: one column each; and the names of groups.
+
+A name is the method, and the settings that distinguish its variants.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics_rows import metrics_files
+from fedsim.core.errors import ConfigError
+from fedsim.core.metrics import KINDS
 from fedsim.core.names import metric_name, printable
-from fedsim.core.paths import RUN
-from fedsim.report.experiment import Experiment
+from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.layout import mean_and_spread
-from fedsim.report.names import name_variants
-from fedsim.report.rules import Rule
-from fedsim.report.runs import KINDS, Run, read_run
-from fedsim.settings.configuration import compare, is_of_experiment, text_of
+from fedsim.report.runs import MEANS, Rule, Run, read_run
+from fedsim.settings.configuration import Flat, SettingValue, compare, flat_part, is_of_experiment, text_of
+from fedsim.settings.facts import Group
+from fedsim.settings.table import section, sections
 
-_WAYS = ("down", "up", "extra")
-EQUAL_WORK = 0.05
-"""Largest relative difference of images trained on, or of steps, for which no line is printed."""
-_ROLES = {"second": "second model", "personal": "personal", "server": "server"}
 _NAMED = 3
 """Largest number of differences in a line."""
-
 MEANING = {
     "global": "global: the server's model",
     "local": "local: a client's own after training, before averaging",
@@ -73,7 +71,7 @@ class RunGroup:
         """
         if rule.name == "oracle":
             return np.array([])
-        names = [metric_name("test", kind, name, metric) for name in ("seen", "unseen")]
+        names = [metric_name("test", kind, name, metric) for name in MEANS]
         pairs = [[rule.scores(run).get(name) for name in names] for run in self.runs]
         return np.array([seen - unseen for seen, unseen in pairs if seen is not None and unseen is not None])
 
@@ -90,28 +88,15 @@ class RunGroup:
         some = "" if scored == len(self.runs) else f" ({scored} of {len(self.runs)})"
         return " / ".join(mean_and_spread(of_metric, digits) for of_metric in percent) + some
 
-    def costs(self, client: str) -> str:
-        """Return a client's pruned share at the end, in percent, and its traffic, in GiB; ``-`` without traffic."""
-        pruned, sent, density = [], [], metric_name("comm", client, "density")
-        for run in self.runs:
-            rounds = [run.log[round_] for round_ in sorted(run.log)]
-            by_round = [[row.get(metric_name("comm", client, f"{way}_bytes"), 0.0) for way in _WAYS] for row in rounds]
-            densities = [row[density] for row in rounds if density in row]
-            pruned.append(100 * (1 - densities[-1]) if densities else 0.0)
-            sent.append(sum(map(sum, by_round)) / 2**30)
-        if not any(sent):
-            return "-"
-        return " / ".join(mean_and_spread(np.array(values), digits) for values, digits in ((pruned, 2), (sent, 2)))
+    def kind_scored(self, name: str, metric: str, scored: Container[str] | None = None) -> str:
+        """Return the kind of model with a score on a test set: the delivered one, or global if only that has it.
 
-    def totals(self, metric: str, missing: float | None = None) -> list[float]:
-        """Return each run's sum of a metric over its rounds, where ``missing`` stands for a value that is not logged.
-
-        None: there are no sums if a round of a run has not logged it.
+        The latter is the case on unseen data sets if the delivered model is a client's own. ``scored``: the names of
+        all scores; None: those of the last evaluation.
         """
-        logs = [[row for row in run.log.values() if "train/clients" in row] for run in self.runs if run.has_log]
-        values = [[row.get(metric, missing) for row in rows] for rows in logs]
-        sums = [sum(value for value in of_run if value is not None) for of_run in values]
-        return sums if len(logs) == len(self.runs) and all(of_run and None not in of_run for of_run in values) else []
+        names = {key for run in self.runs for key in Rule().scores(run)} if scored is None else scored
+        kinds = (self.runs[0].primary, "global")
+        return next((k for k in kinds if metric_name("test", k, name, metric) in names), kinds[0])
 
     def kinds(self, rule: Rule) -> list[str]:
         """Return the kinds of models; local is left out if another kind has the same scores (Local, Centralised)."""
@@ -150,14 +135,15 @@ def group_opened(opened: Sequence[Run], rotated: str = "") -> list[RunGroup]:
     Raises:
         ConfigError: if the user gives a name to runs with different settings.
     """
-    by_experiment: dict[tuple[str, Experiment], list[Run]] = {}
+    by_experiment: dict[tuple[object, ...], list[Run]] = {}
     for run in opened:
         by_experiment.setdefault((run.name, run.experiment), []).append(run)
     firsts = [runs[0] for runs in by_experiment.values()]
     _refuse_one_name(firsts, rotated)
     labels = name_variants(firsts)
     groups = []
-    for (name, experiment), label, runs in zip(by_experiment, labels, by_experiment.values(), strict=True):
+    for label, runs in zip(labels, by_experiment.values(), strict=True):
+        name, experiment = runs[0].name, runs[0].experiment
         user_label = f"{name}, {rotated} {runs[0].setting(rotated)}" if name and rotated else name
         marks = [", changed"] * bool(experiment.changes) + [f", ended {experiment.end}"] * bool(experiment.end)
         groups.append(RunGroup(printable("".join([user_label or label, *marks])), tuple(runs)))
@@ -205,156 +191,184 @@ def _differences(first: Run, second: Run) -> list[str]:
     return [*unknown, *texts, *first.experiment.differs_in(second.experiment)]
 
 
-def traffic(groups: Sequence[RunGroup]) -> str:
-    """Return a line with the bytes that runs have sent, in GB (1e9 bytes), and their simulated time if there is one."""
-    parts = []
-    for group in groups:
-        summaries = [run.summary for run in group.runs]
-        gigabytes = _range([sum(s.get(f"bytes_{way}", 0) for way in _WAYS) / 1e9 for s in summaries])
-        seconds = [s["simulated_seconds"] for s in summaries if "simulated_seconds" in s]
-        simulated = f" in {_range(seconds)} simulated seconds" if seconds else ""
-        parts.append(f"{group.label} {gigabytes} GB{simulated}")
-    return f"sent by server and clients: {', '.join(parts)}"
-
-
-def work(groups: Sequence[RunGroup]) -> Iterator[str]:
-    """Yield a line with the images and steps of the runs' training, and one for each of both that is not equal.
-
-    A run whose log lacks them, of an earlier version, is left out; of several seeds the mean is compared.
-    """
-    images, steps = (
-        {group: counts for group in groups if (counts := group.totals(f"train/{unit}"))} for unit in ("images", "steps")
-    )
-    texts = []
-    for group, counts in images.items():
-        of_roles = {role: [group.totals(f"train/{u}_{role}", 0.0) for u in ("images", "steps")] for role in _ROLES}
-        roles = [
-            f"{_ROLES[role]} {_counts(first)} in {_counts(second)}"
-            for role, (first, second) in of_roles.items()
-            if any(first + second)
-        ]
-        in_steps = f" in {_counts(steps[group])} steps" if group in steps else ""
-        texts.append(f"{group.label} {_counts(counts)} images{in_steps}" + (f" ({'; '.join(roles)})" if roles else ""))
-    if texts:
-        yield f"trained on: {', '.join(texts)}"
-    yield from _unequal(images, "trained on", "images")
-    yield from _unequal(steps, "took", "steps")
-
-
-def _unequal(totals: Mapping[RunGroup, Sequence[float]], verb: str, unit: str) -> Iterator[str]:
-    """Yield a line if the means of two groups differ by more than :data:`EQUAL_WORK`."""
-    means = {group.label: float(np.mean(counts)) for group, counts in totals.items()}
-    if means and (most := max(means.values())) > (1 + EQUAL_WORK) * (least := min(means.values())):
-        names = {value: label for label, value in means.items()}
-        more = f"{most / least - 1:.0%} more" if least else "more"
-        yield f"NOT EQUAL WORK: {names[most]} {verb} {more} {unit} than {names[least]}; this may change scores"
-
-
-def _counts(values: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{value:,.0f}" for value in (min(values), max(values))))
-
-
-def _range(values: Sequence[float]) -> str:
-    """Return one number, or the smallest and the largest if seeds differ."""
-    texts = [f"{v:,.1f}" if v >= 100 else f"{v:.3g}" for v in (min(values), max(values))]
-    return " to ".join(dict.fromkeys(texts))
-
-
-def named_folder(argument: str) -> tuple[Path, str]:
-    """Return the folder that an argument of a report names, and the name that it gives the run: ``Mine=runs/b``.
-
-    A folder whose own name has the sign is meant as it is.
-
-    Raises:
-        ConfigError: if name or folder is empty.
-    """
-    name, sign, folder = argument.partition("=")
-    if not sign or Path(argument).exists() or "/" in name:
-        return Path(RUN.check(argument, "runs")), ""
-    if not name.strip() or not folder:
-        raise ConfigError(f"runs: {argument} is no run directory, and no name with one, such as Mine=runs/b")
-    return Path(RUN.check(folder, "runs")), name.strip()
-
-
-def open_runs(
-    folders: Sequence[Path], unfinished: bool = False, names: Sequence[str] = ()
-) -> tuple[list[Run], list[str]]:
-    """Open run directories; return the runs, and a line for each folder that is left out.
-
-    ``names`` are those of the runs in a report, one per folder, empty for none.
-
-    Left out are runs without scores, unfinished runs if other runs are finished (``unfinished`` keeps them), and
-    repeated runs with the same settings and seed: a repetition is the same run, not another sample.
-
-    Raises:
-        ConfigError: if no folder is given.
-        DataError: if a folder is not a run directory, or no run is left.
-    """
-    if not folders:
-        raise ConfigError("runs: give at least one run directory")
-    runs, lines, seen, damaged = list[Run](), list[str](), set[str](), list[DataError]()
-    for folder, name in zip(folders, names or [""] * len(folders), strict=True):
-        if os.path.realpath(folder) in seen:
-            lines.append(f"left out: {folder} is given twice; it counts once")
-        elif is_begun(folder):
-            lines.append(f"left out: {folder} has not finished its first round")
-        else:
-            runs += _whole(folder, name, lines, damaged)
-        seen.add(os.path.realpath(folder))
-    lines += [f"left out: {run.folder} has no scores yet" for run in runs if not run.test_sets]
-    scored = [run for run in runs if run.test_sets]
-    done = [run for run in scored if run.summary["finished"]]
-    if done and not unfinished:
-        for run in (run for run in scored if not run.summary["finished"]):
-            so_far = f"is not finished, it has {run.summary['rounds']} rounds so far"
-            lines.append(f"left out: {run.folder} {so_far}; --unfinished includes it")
-        scored = done
-    kept = _once(scored, lines)
-    if not kept and damaged:
-        raise damaged[0]
-    if not kept:
-        message = f"{folders[0]}: the run has no scores yet; wait for its first evaluation"
-        raise DataError(message if len(folders) == 1 else f"{message}; the other runs have none either")
-    return kept, lines
-
-
-def _whole(folder: Path, name: str, lines: list[str], damaged: list[DataError]) -> list[Run]:
-    """Return the run in a folder; nothing and a line for a damaged run or a file. A folder of no run is an error."""
-    if folder.is_file():
-        damaged.append(DataError(f"{folder}: is a file; give the run directories of fedsim fit"))
-        lines.append(f"left out: {folder} is a file, not a run directory")
-        return []
-    if not (folder / "summary.json").is_file():
-        return [read_run(folder, name)]
-    try:
-        run = read_run(folder, name)
-        run.check()
-    except DataError as error:
-        damaged.append(error)
-        lines.append(f"left out: {folder} is damaged ({error})")
-        return []
-    return [run]
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether a folder belongs to a run that has no results yet, or ended before its first ones."""
-    has_begun = (folder / "config.yaml").is_file() or bool(metrics_files(folder))
-    return has_begun and not (folder / "summary.json").is_file()
-
-
-def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:
-    """Return one run of each configuration and seed, a finished and long one; add a line about each repetition."""
-    kept: dict[tuple[Experiment, int], Run] = {}
-    for run in sorted(runs, key=lambda run: (not run.summary["finished"], -run.summary["rounds"])):
-        first = kept.setdefault((run.experiment._replace(end=""), run.summary["seed"]), run)
-        if first is not run:
-            seed = run.summary["seed"]
-            lines.append(
-                f"left out: {run.folder} has the settings and the seed {seed} of {first.folder}; both count as one run"
-            )
-    return [run for run in runs if run in kept.values()]
-
-
 def shown_metrics(metric: str) -> list[str]:
     """Return the metrics of a cell: ``metric``, then rank-1 unless ``metric`` is rank-1 or top-1."""
     return [metric] if metric in ("rank1", "top1") else [metric, "rank1"]
+
+
+_MOST = 3
+"""Largest number of settings in a name."""
+_CANDIDATES = 40
+"""Largest number of differing settings among which those of a name are chosen."""
+_GROUPS = ("method", "loss", "network", "training", "data", "images", "evaluation")
+"""Groups in the order in which names rather have their settings: that in which a reader expects them."""
+Columns = Mapping[str, Sequence[str]]
+"""option -> its value in each run"""
+_MISSING = "-"
+_CENTRALISED = "Centralised"
+"""The name of runs with one client; their method hardly matters, so it is not part of the name."""
+assert {*_GROUPS} == {*get_args(Group)}
+
+
+def name_variants(runs: Sequence[Run]) -> list[str]:
+    """Return a name for each run: its method, and the settings that make it a variant.
+
+    These are the unusual settings of the method that all its runs share, and the settings in which the run differs from
+    other runs of the method.
+    """
+    members: dict[str, list[int]] = {}
+    for position, run in enumerate(runs):
+        method = _CENTRALISED if run.summary["clients"] == ["union"] else run.method
+        members.setdefault(method, []).append(position)
+    names = [""] * len(runs)
+    for method, positions in members.items():
+        for position, name in zip(positions, _names(method, [runs[i] for i in positions]), strict=True):
+            names[position] = name
+    return names
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return the settings in which runs are different experiments: option -> value of each run, ``-`` if it has none.
+
+    If a part has different classes, the result contains the class, and the settings that differ within one class.
+    """
+    settings = [run.settings for run in runs]
+    places = {
+        name: _place(name, entry) for values in settings for name, entry in values.items() if is_of_experiment(entry)
+    }
+    texts = {name: [_text(values.get(name)) for values in settings] for name in places}
+    differing = {name: values for name, values in texts.items() if len(set(values)) > 1}
+
+    def differs_within_class(name: str) -> bool:
+        """Whether a setting differs between runs with the same class of its part."""
+        part = next((above for above in _parts_around(name) if above in differing), None)
+        classes = differing[part] if part else [""] * len(runs)
+        return len(set(zip(classes, differing[name], strict=True))) > len(set(classes))
+
+    return {name: differing[name] for name in sorted(differing, key=places.__getitem__) if differs_within_class(name)}
+
+
+def _text(entry: SettingValue | None) -> str:
+    if entry is None:
+        return _MISSING
+    return text_of(None if entry.is_null else entry.value)
+
+
+def _place(name: str, entry: SettingValue) -> tuple[bool, int, bool, int]:
+    """Return the place of a setting in names: the length of a run comes last, and the trainer after the federation."""
+    part, *fields = name.split(".")
+    declared = [*section(part).arguments] if part in sections() else []
+    position = declared.index(fields[0]) if fields and fields[0] in declared else len(declared)
+    return entry.setting.facts.is_length, _GROUPS.index(entry.group), part == "trainer", position
+
+
+def _parts_around(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def _names(method: str, runs: Sequence[Run]) -> list[str]:
+    """Return names of a method's variants: by the fewest settings that distinguish all, or by their folders."""
+    shared = [] if method == _CENTRALISED else _non_default_settings(runs)
+    if len(runs) == 1:
+        return [_name(method, shared)]
+    if chosen := choose_settings(differences(runs)):
+        return _with(method, shared, chosen)
+    names = [run.folder.name for run in runs]
+    folders = [n if names.count(n) == 1 else str(run.folder) for n, run in zip(names, runs, strict=True)]
+    return [_name(method, [*shared, folder]) for folder in folders]
+
+
+def choose_settings(differing: Columns) -> Columns:
+    """Return the fewest of some differing settings that distinguish all runs; nothing if it would take more than three.
+
+    Of equally many, the first are chosen. With an argument of a class comes the class, if runs differ in it.
+
+    Args:
+        differing: option -> value of each run, in the order of preference.
+    """
+    columns = {name: {part: differing[part] for part in _with_its_class(name, differing)} for name in differing}
+    rows = {name: list(zip(*settings.values(), strict=True)) for name, settings in columns.items()}
+    # of settings that part the runs alike, one is enough
+    first = {tuple(map(of_runs.index, of_runs)): name for name, of_runs in reversed(rows.items())}
+    candidates = [name for name in differing if name in first.values()][:_CANDIDATES]
+    for names in chain.from_iterable(combinations(candidates, count) for count in range(1, _MOST + 1)):
+        joined = {part: values for name in names for part, values in columns[name].items()}
+        if len(set(zip(*joined.values(), strict=True))) == len(rows[names[0]]):
+            return joined
+    return {}
+
+
+def _with_its_class(name: str, differing: Columns) -> list[str]:
+    """Return the classes that a setting is an argument of, if they differ between runs, and the setting."""
+    return [*(part for part in [*_parts_around(name)][::-1] if part in differing), name]
+
+
+def _non_default_settings(runs: Sequence[Run]) -> list[str]:
+    """Return settings of the method that all runs share and that are neither its defaults nor its shipped config's.
+
+    Numbers are left out, since they are tuned. If many settings remain, the result has the first ones. For a setting
+    with fields, the result has its name only. A shared server optimizer comes last, since papers name methods after it,
+    such as FedAdam.
+    """
+    of_first, *of_others = [_of_method(run.settings) for run in runs]
+    usual = _common_values(runs[0].settings)
+    untuned = {
+        name: e for name, e in of_first.items() if isinstance(e.value, bool) or not isinstance(e.value, int | float)
+    }
+    texts = [
+        name if entry.setting.base else f"{name} {text_of(entry.value)}"
+        for name, entry in untuned.items()
+        if "." not in name and entry.value not in usual.get(name, [entry.value])
+        if all(name in values and values[name].value == entry.value for values in of_others)
+    ]
+    texts = texts if len(texts) <= _MOST else [*texts[:_MOST], "..."]
+    optimizers = {text_of(run.settings[_SERVER].value) for run in runs if _SERVER in run.settings}
+    return texts + [f"server_optimizer {name}" for name in optimizers - {"none"} if len(optimizers) == 1]
+
+
+_METHOD, _SERVER = "model.method", "model.server_optimizer"
+
+
+def _of_method(settings: Flat) -> Flat:
+    begin = f"{_METHOD}."
+    return {name.removeprefix(begin): entry for name, entry in settings.items() if name.startswith(begin)}
+
+
+def _common_values(settings: Flat) -> dict[str, list[Any]]:
+    """Return the usual values of a method's settings: setting -> its default, and the value in configs/methods."""
+    if _METHOD not in settings:
+        return {}
+    method = settings[_METHOD].value
+    usual = {name: [e.value] for name, e in _of_method(flat_part(_METHOD, method)).items()}
+    for config, file in shipped_configs().items():
+        if config.replace("_", "") == f"methods/{str(method).lower()}":
+            of_file = read_config(str(file)).get("model", {}).get("method")
+            for name, entry in _of_method(flat_part(_METHOD, of_file)).items():
+                usual.setdefault(name, []).append(entry.value)
+    return usual
+
+
+def _name(method: str, settings: Sequence[str]) -> str:
+    return f"{method} {', '.join(settings)}".rstrip()
+
+
+def _with(method: str, shared: Sequence[str], settings: Columns) -> list[str]:
+    short, names = _short(list(settings)), []
+    for values in zip(*settings.values(), strict=True):
+        texts = [f"{name} {value}" for name, value in zip(short, values, strict=True) if value != _MISSING]
+        names.append(_name(method, [*shared, *texts]))
+    return names
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Return the last part of each name, or as many parts as make them differ."""
+    dotted = [f".{name}" for name in names]
+
+    def end(name: str) -> str:
+        """Return the shortest end of a name that no other name has."""
+        words = name.split(".")
+        ends = (".".join(words[-count:]) for count in range(1, len(words)))
+        return next((e for e in ends if sum(option.endswith(f".{e}") for option in dotted) == 1), name)
+
+    return [end(name) for name in names]

@@ -1,4 +1,4 @@
-"""Cells of tables, and tables that fit the terminal; the table of one evaluation's scores."""
+"""Tables that fit the terminal, and their cells; image files of figures, and the styles of what they show."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ import io
 import re
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
+from fedsim.core.errors import DataError
+from fedsim.core.files import replacing
 from fedsim.core.names import metric_parts
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from torch import Tensor
 
 _GAP = 2
 _SPREAD = "\x1f"  # stands for +- in cells with numbers: a control character is in no name
 _LEAST = 16  # letters of a header in one line
-
 Format = Literal["table", "markdown", "latex", "csv"]
 
 
@@ -166,3 +173,88 @@ def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
     ]  # with the spread over random splits, if there are several
     alignment = ("left", "left", *["right"] * len(metrics))
     return tabulate(table, headers=["data set", "model", *metrics], disable_numparse=True, colalign=alignment)
+
+
+@contextmanager
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Yield an empty figure; sizes in inches. Within the block, text is small, and the text of PDFs can be searched."""
+    import matplotlib as mpl  # slow to import
+    from matplotlib.figure import Figure
+
+    small: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7.5, "hatch.linewidth": 0.6}
+    plain: dict[Any, Any] = {"text.parse_math": False, "text.usetex": False}  # a $ in a name begins no formula
+    with mpl.rc_context({**small, **plain, "pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}):
+        yield Figure(figsize=(width, height), layout="constrained")
+
+
+def axes_of(figure: Figure, rows: int, columns: int, count: int) -> list[Axes]:
+    """Return the first ``count`` axes of a grid; nothing is drawn at the other places."""
+    axes = list(figure.subplots(rows, columns, squeeze=False).flatten())
+    for empty in axes[count:]:
+        empty.set_axis_off()
+    return axes[:count]
+
+
+def save_figure(figure: Figure, path: Path, option: str) -> None:
+    """Write an image file in the format of its suffix; errors name ``option``, the option that gave the path."""
+    image_format = path.suffix.removeprefix(".").lower()
+    formats = figure.canvas.get_supported_filetypes()
+    if image_format not in formats:
+        reason = f"{path.suffix or 'no suffix'} is none of {', '.join(sorted(formats))}"
+        raise DataError(f"{path}: cannot write the figure ({reason}); choose another {option}")
+    try:
+        with replacing(path) as partial, warnings.catch_warnings():
+            # a name in letters that the font lacks is drawn in boxes; a line per letter would hide other messages
+            warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
+            warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)  # of very long names
+            figure.savefig(partial, format=image_format, dpi=200)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot write the figure ({error}); choose another {option}") from error
+
+
+LineStyle = Literal["-", "--", ":", "-."]
+
+# Okabe and Ito, "Color universal design", 2008; without yellow, which is too light for lines on white
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"),
+            ("P", "cross"), ("X", "x"), ("*", "star"))  # fmt: skip
+_LINES: tuple[tuple[LineStyle, str], ...] = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
+_HATCHES = (("", ""), ("////", "/"), ("....", "."), ("xxxx", "x"))
+
+
+class Style(NamedTuple):
+    """The style of one series in matplotlib's names, and in plotly's where they differ."""
+
+    colour: str
+    marker: str
+    line: LineStyle
+    hatch: str
+    plotly_marker: str
+    plotly_line: str
+    plotly_hatch: str
+
+
+def style_of(number: int) -> Style:
+    """Return the style of series 0, 1, ...: no two of the first 28 share both colour and line.
+
+    There are seven colours and eight markers: neighbours differ in both. From the eighth series on, the line differs.
+    """
+    marker, dash = _MARKERS[number % len(_MARKERS)], _LINES[number // len(_COLOURS) % len(_LINES)]
+    hatch = _HATCHES[number // len(_COLOURS) % len(_HATCHES)]
+    return Style(_COLOURS[number % len(_COLOURS)], marker[0], dash[0], hatch[0], marker[1], dash[1], hatch[1])
+
+
+def faded(colour: str, opacity: float) -> str:
+    """Return a colour ``#rrggbb`` as a CSS colour with an opacity.
+
+    >>> faded("#0072B2", 0.2)
+    'rgba(0,114,178,0.2)'
+    """
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
+
+
+def short_names(options: Sequence[str]) -> list[str]:
+    """Return the last part of each option's name; the full name if that would be ambiguous."""
+    last = Counter(option.rpartition(".")[2] for option in options)
+    return [short if last[short := option.rpartition(".")[2]] == 1 else option for option in options]

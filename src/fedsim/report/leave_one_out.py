@@ -1,9 +1,10 @@
-"""``fedsim report --left_out``: leave-one-data-set-out, with all rotations in one table.
+"""``fedsim report --left_out``: leave-one-data-set-out, with all rotations in one table, and differences of methods.
 
 Scores on a data set that no client trained on are those of a round that was chosen without it, and those of the best
 round there. The second is an oracle: with the target's test labels one can do no better among the evaluated rounds. The
 gap between the two is what a table gains that is chosen on its own test set.
-:mod:`fedsim.report.left_out_comparison` has them beside printed tables.
+With ``--significance``, each method stands beside the first one, over seeds.
+:mod:`fedsim.report.left_out_comparison` has all beside printed tables.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.metrics import comparable
+from fedsim.core.metrics import KINDS, comparable
 from fedsim.core.names import metric_name
-from fedsim.report.groups import MEANING, RunGroup, shown_metrics
+from fedsim.report.groups import MEANING, RunGroup, name_variants, shown_metrics
 from fedsim.report.layout import Block, mean_and_spread
-from fedsim.report.names import name_variants
-from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import KINDS, Run
+from fedsim.report.runs import CHOSEN_BY, Rule, Run
+from fedsim.report.significance import Estimate, chance_text, holm, interval_text, over_seeds, percent_text
 from fedsim.settings.configuration import digest, values_of_experiment
 
 COLUMNS = ("chosen", "oracle", "gap")
@@ -98,7 +98,7 @@ def mean_of(choices: Sequence[Choice], column: str) -> str:
     means = [choice.mean(column) for choice in choices]
     if not means or not all(map(len, means)):
         return "-"
-    texts = [f"{round(value, 1) + 0.0:.1f}" for value in np.mean(means, axis=0)]
+    texts = [mean_and_spread(np.array([value])) for value in np.mean(means, axis=0)]
     return " / ".join(_signed(cell) if column == "gap" else cell for cell in texts)
 
 
@@ -150,6 +150,8 @@ def _signed(cell: str) -> str:
 
 Rotations = dict[str, RunGroup]
 """Left-out data set -> the runs without it."""
+Methods = Sequence[tuple[str, Rotations]]
+"""Name of a method, and its runs by left-out data set."""
 
 
 def left_out_blocks(groups: Sequence[RunGroup], metric: str, rule: Rule) -> list[Block]:
@@ -238,3 +240,145 @@ def _lines_of_choice(words: list[str], choices: dict[str, Choice], whole: Sequen
     if whole:
         chosen, oracle, gap = (mean_of(whole, column) for column in COLUMNS)
         yield [*words, "mean", chosen, "", oracle, "", gap, ""]
+
+
+_MEAN = "mean"
+_OPTION = "--significance"
+
+
+@dataclass(frozen=True)
+class _Score:
+    """One score of a method on a left-out data set, or its mean over these; fractions of 1, one per seed."""
+
+    name: str
+    metric: str
+    away: NDArray[np.float64]
+    """[seeds] on the data set that no client trained on"""
+    home: NDArray[np.float64]
+    """[seeds] the same model's mean over the clients' test sets; empty without such scores"""
+
+
+def left_out_differences(methods: Methods, metric: str, rule: Rule) -> Block:
+    """Return a table of the differences to the first method, with a row per method, left-out data set and score.
+
+    Each row has the mean over seeds and the difference to the first method, seed by seed, both with Student's 95 %
+    interval; and the drop, the score at home less the one away. Rows of the means over data sets have p of the paired
+    test, and p by Holm's method for all tests of the table. Scores are those of the delivered model, or of the global
+    one if only that is tested on the left-out data set.
+
+    Args:
+        methods: the compared methods.
+        metric: the first score; rank-1 is the second one.
+        rule: chooses the round of each run.
+
+    Raises:
+        ConfigError: if there is one seed only, a method lacks a run that another one has, runs that are compared have
+            other data, or a run lacks the score.
+    """
+    seeds = _shared_seeds(methods)
+    _refuse_other_data(methods)
+    scores = [_scores(rotations, seeds, shown_metrics(metric), rule) for _, rotations in methods]
+    tests = [
+        [over_seeds(score.away, base.away) for score, base in zip(of_method, scores[0], strict=True)]
+        for of_method in scores[1:]
+    ]
+    # the claims are the means; rows of single data sets only show where these come from
+    claims = [test.p for of_method in tests for s, test in zip(scores[0], of_method, strict=True) if s.name == _MEAN]
+    corrected = iter(holm(claims))
+    lines = []
+    for (label, rotations), of_method, tested in zip(methods, scores, [None, *tests], strict=True):
+        name, group = next(iter(rotations.items()))
+        words = [label, group.kind_scored(name, metric)]
+        for place, score in enumerate(of_method):
+            test = tested[place] if tested else None
+            adjusted = next(corrected) if test is not None and score.name == _MEAN else None
+            p = "" if adjusted is None else chance_text(adjusted)
+            lines.append([*words, *_cells(score, test, p)])
+    headers = ["method", "model", "left out", "score", "mean", "interval", f"less {methods[0][0]}", "interval", "p",
+               "p by Holm", "drop"]  # fmt: skip
+    return Block(headers, lines, list(_notes(methods[0][0], seeds, len(claims), rule)), num_left=4)
+
+
+def _shared_seeds(methods: Methods) -> list[int]:
+    """Return the seeds; raise ConfigError if there is one only, or a run of a data set and seed is missing."""
+    trained = {
+        label: {(name, int(run.summary["seed"])) for name, group in rotations.items() for run in group.runs}
+        for label, rotations in methods
+    }
+    names = list(dict.fromkeys(name for _, rotations in methods for name in rotations))
+    seeds = sorted({seed for runs in trained.values() for _, seed in runs})
+    for label, runs in trained.items():
+        for name, seed in ((name, seed) for name in names for seed in seeds):
+            if (name, seed) not in runs:
+                raise ConfigError(
+                    f"{_OPTION}: {label} has no run without {name} with seed {seed}, and differences need the same "
+                    "runs of each method; train it, or omit this method, seed or data set"
+                )
+    if len(seeds) < 2:
+        raise ConfigError(f"{_OPTION}: all runs have seed {seeds[0]}, and an interval needs two seeds or more")
+    return seeds
+
+
+def _refuse_other_data(methods: Methods) -> None:
+    """Raise ConfigError if a run has other data than that of the first method with its seed; unknown ones pass."""
+    first, base = methods[0]
+    digests = {name: _digests(group) for name, group in base.items()}
+    for label, rotations in methods[1:]:
+        for name, group in rotations.items():
+            for seed, of_run in _digests(group).items():
+                if of_run != digests[name].get(seed, of_run):
+                    raise ConfigError(
+                        f"{_OPTION}: {label} without {name} with seed {seed} was trained or tested on other data than "
+                        f"{first}; train one of them again on the data of the other"
+                    )
+
+
+def _digests(group: RunGroup) -> dict[int, str]:
+    return {run.summary["seed"]: run.summary["data"]["digest"] for run in group.runs if run.summary.get("data")}
+
+
+def _scores(rotations: Mapping[str, RunGroup], seeds: Sequence[int], shown: Sequence[str], rule: Rule) -> list[_Score]:
+    """Return the scores on each data set, then the means over these, seed by seed."""
+    scores = [
+        _score(group, metric_name("test", group.kind_scored(name, metric)), name, metric, seeds, rule)
+        for name, group in rotations.items()
+        for metric in shown
+    ]
+    for metric in shown:
+        of_metric = [score for score in scores if score.metric == metric]
+        homes = [score.home for score in of_metric if len(score.home)]
+        home = np.mean(homes, axis=0) if len(homes) == len(of_metric) else np.zeros(0)
+        scores.append(_Score(_MEAN, metric, np.mean([score.away for score in of_metric], axis=0), home))
+    return scores
+
+
+def _score(group: RunGroup, model: str, name: str, metric: str, seeds: Sequence[int], rule: Rule) -> _Score:
+    by_seed = {int(run.summary["seed"]): rule.scores(run) for run in group.runs}
+    away, home = (f"{model}/{metric_name(domain, metric)}" for domain in (name, "seen"))
+    if lacking := [seed for seed in seeds if away not in by_seed[seed]]:
+        raise ConfigError(
+            f"{_OPTION}: a run without {name} with seed {lacking[0]} has no {away} by --rule {rule.name}; give another "
+            "rule"
+        )
+    of_home = [by_seed[seed][home] for seed in seeds if home in by_seed[seed]]
+    away_scores = np.array([by_seed[seed][away] for seed in seeds])
+    return _Score(name, metric, away_scores, np.array(of_home if len(of_home) == len(seeds) else []))
+
+
+def _cells(score: _Score, test: Estimate | None, corrected: str) -> list[str]:
+    """Return a row without method and model; ``corrected`` is p by Holm's method."""
+    scored = over_seeds(score.away, np.zeros_like(score.away))
+    cells = [score.name, score.metric, percent_text(scored.value), interval_text(scored), "", "", ""]
+    if test is not None:
+        cells[-3:] = [percent_text(test.value, "+"), interval_text(test), chance_text(test.p) if corrected else ""]
+    return [*cells, corrected, mean_and_spread(100 * (score.home - score.away)) if len(score.home) else "-"]
+
+
+def _notes(first: str, seeds: Sequence[int], num_claims: int, rule: Rule) -> Iterator[str]:
+    yield (
+        f"percent, over seeds {', '.join(map(str, seeds))}, with Student's 95 % intervals; less {first}: in pairs of "
+        "runs with one seed"
+    )
+    yield f"p: Student's paired test of the mean over data sets; by Holm's method for {num_claims} tests"
+    yield "drop: the mean score on the clients' test sets less that on the left-out one, in points, +- the deviation"
+    yield f"the round is chosen by {CHOSEN_BY[rule.name]}"

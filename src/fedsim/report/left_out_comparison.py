@@ -18,7 +18,7 @@ from fedsim.papers.files import Paper
 from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.closest import Match, closest_row, settings_of_row, verdict_lines, wrong_sets
-from fedsim.report.groups import RunGroup
+from fedsim.report.groups import RunGroup, name_variants
 from fedsim.report.layout import Block
 from fedsim.report.leave_one_out import (
     COLUMNS,
@@ -32,9 +32,7 @@ from fedsim.report.leave_one_out import (
     refuse_oracle,
     rotations_of,
 )
-from fedsim.report.names import name_variants
-from fedsim.report.rules import CHOSEN_BY, Rule
-from fedsim.report.runs import Run
+from fedsim.report.runs import CHOSEN_BY, Rule, Run
 from fedsim.settings.configuration import Flat
 
 _Line = list[str]

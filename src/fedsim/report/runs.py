@@ -1,32 +1,40 @@
-"""Run directories of ``fedsim fit``: the contents of their files, and checks by which damaged ones are recognised."""
+"""Run directories of ``fedsim fit``, and rules: each selects the evaluations of a run that a table shows."""
 
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedsim.core.errors import DataError
-from fedsim.core.metrics import ACCURACIES, OF_PRECISION, OF_RANKS
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics import ACCURACIES, OF_PRECISION, OF_RANKS, comparable
 from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.names import metric_name, metric_parts
 from fedsim.core.replaced_run import QUERIES_FILE
 from fedsim.parsing.config_files import read_config
-from fedsim.parsing.documents import parse_json
-from fedsim.report.experiment import Experiment, doubts_about, doubts_about_log, experiment_of
+from fedsim.report.run_files import (
+    Experiment,
+    Queries,
+    QueryFile,
+    check_evaluation,
+    check_summary,
+    doubts_about,
+    doubts_about_log,
+    experiment_of,
+    read_json,
+    read_queries,
+    spelled,
+)
 from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import Flat, flat
 
 STUDY_FILE = "trials.log"
 """in the folder of a search: Optuna's journal of its trials"""
-KINDS = ("global", "local", "personalised", "ensemble")
+MEANS = ("seen", "unseen")
+"""means over the test sets on which clients train, and over all others, beside the names of test sets"""
 METRICS = (*OF_PRECISION, *OF_RANKS.values(), *ACCURACIES)
 
 
@@ -149,6 +157,12 @@ class Run:
         """Return a setting, classes by their names; None if it is not set."""
         return self.settings[option].value if option in self.settings else None
 
+    def queries_of(self, name: str, model_kind: str) -> Queries | None:
+        """Return a model's results on single queries at the last evaluation; None if the run has no such file."""
+        if self.queries is None or self.queries.round_ != (self.summary["final"] or {}).get("round"):
+            return None
+        return self.queries.results.get(metric_name(model_kind, name))
+
     def _spelled(self, scores: Mapping[str, float]) -> dict[str, float]:
         return spelled(scores, self.summary["clients"], self.summary["unseen"])
 
@@ -174,42 +188,6 @@ def read_run(folder: Path, name: str = "") -> Run:
     return Run(folder, summary, name)
 
 
-def spelled(scores: Mapping[str, float], clients: Collection[str], unseen: Collection[str]) -> dict[str, float]:
-    """Return the numbers of a run with names as :func:`metric_name` makes them: older runs have slashes in names.
-
-    ``clients`` and ``unseen`` are names of clients, and of data sets on which no client trains.
-
-    >>> list(spelled({"val/global/site/a/mAP": 0.5, "test/local/new/a/b/mAP": 0.4}, ["a/b"], ["new"]))
-    ['val/global/site%2Fa/mAP', 'test/local/new/a%2Fb/mAP']
-    """
-    if not any("/" in name for name in clients) and not any(key.count("/") > 3 for key in scores):
-        return dict(scores)
-    parts = {f"{data_set}/{client}": (data_set, client) for data_set in unseen for client in clients}
-    current = {metric_name(*pair) for pair in parts.values()}
-
-    def spelling(key: str) -> str:
-        first, *words = key.split("/")
-        if first in ("val", "test") and len(words) > 3 and (middle := "/".join(words[1:-1])) not in current:
-            return metric_name(first, words[0], *parts.get(middle, (middle,)), words[-1])
-        if first not in ("val", "test") and (client := "/".join(words[:-1])) in clients:
-            return metric_name(first, client, words[-1])
-        return metric_name(first, "/".join(words)) if "/".join(words) in clients else key
-
-    return {spelling(key): value for key, value in scores.items()}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that fedsim has written; raise DataError if it cannot be read."""
-    try:
-        json_text = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); does the file exist?") from error
-    content = parse_json(json_text, str(path))
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: is not a JSON object; was it edited?")
-    return content
-
-
 def _test_scores(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
     metrics = (evaluation or {}).get("metrics", {})
     return {name: value for name, value in metrics.items() if name.startswith("test/")}
@@ -223,173 +201,162 @@ def _round_of(epoch: str) -> int:
     return number + 1
 
 
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Queries:
-    """One kind of model on the Q queries of one test set."""
-
-    scores: dict[str, Floats]
-    """metric -> [Q] fractions of 1; NaN if a query does not count"""
-    pids: NDArray[np.int64]
-    """[Q] identity"""
-    num_splits: int
-    """number of random splits; their queries are concatenated"""
-    cmc: Floats
-    """[ranks] share of queries with a match among the first 1, 2, ... images; empty for classification"""
-
-
-@dataclass(frozen=True, eq=False)
-class QueryFile:
-    """All kinds of models and test sets of one evaluation."""
-
-    round_: int
-    """from 1"""
-    results: dict[str, Queries]
-    """``kind/set`` -> results"""
-
-
-def read_queries(path: Path) -> QueryFile | None:
-    """Read a file of single queries' scores; return None without a file; raise DataError if it cannot be read."""
-    if not path.is_file():
-        return None
-    try:
-        with np.load(path) as file:  # never a pickle: that is numpy's default
-            arrays = {name: file[name] for name in file.files}
-        results = {}
-        for name in arrays:
-            model, _, last = name.rpartition("/")
-            if last == "cmc":
-                of_set = model.partition("/")[2]
-                scores = {
-                    metric: arrays[f"{model}/{metric}"].astype(np.float64)
-                    for metric in ("mAP", "mAP_trapezoid", "rank1", "top1")
-                    if f"{model}/{metric}" in arrays
-                }
-                splits = len(arrays[f"{of_set}/splits"])
-                results[model] = Queries(scores, arrays[f"{of_set}/pids"], splits, arrays[name].astype(np.float64))
-                _check(results[model], model)
-        return QueryFile(int(arrays["round"]), results)
-    except Exception as error:  # numpy's and zip's readers raise many types for damaged files
-        raise DataError(f"{path}: cannot be read ({error}); remove it, or evaluate again") from error
-
-
-def _check(queries: Queries, name: str) -> None:
-    """Raise ValueError if the arrays of one test set do not fit together."""
-    if queries.pids.ndim != 1 or queries.pids.dtype.kind not in "iu" or queries.cmc.ndim != 1:
-        raise ValueError(f"{name} has arrays of another shape or type")
-    if not queries.scores or any(scores.shape != queries.pids.shape for scores in queries.scores.values()):
-        raise ValueError(f"{name} has other numbers of scores than of queries")
-
-
-Test = Callable[[Any], bool]
-_LACKS = object()
-"""stands for a field that is not there"""
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number, of a size that a float can hold."""
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < 1e300
-    return isinstance(value, float) and math.isfinite(value)
-
-
-def _is_score(value: Any) -> bool:
-    # a test set without any match has the score NaN
-    return _is_number(value) or (isinstance(value, float) and math.isnan(value))
-
-
-def _are_changes(value: Any) -> bool:
-    try:
-        read_changes(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _map_of(test: Test) -> Test:
-    return lambda value: isinstance(value, Mapping) and all(map(test, value.values()))
-
-
-def _with(**fields: Test) -> Test:
-    """Return the test of a mapping with these fields."""
-    return lambda value: isinstance(value, Mapping) and all(fields[name](value.get(name, _LACKS)) for name in fields)
-
-
-def _or_none(test: Test) -> Test:
-    return lambda value: value is None or test(value)
-
-
-def _if_there(test: Test) -> Test:
-    return lambda value: value is _LACKS or test(value)
-
-
-_is_evaluation = _or_none(_with(round=_is_whole, metrics=_map_of(_is_score)))
-_are_counts = _if_there(_or_none(_with(images=_is_whole, people=_or_none(_is_whole))))
-_is_data_set = _with(train=_are_counts, query=_are_counts, gallery=_are_counts, pool=_are_counts)
-_are_data = _or_none(_with(digest=_is_text, sets=_if_there(_map_of(_is_data_set))))
-_is_least = _with(client=_is_text, answers=_is_whole, work=_is_number)
-_are_answers = _with(least=_is_least, most=_is_whole, total=_is_whole, since=_is_whole, median=_is_number)
-_is_identity = _with(files=_if_there(_with()), code=_if_there(_with()))
-
-_FIELDS: dict[str, tuple[Test, str]] = {
-    "finished": (lambda value: isinstance(value, bool), "true or false"),
-    "method": (_is_text, "a name"),
-    "fingerprint": (_is_text, "a text"),
-    "seed": (_is_whole, "a whole number"),
-    "rounds": (_is_whole, "a whole number"),
-    "clients": (_are_names, "a list of names"),
-    "unseen": (_are_names, "a list of names"),
-    "primary": (lambda value: value in KINDS, f"one of {', '.join(KINDS)}"),
-    "final": (_is_evaluation, "a round with its metrics, or null"),
-    "best": (_is_evaluation, "a round with its metrics, or null"),
+RuleName = Literal["last", "best", "best3", "oracle", "tested"]
+CHOSEN_BY = {
+    "last": "last: the last evaluation; nothing is chosen",
+    "best": "best: the round with the best val/mAP (val/top1 of a classifier), on held-out images of the clients",
+    "best3": "best3: the mean over three rounds that are chosen on test data",
+    "oracle": "oracle: the best round on the test set itself; this choice needs the test labels",
+    "tested": "tested: the checkpoint that fedsim test has scored",
 }
-"""fields of every summary.json -> the test of their values, and its name"""
-_MAY_LACK: dict[str, tuple[Test, str]] = {
-    "changes": (_are_changes, "a list of changed settings"),
-    "data": (_are_data, "the counts of data sets"),
-    "identity": (_is_identity, "hashes of the settings, of files and of code"),
-    "answers": (_are_answers, "the numbers of the clients' answers"),
-    "versions": (_map_of(_is_text), "names with versions"),
-    "seconds": (_is_number, "a number"),
-    "simulated_seconds": (_is_number, "a number"),
-    "ranks": (_is_whole, "a whole number"),
-    "threads": (_is_whole, "a whole number"),
-    "device": (_is_text, "a name"),
-    "written": (_is_text, "a date"),
-}
+"""Rule -> the round whose scores it shows, and by what it is chosen: for the notes of tables."""
+BIG_SETS = ("market1501", "dukemtmc", "cuhk03np", "msmt17")
+"""By these test sets, the authors of paper 003 choose rounds (from their code)."""
+_NUM_ROUNDS = 3
 
 
-def check_summary(summary: Mapping[str, Any], name: str) -> None:
-    """Check the content of a summary.json, which the message calls ``name``.
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One rule, applied to any run."""
 
-    Raises:
-        DataError: for the first field that no fit has written so.
+    name: RuleName = "last"
+    """last: the last evaluation; best: the one with the best val/mAP; best3: paper 003's, see :func:`best_rounds`;
+    oracle: the best one of each model and test set, see :func:`best_of_each`; tested: the scores of ``fedsim test``"""
+    sets: tuple[str, ...] = ()
+    """for best3: the test sets whose rank-1 chooses; if empty: those of BIG_SETS that have clients in the run, or else
+    all test sets that have clients"""
+    horizon: int = 300
+    """for best3: the last round that may be chosen"""
+    by: Literal["rank1", "mAP"] = "rank1"
+    """for oracle: the score by which a round is best"""
+
+    def scores(self, run: Run) -> Mapping[str, float]:
+        """Return a run's scores under this rule: ``test/kind/set/metric`` -> fraction of 1; empty before it has any."""
+        if self.name == "best3":
+            return mean_over_rounds(run.log, self.chosen(run))
+        if self.name == "oracle":
+            return best_of_each(run.log, run.seen, run.unseen, self.by)
+        if self.name == "tested":
+            if run.tested is None:
+                raise DataError(f"{run.folder}: --rule tested needs the scores of fedsim test --ckpt_path {run.folder}")
+            return dict(run.tested["metrics"])
+        scores: Mapping[str, float] = (run.summary["best" if self.name == "best" else "final"] or {}).get("metrics", {})
+        return scores
+
+    def choosing_sets(self, run: Run) -> list[str]:
+        """Return the test sets by which best3 chooses among a run's rounds.
+
+        Raises:
+            ConfigError: if the run lacks one of the requested test sets.
+        """
+        if missing := [name for name in self.sets if name not in run.test_sets]:
+            raise ConfigError(
+                f"--sets: {run.folder} has no test set {missing[0]}; choose from {', '.join(run.test_sets)}"
+            )
+        return list(self.sets) or [name for name in BIG_SETS if name in run.seen] or run.seen
+
+    def evaluated(self, run: Run) -> list[int]:
+        """Return the rounds that best3 may choose."""
+        keys = [metric_name("test", run.primary, name, "rank1") for name in self.choosing_sets(run)]
+        return [round_ for round_, row in run.log.items() if round_ <= self.horizon and all(key in row for key in keys)]
+
+    def can_choose(self, run: Run) -> bool:
+        """Return whether a run has enough evaluations; only best3 needs more than one."""
+        return self.name != "best3" or len(self.evaluated(run)) >= _NUM_ROUNDS
+
+    def chosen(self, run: Run) -> list[int]:
+        """Return the three rounds of best3, the best one first.
+
+        Raises:
+            ConfigError: if the run was not scored by retrieval.
+            DataError: if fewer than three rounds were evaluated.
+        """
+        if run.classifies:
+            raise ConfigError(f"--rule: best3 chooses by rank-1, and {run.folder} classifies; give last or best")
+        rounds = self.evaluated(run)
+        if not self.can_choose(run):
+            raise DataError(
+                f"{run.folder}: --rule best3 needs three evaluations of its test sets up to round {self.horizon}, and "
+                f"its logs hold {len(rounds)}; lower trainer.check_val_every_n_epoch, or give --rule last"
+            )
+        return best_rounds({r: run.log[r] for r in rounds}, run.primary, self.choosing_sets(run))
+
+    def describe(self, run: Run) -> str:
+        """Return a sentence about the rounds of best3: their number, all candidates, and the test sets that chose."""
+        rounds = ", ".join(map(str, sorted(self.chosen(run))))
+        return (
+            f"best3 is the mean over rounds {rounds}: of the {len(self.evaluated(run))} rounds evaluated up to round "
+            f"{self.horizon}, these have the highest mean rank-1 on {', '.join(self.choosing_sets(run))}"
+        )
+
+
+def best_rounds(evaluations: Mapping[int, Mapping[str, float]], model_kind: str, sets: Sequence[str]) -> list[int]:
+    """Return the three rounds with the highest mean rank-1 over ``sets``, the highest first, then the earlier.
+
+    Paper 003, Section 4.2: "we average the performance of three best-federated models from different epochs". Only
+    the authors' code defines "best": by the mean rank-1 over the four large data sets. The choice is made on test data,
+    so such numbers are optimistic. ``evaluations``: round -> scores of all models, by name. The scores of the model of
+    ``model_kind`` on the test ``sets`` make the choice.
+
+    >>> scores = {10: 0.3, 20: 0.5, 30: 0.4, 40: 0.5}
+    >>> best_rounds({r: {"test/global/viper/rank1": s} for r, s in scores.items()}, "global", ["viper"])
+    [20, 40, 30]
     """
-    for field in _FIELDS:
-        if field not in summary:
-            raise DataError(f"{name}: lacks {field}; was it edited?")
-    of_bytes = {field: (_is_number, "a number of bytes") for field in summary if field.startswith("bytes_")}
-    for field, (is_valid, expected) in {**_FIELDS, **_MAY_LACK, **of_bytes}.items():
-        if field in summary and not is_valid(summary[field]):
-            raise DataError(f"{name}: {field} is not {expected}; was it edited?")
+    mean = {
+        round_: sum(scores[metric_name("test", model_kind, name, "rank1")] for name in sets) / len(sets)
+        for round_, scores in evaluations.items()
+    }
+    return sorted(mean, key=lambda round_: (-comparable(mean[round_]), round_))[:_NUM_ROUNDS]
 
 
-def check_evaluation(evaluation: Mapping[str, Any], name: str) -> None:
-    """Check the content of a file of ``fedsim test``; raise DataError if it is not one."""
-    settings, data = evaluation.get("settings", {}), evaluation.get("data")
-    if not (_is_evaluation({"round": 0, **evaluation}) and isinstance(settings, Mapping) and _are_data(data)):
-        raise DataError(f"{name}: is not a round with its metrics; remove it, or test again")
+def best_of_each(
+    log: Mapping[int, Mapping[str, float]],
+    seen: Collection[str],
+    unseen: Collection[str],
+    by: Literal["rank1", "mAP"] = "rank1",
+) -> dict[str, float]:
+    """Return the scores of each model on each test set in the round of its highest rank-1, the earliest of equals.
+
+    The code behind the baseline numbers of paper 004 chooses in this way among the local epochs of its last round;
+    here, the choice is among the evaluated rounds. It uses the test labels, so it cannot be made in practice.
+
+    ``log``: round -> scores by name. ``seen`` are the test sets of clients that trained, ``unseen`` all others; the
+    means over both are computed from the chosen scores. ``by``: mAP in place of rank-1; classifiers have top-1.
+
+    >>> of = {1: {"test/local/a/rank1": 0.5, "test/local/a/mAP": 0.4}, 2: {"test/local/a/rank1": 0.2}}
+    >>> best_of_each(of, ["a"], [])["test/local/a/mAP"]
+    0.4
+    """
+    names = (name for row in log.values() for name in row if name.startswith("test/") and name.count("/") == 3)
+    curves = dict.fromkeys(tuple(metric_parts(name)[1:3]) for name in names)
+    best: dict[tuple[str, str], dict[str, float]] = {}
+    for model_kind, domain in curves:
+        if domain not in MEANS:
+            rows = [_scores_below(row, f"{metric_name('test', model_kind, domain)}/") for row in log.values()]
+            key = next(metric for metric in (by, "top1") if any(metric in row for row in rows))
+            best[model_kind, domain] = max((row for row in rows if key in row), key=lambda row: comparable(row[key]))
+    for mean, domains in (("seen", seen), ("unseen", unseen)):
+        for model_kind in dict.fromkeys(model_kind for model_kind, _ in curves):
+            rows = [best[model_kind, domain] for domain in domains if (model_kind, domain) in best]
+            shared = [metric for metric in (rows[0] if rows else ()) if all(metric in row for row in rows)]
+            best[model_kind, mean] = {metric: sum(row[metric] for row in rows) / len(rows) for metric in shared}
+    return {
+        metric_name("test", model_kind, domain, metric): v
+        for (model_kind, domain), row in best.items()
+        for metric, v in row.items()
+    }
+
+
+def _scores_below(scores: Mapping[str, float], prefix: str) -> dict[str, float]:
+    below = {name.removeprefix(prefix): value for name, value in scores.items() if name.startswith(prefix)}
+    return {name: value for name, value in below.items() if "/" not in name}  # not those of single clients
+
+
+def mean_over_rounds(log: Mapping[int, Mapping[str, float]], rounds: Sequence[int]) -> dict[str, float]:
+    """Return the mean of every test score that all these rounds have.
+
+    >>> mean_over_rounds({1: {"test/mAP": 0.2}, 2: {"test/mAP": 0.4, "test/mINP": 0.1}}, [1, 2])
+    {'test/mAP': 0.30000000000000004}
+    """
+    names = [name for name in log[rounds[0]] if name.startswith("test/") and all(name in log[r] for r in rounds)]
+    return {name: sum(log[r][name] for r in rounds) / len(rounds) for name in names}

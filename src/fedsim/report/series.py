@@ -1,27 +1,23 @@
-"""The numbers and styles of every picture: curves over rounds, bytes and seconds, bars, and CMC curves, over seeds.
+"""The numbers of every picture: curves over rounds, bytes and seconds, bars, and CMC curves, over seeds.
 
-Also the price of rounds that do not wait for all clients: who answers seldom, and scores at the same simulated seconds.
+Also the rounds in which each client took part, and its backbone in each (paper 002, Fig. 11).
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.core.errors import DataError
 from fedsim.core.names import metric_name
 from fedsim.report.groups import RunGroup
-from fedsim.report.rules import Rule
-from fedsim.report.runs import Queries, Run
+from fedsim.report.runs import Rule, Run
 
 Floats = NDArray[np.float64]
-
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
-
 Axis = Callable[[Run], dict[int, float]]
 """A run -> round -> x coordinate of the round."""
 
@@ -94,7 +90,7 @@ def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = roun
     lines = []
     for group in groups:
         logged = {key for run in group.runs for row in run.log.values() for key in row}
-        model_kind = _kind_of_line(group, name, metric, logged)
+        model_kind = group.kind_scored(name, metric, logged)
         key = metric_name("test", model_kind, name, metric)
         points: dict[int, list[tuple[float, float]]] = {}
         for run in group.runs:
@@ -109,23 +105,6 @@ def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = roun
                 _series(label_of_line(group, model_kind), numbers[group, model_kind], x, [c[1] for c in columns])
             )
     return lines
-
-
-def _kind_of_line(group: RunGroup, name: str, metric: str, logged: Container[str]) -> str:
-    """Return the kind of model of a group's line: the delivered one, or global if only that has the score.
-
-    The latter is the case on unseen data sets if the delivered model is a client's own. ``name``: of the test set;
-    ``logged``: the names of all scores.
-    """
-    kinds = (group.runs[0].primary, "global")
-    return next(
-        (model_kind for model_kind in kinds if metric_name("test", model_kind, name, metric) in logged), kinds[0]
-    )
-
-
-def kind_of_last(group: RunGroup, name: str, metric: str) -> str:
-    """Return the kind of model scored on a test set at the last evaluation: the delivered one, or else global."""
-    return _kind_of_line(group, name, metric, {key for run in group.runs for key in Rule().scores(run)})
 
 
 def label_of_line(group: RunGroup, model_kind: str) -> str:
@@ -177,8 +156,8 @@ def cmc(groups: Sequence[RunGroup], name: str) -> list[Series]:
     """
     numbers, lines = style_numbers(groups), []
     for group in groups:
-        model_kind = kind_of_last(group, name, "rank1")
-        queries = [of_run for run in group.runs if (of_run := queries_of(run, name, model_kind)) is not None]
+        model_kind = group.kind_scored(name, "rank1")
+        queries = [of_run for run in group.runs if (of_run := run.queries_of(name, model_kind)) is not None]
         if len(queries) == len(group.runs) and all(len(of_run.cmc) for of_run in queries):
             values = list(np.array([of_run.cmc for of_run in queries]).T)
             x = np.arange(1, len(values) + 1, dtype=np.float64)
@@ -191,17 +170,6 @@ def cmc(groups: Sequence[RunGroup], name: str) -> list[Series]:
             values, x = of_ranks, np.array([1.0, 5.0, 10.0])
         lines.append(_series(label_of_line(group, model_kind), numbers[group, model_kind], x, values))
     return lines
-
-
-def queries_of(run: Run, name: str, model_kind: str | None = None) -> Queries | None:
-    """Return a model's results on single queries at the last evaluation; None if the run has no such file.
-
-    ``model_kind``: kind of the model; None: the delivered one.
-    """
-    file = run.queries
-    if file is None or file.round_ != (run.summary["final"] or {}).get("round"):
-        return None
-    return file.results.get(metric_name(model_kind or run.primary, name))
 
 
 def style_numbers(groups: Sequence[RunGroup]) -> Mapping[tuple[RunGroup, str], int]:
@@ -224,169 +192,47 @@ def _series(label: str, number: int, x: Floats, values: Sequence[Floats]) -> Ser
     return Series(label, number, x, mean, spread, np.array([len(v) for v in values]))
 
 
-LineStyle = Literal["-", "--", ":", "-."]
-
-# Okabe and Ito, "Color universal design", 2008; without yellow, which is too light for lines on white
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"),
-            ("P", "cross"), ("X", "x"), ("*", "star"))  # fmt: skip
-_LINES: tuple[tuple[LineStyle, str], ...] = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
-_HATCHES = (("", ""), ("////", "/"), ("....", "."), ("xxxx", "x"))
+_COLUMNS = 50
+"""Largest number of blocks of rounds in a picture."""
+Shares = NDArray[np.float64]
+"""[clients, blocks of rounds]"""
 
 
-class Style(NamedTuple):
-    """The style of one series in matplotlib's names, and in plotly's where they differ."""
-
-    colour: str
-    marker: str
-    line: LineStyle
-    hatch: str
-    plotly_marker: str
-    plotly_line: str
-    plotly_hatch: str
-
-
-def style_of(number: int) -> Style:
-    """Return the style of series 0, 1, ...: no two of the first 28 share both colour and line.
-
-    There are seven colours and eight markers: neighbours differ in both. From the eighth series on, the line differs.
-    """
-    marker, dash = _MARKERS[number % len(_MARKERS)], _LINES[number // len(_COLOURS) % len(_LINES)]
-    hatch = _HATCHES[number // len(_COLOURS) % len(_HATCHES)]
-    return Style(_COLOURS[number % len(_COLOURS)], marker[0], dash[0], hatch[0], marker[1], dash[1], hatch[1])
-
-
-def faded(colour: str, opacity: float) -> str:
-    """Return a colour ``#rrggbb`` as a CSS colour with an opacity.
-
-    >>> faded("#0072B2", 0.2)
-    'rgba(0,114,178,0.2)'
-    """
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{opacity})"
-
-
-@dataclass(frozen=True)
-class Price:
-    """The price of rounds that do not wait: the answers of the client that has done the least work, and of others."""
-
-    client: str
-    """with the least work: where all answers are whole, with the fewest answers"""
-    count: float
-    """its answers: rounds in which its update counted"""
-    median: float
-    """over all clients"""
-    most: float
-    """of a client"""
-    total: float
-    """of all clients"""
-    work: float = 1.0
-    """mean share of its work that the client did for an answer; 1: always all of it"""
-    since: int = 1
-    """the first round that is counted"""
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether the client answered with less than its work."""
-        return self.count > 0 and self.work < 1
-
-    def __str__(self) -> str:
-        """Return ``4 of 90 (town0)``, or ``20 of 200, 0.31 of its work (town0)``."""
-        work = f", {self.work:.2g} of its work" if self.is_partial else ""
-        return f"{self.count:g} of {self.total:g}{work} ({self.client}){self.beginning}"
-
-    @property
-    def beginning(self) -> str:
-        """A text if rounds before the first counted one are missing; else empty."""
-        return f" since round {self.since}" if self.since > 1 else ""
-
-
-def answers_of(run: Run) -> Price | None:
-    """Return the answers of a run's clients; None if neither its summary nor its log has them.
-
-    Timed runs count them in their summary. Others do not: their log names the clients if there are few, and it has
-    their number, from which those of a run in which all clients answer in every round follow.
-    """
-    if (counted := run.summary.get("answers")) is not None:
-        least = counted["least"]
-        return Price(
-            str(least["client"]), least["answers"], counted["median"], counted["most"], counted["total"],
-            least["work"], counted["since"],
-        )  # fmt: skip
-    if not run.has_log:
-        return None
-    names = run.summary["clients"]
-    keys = {name: metric_name("train", name, "loss") for name in names}
-    counts = {name: sum(key in row for row in run.log.values()) for name, key in keys.items()}
-    if any(counts.values()):
-        fewest, numbers = min(counts, key=counts.__getitem__), counts.values()
-        return Price(fewest, counts[fewest], statistics.median(numbers), max(numbers), sum(numbers))
-    number, rounds = len(names) or run.summary.get("num_clients"), len(run.log)
-    if number and rounds and all(row.get("train/clients") == number for row in run.log.values()):
-        return Price(names[0] if names else "each", rounds, rounds, rounds, number * rounds)
-    return None
-
-
-def is_timed(run: Run) -> bool:
-    """Return whether rounds do not wait for all clients (``model.timing``)."""
-    return "answers" in run.summary or (run.has_log and any("time/clock" in row for row in run.log.values()))
-
-
-def fewest_answers(run: Run) -> str:
-    """Return the answers of the client with the least work, and of all, see :class:`Price`; ``-`` if unknown."""
-    answers = answers_of(run)
-    return "-" if answers is None else str(answers)
-
-
-def answers_line(groups: Sequence[RunGroup]) -> Iterator[str]:
-    """Yield a line with the fewest answers of a client, the median and the most, if a run does not wait for all.
-
-    They are means over seeds.
-    """
-    if any(is_timed(run) for group in groups for run in group.runs):
-        texts = (f"{group.label} {_span(group)}" for group in groups)
-        yield f"answers of a client, fewest, median and most: {'; '.join(texts)}"
-
-
-def _span(group: RunGroup) -> str:
-    counted = [answers for run in group.runs if (answers := answers_of(run)) is not None]
-    if not counted:
-        return "unknown"
-    fewest, median, most, work = (
-        statistics.fmean(values) for values in zip(*((a.count, a.median, a.most, a.work) for a in counted), strict=True)
+def participation_of(run: Run) -> Shares:
+    """Return each client's share of a block's rounds in which its update counted; DataError if the log lacks it."""
+    clients, rounds = clients_of(run), sorted(run.log)
+    trained = np.array(
+        [[metric_name("train", name, "loss") in run.log[r] for r in rounds] for name in clients], dtype=np.float64
     )
-    is_partial = any(answers.is_partial for answers in counted)
-    if fewest == most and not is_partial:
-        return f"{most:g} each{counted[0].beginning}"
-    names = " or ".join(dict.fromkeys(answers.client for answers in counted))
-    done = f", {work:.2g} of its work" if is_partial else ""
-    return f"{fewest:g} ({names}{done}), {median:g}, {most:g}{counted[0].beginning}"
+    if not trained.any():
+        raise DataError(
+            f"{run.folder}: its log does not name the clients that trained; runs with more than 50 clients lack this"
+        )
+    return np.stack([trained[:, block].mean(axis=1) for block in blocks_of(len(rounds))], axis=1)
 
 
-_PARTS = 3
-"""number of times, evenly spread until the shortest run's last evaluation"""
+def rungs_of(run: Run) -> Shares | None:
+    """Return each client's rung of the ladder at the end of each block; None if backbones do not follow rewards."""
+    clients, rounds = clients_of(run), sorted(run.log)
+    if not any(metric_name("backbone", name) in row for name in clients for row in run.log.values()):
+        return None
+    rungs = np.array([[run.log[r].get(metric_name("backbone", name), np.nan) for r in rounds] for name in clients])
+    return np.stack([rungs[:, block[-1]] for block in blocks_of(len(rounds))], axis=1)
 
 
-def scores_line(groups: Sequence[RunGroup], names: Sequence[str], metric: str) -> Iterator[str]:
-    """Yield a line with scores at common simulated times, if a run does not wait for all clients.
-
-    A score is that of the newest evaluation until then, a mean over seeds; ``names``: all test sets, with ``seen`` and
-    ``unseen`` for the means over them, of which the first one there is counts.
-    """
-    if not any(is_timed(run) for group in groups for run in group.runs):
-        return
-    name = next((mean for mean in ("seen", "unseen") if mean in names), names[0])
-    lines = [curve for curve in curves(groups, name, metric, seconds_of) if curve.x[-1] > 0]
-    if not lines:
-        return
-    times = min(float(curve.x[-1]) for curve in lines) * np.arange(1, _PARTS + 1) / _PARTS
-    texts = (f"{curve.label} {', '.join(_score_at(curve, time) for time in times)}" for curve in lines)
-    subject = f"mean {name}" if name in ("seen", "unseen") else name
-    seconds = ", ".join(f"{time:,.1f}" for time in times)
-    yield f"{metric} in percent, {subject}, until {seconds} simulated seconds: {'; '.join(texts)}"
+def runs_of(groups: Sequence[RunGroup]) -> list[tuple[str, Run]]:
+    """Return each run with a label of its own."""
+    return [(f"{group.label}, seed {run.summary['seed']}", run) for group in groups for run in group.runs]
 
 
-def _score_at(curve: Series, time: float) -> str:
-    """Return the score of the newest evaluation until a time; ``-`` if there is none."""
-    position = int(np.searchsorted(curve.x, time * (1 + 1e-12), side="right")) - 1  # sums of seconds are rounded
-    return f"{curve.mean[position]:.1f}" if position >= 0 else "-"
+def clients_of(run: Run) -> list[str]:
+    """Return the names of all clients; DataError if the run has too many to name them."""
+    if not run.summary["clients"]:
+        number = run.summary.get("num_clients", "no")
+        raise DataError(f"{run.folder}: names none of its {number} clients, so --participation cannot draw them")
+    return [str(name) for name in run.summary["clients"]]
+
+
+def blocks_of(num_rounds: int) -> list[NDArray[np.int64]]:
+    """Cut rounds 0, 1, ... into blocks, at most as many as a picture can show."""
+    return [block for block in np.array_split(np.arange(num_rounds), min(num_rounds, _COLUMNS)) if len(block)]

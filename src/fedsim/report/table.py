@@ -1,27 +1,29 @@
-"""``fedsim report``: a table over runs with their seeds grouped, and further tables and figures on request."""
+"""``fedsim report``: a table over runs with their seeds grouped, and further tables and figures on request.
+
+Also the choice of the runs in it: repeated, damaged and unfinished ones are left out.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count
-from fedsim.core.errors import ConfigError
-from fedsim.core.paths import Figure, Page
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics_rows import metrics_files
+from fedsim.core.paths import RUN, Figure, Page
 from fedsim.report.comparison import compare_with
-from fedsim.report.convergence import convergence_table, fairness_table
+from fedsim.report.costs import convergence_table, left_out_work
 from fedsim.report.figure import draw_cmc, draw_curves, draw_participation, draw_scores, draw_tradeoff
-from fedsim.report.groups import RunGroup, group_opened, named_folder, open_runs, shown_metrics
+from fedsim.report.groups import RunGroup, group_opened, shown_metrics
 from fedsim.report.layout import Block, Format
-from fedsim.report.leave_one_out import UNSEEN, honest_rule, left_out_blocks, named_methods
-from fedsim.report.left_out_differences import left_out_differences, left_out_work
-from fedsim.report.rules import Rule, RuleName
-from fedsim.report.runs import METRICS
-from fedsim.report.scores import all_sets, score_block, titles_of
-from fedsim.report.significance import differences_table, intervals_table
+from fedsim.report.leave_one_out import UNSEEN, honest_rule, left_out_blocks, left_out_differences, named_methods
+from fedsim.report.runs import METRICS, Rule, RuleName, Run, read_run
+from fedsim.report.scores import all_sets, differences_table, fairness_table, intervals_table, score_block, titles_of
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +95,7 @@ def report(
     if by is not None and rule != "oracle":
         raise ConfigError("--by: is for --rule oracle; leave it out, or give --rule oracle")
     if html is not None:
-        from fedsim.report.html.page import write_page  # needs an optional library
+        from fedsim.report.html.page import write_page
     folders = [named_folder(run) for run in runs]
     opened, omitted = open_runs([folder for folder, _ in folders], unfinished, [name for _, name in folders])
     groups = group_opened(opened, UNSEEN if left_out else "")
@@ -182,3 +184,98 @@ def _draw(groups: Sequence[RunGroup], metric: str, rule: Rule, files: Sequence[s
             drawing(Path(file))
             written.append(f"wrote {file}")
     return written
+
+
+def named_folder(argument: str) -> tuple[Path, str]:
+    """Return the folder that an argument of a report names, and the name that it gives the run: ``Mine=runs/b``.
+
+    A folder whose own name has the sign is meant as it is.
+
+    Raises:
+        ConfigError: if name or folder is empty.
+    """
+    name, sign, folder = argument.partition("=")
+    if not sign or Path(argument).exists() or "/" in name:
+        return Path(RUN.check(argument, "runs")), ""
+    if not name.strip() or not folder:
+        raise ConfigError(f"runs: {argument} is no run directory, and no name with one, such as Mine=runs/b")
+    return Path(RUN.check(folder, "runs")), name.strip()
+
+
+def open_runs(
+    folders: Sequence[Path], unfinished: bool = False, names: Sequence[str] = ()
+) -> tuple[list[Run], list[str]]:
+    """Open run directories; return the runs, and a line for each folder that is left out.
+
+    ``names`` are those of the runs in a report, one per folder, empty for none.
+
+    Left out are runs without scores, unfinished runs if other runs are finished (``unfinished`` keeps them), and
+    repeated runs with the same settings and seed: a repetition is the same run, not another sample.
+
+    Raises:
+        ConfigError: if no folder is given.
+        DataError: if a folder is not a run directory, or no run is left.
+    """
+    if not folders:
+        raise ConfigError("runs: give at least one run directory")
+    runs, lines, seen, damaged = list[Run](), list[str](), set[str](), list[DataError]()
+    for folder, name in zip(folders, names or [""] * len(folders), strict=True):
+        if os.path.realpath(folder) in seen:
+            lines.append(f"left out: {folder} is given twice; it counts once")
+        elif is_begun(folder):
+            lines.append(f"left out: {folder} has not finished its first round")
+        else:
+            runs += _whole(folder, name, lines, damaged)
+        seen.add(os.path.realpath(folder))
+    lines += [f"left out: {run.folder} has no scores yet" for run in runs if not run.test_sets]
+    scored = [run for run in runs if run.test_sets]
+    done = [run for run in scored if run.summary["finished"]]
+    if done and not unfinished:
+        for run in (run for run in scored if not run.summary["finished"]):
+            so_far = f"is not finished, it has {run.summary['rounds']} rounds so far"
+            lines.append(f"left out: {run.folder} {so_far}; --unfinished includes it")
+        scored = done
+    kept = _once(scored, lines)
+    if not kept and damaged:
+        raise damaged[0]
+    if not kept:
+        message = f"{folders[0]}: the run has no scores yet; wait for its first evaluation"
+        raise DataError(message if len(folders) == 1 else f"{message}; the other runs have none either")
+    return kept, lines
+
+
+def _whole(folder: Path, name: str, lines: list[str], damaged: list[DataError]) -> list[Run]:
+    """Return the run in a folder; nothing and a line for a damaged run or a file. A folder of no run is an error."""
+    if folder.is_file():
+        damaged.append(DataError(f"{folder}: is a file; give the run directories of fedsim fit"))
+        lines.append(f"left out: {folder} is a file, not a run directory")
+        return []
+    if not (folder / "summary.json").is_file():
+        return [read_run(folder, name)]
+    try:
+        run = read_run(folder, name)
+        run.check()
+    except DataError as error:
+        damaged.append(error)
+        lines.append(f"left out: {folder} is damaged ({error})")
+        return []
+    return [run]
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a folder belongs to a run that has no results yet, or ended before its first ones."""
+    has_begun = (folder / "config.yaml").is_file() or bool(metrics_files(folder))
+    return has_begun and not (folder / "summary.json").is_file()
+
+
+def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:
+    """Return one run of each configuration and seed, a finished and long one; add a line about each repetition."""
+    kept: dict[tuple[object, int], Run] = {}
+    for run in sorted(runs, key=lambda run: (not run.summary["finished"], -run.summary["rounds"])):
+        first = kept.setdefault((run.experiment._replace(end=""), run.summary["seed"]), run)
+        if first is not run:
+            seed = run.summary["seed"]
+            lines.append(
+                f"left out: {run.folder} has the settings and the seed {seed} of {first.folder}; both count as one run"
+            )
+    return [run for run in runs if run in kept.values()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +21,8 @@ from fedsim.parsing.command_line import given
 from fedsim.parsing.config_files import read_sections, with_shipped
 from fedsim.parsing.options import check_arguments, check_options
 from fedsim.report import Rule, compare_with, group_runs
-from fedsim.report.runs import read_json
+from fedsim.report.layout import short_names
+from fedsim.report.run_files import read_json
 from fedsim.sweep.file import Sample, Sweep, command_of, samples
 
 _read = cache(read_sections)  # runs of a sweep name the same files
@@ -136,7 +136,7 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
          *(_value(result.run.sample[name]) for name in shown), str(result.run.folder)]
         for result in sorted(results, key=order)
     ]  # fmt: skip
-    headers = [metric, "in best round", *_short_names(shown), "run directory"]
+    headers = [metric, "in best round", *short_names(shown), "run directory"]
     alignment = ("right", "right", *["left"] * (len(shown) + 1))
     notes = [f"failed: {r.run.options}: {reason_of(r.run)} ({r.run.log})" for r in results if r.code]
     if results and not notes and all(result.score(metric) is None for result in results):
@@ -170,7 +170,7 @@ def label_of(sample: Sample, shown: Sequence[str]) -> str:
     """Return a short text for a run: its settings, config files and rows of papers by name."""
     words = [
         Path(sample[name]).stem if name in ("config", "paper") else f"{short}={_value(sample[name])}"
-        for name, short in zip(shown, _short_names(shown), strict=True)
+        for name, short in zip(shown, short_names(shown), strict=True)
     ]
     return " ".join(words)
 
@@ -196,9 +196,3 @@ def _text(score: float | None) -> str:
 
 def _value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _short_names(names: Sequence[str]) -> list[str]:
-    """The last part of each option's name; the full name if that would be ambiguous."""
-    last = Counter(name.rpartition(".")[2] for name in names)
-    return [short if last[short := name.rpartition(".")[2]] == 1 else name for name in names]

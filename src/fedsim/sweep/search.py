@@ -23,13 +23,16 @@ from typing import Any
 
 import optuna
 from optuna.pruners import NopPruner, SuccessiveHalvingPruner
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder
 from fedsim.core.metrics_rows import METRICS_FILE
 from fedsim.core.seeding import derive_seed
-from fedsim.report.study import FileLock, open_study
+from fedsim.report.runs import STUDY_FILE
+from fedsim.report.trials import STUDY, reading_study
 from fedsim.sweep.file import Sample, Sweep, samples
 from fedsim.sweep.finished import refuse_changed
 from fedsim.sweep.local import Result, SweepRun, reason_of, run_of_sample
@@ -39,6 +42,55 @@ log = logging.getLogger(__name__)
 
 _LOCK_FILE = "trials.lock"
 _WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+class FileLock:
+    """A lock between processes, as Optuna's journal wants it; its holder may take it again.
+
+    It is a lock of the operating system, so that a killed process leaves it free. Optuna's own locks are files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file, self._depth = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), 0
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be locked ({error.strerror}); remove it, or name another folder"
+            ) from error
+
+    def acquire(self) -> bool:
+        """Wait until no other process has the lock; return True."""
+        if not self._depth:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._depth -= 1
+        if not self._depth:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def open_study(folder: Path, maximize: bool, lock: FileLock) -> optuna.Study:
+    """Open the study in a folder, or make one. A half line, which a power cut may have left at its end, is removed."""
+    path = folder / STUDY_FILE
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else a line for each change
+    with lock, reading_study(path):
+        if path.is_file():
+            journal = path.read_bytes()
+            if not journal.endswith(b"\n"):
+                os.truncate(path, journal.rfind(b"\n") + 1)
+        of_journal: Any = lock  # of no class of Optuna's: that may be missing where types are checked
+        storage = JournalStorage(JournalFileBackend(str(path), lock_obj=of_journal))
+        direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+        return optuna.create_study(storage=storage, study_name=STUDY, direction=direction, load_if_exists=True)
 
 
 @dataclass

@@ -19,14 +19,11 @@ from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
 from fedsim.core.replaced_run import MAPS, PROJECTIONS, QUERIES, RANKINGS
 from fedsim.report.comparison import tables_with_runs
-from fedsim.report.groups import MEANING, RunGroup, shown_metrics
+from fedsim.report.features import query_tables
+from fedsim.report.groups import RunGroup, differences, shown_metrics
 from fedsim.report.layout import Block, with_sign
-from fedsim.report.names import differences
-from fedsim.report.query_files import query_tables
-from fedsim.report.rules import Rule
-from fedsim.report.runs import METRICS
-from fedsim.report.scores import all_sets, score_block, titles_of
-from fedsim.report.significance import differences_table, intervals_table
+from fedsim.report.runs import METRICS, Rule
+from fedsim.report.scores import all_sets, differences_table, intervals_table, score_block, titles_of
 from fedsim.settings.configuration import without_folders
 
 jinja2, offline, plots = (
@@ -67,13 +64,10 @@ def write_page(
     content = {
         "made": time.strftime("%Y-%m-%d %H:%M"),
         "version": __version__,
-        "metric": metric,
-        "rule": rule.name,
         "groups": [(group.label, group.describe(), [str(run.folder) for run in group.runs]) for group in groups],
         "left_out": left_out,
         "scores": score_block(groups, metric, rule),
         "all_scores": _all_scores(groups, names, rule),
-        "meaning": MEANING,
         "plots": plots.plots_of(groups, titles_of(names), metric, rule),
         "tests": tests
         or [

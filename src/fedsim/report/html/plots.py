@@ -14,13 +14,11 @@ from plotly import graph_objects
 from fedsim.core.errors import DataError
 from fedsim.core.metrics import LABELS
 from fedsim.report import series
-from fedsim.report.figure import blocks_of, clients_of, participation_of, rungs_of, runs_of
 from fedsim.report.groups import RunGroup
-from fedsim.report.rules import Rule
-from fedsim.report.runs import Run
-from fedsim.report.series import Series, faded, style_of
+from fedsim.report.layout import faded, style_of
+from fedsim.report.runs import MEANS, Rule, Run
+from fedsim.report.series import Series, blocks_of, clients_of, participation_of, rungs_of, runs_of
 
-_MEANS = ("seen", "unseen")
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
 """Overlay keeps the colour of a bar below its white hatches."""
 _DELIVERED = "Delivered models, or the global model (named in the legend) if only that has scores."
@@ -47,7 +45,7 @@ class Plot:
 
 def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule) -> list[Plot]:
     """Return all pictures that the runs have numbers for; ``names``: test set -> its title."""
-    means_first = sorted(names, key=lambda name: name not in _MEANS)
+    means_first = sorted(names, key=lambda name: name not in MEANS)
     shown = LABELS.get(metric, metric)
     plots = [
         Plot(
@@ -68,7 +66,7 @@ def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, 
         ),
         Plot(
             "cmc", "CMC", f"Queries with a match among the first images, last evaluation. {_DELIVERED}",
-            _by_set([name for name in names if name not in _MEANS], names, lambda name: series.cmc(groups, name),
+            _by_set([name for name in names if name not in MEANS], names, lambda name: series.cmc(groups, name),
                     "rank", "queries with a match"),
         ),
         Plot("participation", "Participation", "Share of rounds in which a client's update counted.", _shares(groups)),

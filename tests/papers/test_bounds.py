@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fedsim.report.bounds import Interval, one_match_bounds
+from fedsim.papers.contradictions import Interval, one_match_bounds
 
 RANKS = (1, 5, 10)
 
