@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 OLD_MODELS_KEY = "fedsim_old_models"
 """key of the global models on which clients under way train: round -> architecture -> vector"""
 
+TABLES_KEY = "fedsim_tables"
+"""key of the rows that clients have added to tables: table -> float32 [n, columns]"""
+
 
 def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict[str, Any]:
     """Return the federation's additions to Lightning's checkpoint, with the states of ``listeners``."""
@@ -49,6 +52,7 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
     return {
         CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, INITIAL_KEY: initial, STATES_KEY: private,
         **({OLD_MODELS_KEY: old_models} if old_models else {}),
+        **({TABLES_KEY: parts.server.tables} if parts.server.tables else {}),
     }  # fmt: skip
 
 
@@ -82,6 +86,8 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
         _check_tensors(private, fresh, f"the private state of {name}")
         parts.clients[name].load_private_state(private)
     parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
+    parts.server.tables = {}
+    parts.server.join(checkpoint.get(TABLES_KEY, {}))
     if content["threads"] != threads:
         log.warning("the checkpoint was written with %d threads per rank: last bits may differ", content["threads"])
 
@@ -149,8 +155,22 @@ def _check_vectors(checkpoint: Mapping[str, Any], parts: Parts) -> None:
         raise _damaged(f"{SERVER_KEY} holds no tensors by name")
     for arch, fresh in server.kept.items():
         _check_tensors(kept.get(arch, {}), fresh, f"the server's part of {arch}")
+    _check_tables(checkpoint, parts)
     if unknown := kept.keys() - server.kept.keys():
         raise _damaged(f"{SERVER_KEY} has {min(map(str, unknown))}, which is no architecture of this federation")
+
+
+def _check_tables(checkpoint: Mapping[str, Any], parts: Parts) -> None:
+    """Check that the rows of clients are those of the method's tables; a run in which none has answered has none."""
+    saved, next_round = checkpoint.get(TABLES_KEY, {}), checkpoint["epoch"] + 1
+    if not isinstance(saved, dict):
+        raise _damaged(f"{TABLES_KEY} holds no tables by name")
+    for arch in parts.models:
+        for name, columns in parts.method.payload(parts.server, arch, next_round).tables.items():
+            if name in saved:
+                rows = len(saved[name]) if isinstance(saved[name], Tensor) and saved[name].dim() else 0
+                fresh = {name: parts.server.table(name, columns).new_zeros(rows, columns)}
+                _check_tensors({name: saved[name]}, fresh, "the clients' rows")
 
 
 def _load_old_models(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener]) -> None:
