@@ -21,7 +21,8 @@ Deviations and silences:
   take part, the first round is plain and the bank is complete from the second on; with a part, it grows.
 - The bank goes down with each model, as it is then; a client cannot know what has changed. Bytes count it so.
 - (mu_s, var_s) are over all pixels of a camera's images, normalised and not augmented, so var_s also has the
-  differences between images. mu(x) and var(x) are those of the augmented image. Variances divide by the pixels; eps is 1e-5.
+  differences between images. mu(x) and var(x) are those of the augmented image. Variances divide by the pixels; eps
+  is 1e-5.
 - Each image of a batch draws a row, each camera with the same probability, its own included. So a client with more
   cameras gives more styles. Draws have a stream for each client and round, on the host.
 - x and x' have a forward pass each, x first: running statistics move by x, then by x'. Batch statistics do not mix.
@@ -79,22 +80,15 @@ class StyleBank(BodySharing, WeightingChoice, Method):
     def train(self, client: Client) -> None:
         """Step on each batch and on its restyled images together."""
         bank, stream = client.received.extras[_BANK], client.generator("styles")
-        spread = spread_of_styles(bank)
+        moments = spread_of_styles(bank) if self.styles == "random" and len(bank) else None
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 loss = client.training_step(batch)
                 if len(bank):
-                    style = self._draw(bank, spread, len(batch.images), stream)
+                    style = _draw(bank, moments, len(batch.images), stream)
                     styled = _in_style(batch.images, style)
                     loss = loss + client.supervised_loss(client.forward(styled), batch, counts=False)  # (G4)
                 client.step(loss)
-
-    def _draw(self, bank: Tensor, spread: tuple[Tensor, Tensor], count: int, stream: torch.Generator) -> Tensor:
-        """Return a style for each of ``count`` images: [B, 2 C]."""
-        if self.styles == "random":
-            noise = torch.randn((count, bank.shape[1]), generator=stream)
-            return random_styles(send(noise, bank.device), *spread)
-        return bank[send(torch.randint(len(bank), (count,), generator=stream), bank.device)]
 
     def upload(self, client: Client) -> Upload:
         """Return the model, and the first time the styles of the client's cameras (G1)."""
@@ -102,6 +96,13 @@ class StyleBank(BodySharing, WeightingChoice, Method):
             return Upload(client.model.shared)
         client.keep(_SENT, torch.ones(1, device=client.device))
         return Upload(client.model.shared, rows={_BANK: _styles_of(client)})
+
+
+def _draw(bank: Tensor, moments: tuple[Tensor, Tensor] | None, count: int, stream: torch.Generator) -> Tensor:
+    """Return a style for each of ``count`` images, [B, 2 C]: rows of the bank, or random ones with ``moments``."""
+    if moments is not None:
+        return random_styles(send(torch.randn((count, bank.shape[1]), generator=stream), bank.device), *moments)
+    return bank[send(torch.randint(len(bank), (count,), generator=stream), bank.device)]
 
 
 def _in_style(images: Tensor, style: Tensor) -> Tensor:
