@@ -19,6 +19,7 @@ Deviations and silences:
 - The paper sends styles once, before the training. Here a client sends them **with its first update that counts**, so a
   run never reads the images of clients that do not take part. A bank holds what arrived before the round. Where all
   take part, the first round is plain and the bank is complete from the second on; with a part, it grows.
+- A client whose backbone changes (``adaptive_backbones``) forgets that it has sent its styles, and sends them again.
 - The bank goes down with each model, as it is then; a client cannot know what has changed. Bytes count it so.
 - (mu_s, var_s) are over all pixels of a camera's images, normalised and not augmented, so var_s also has the
   differences between images. mu(x) and var(x) are those of the augmented image. Variances divide by the pixels; eps
