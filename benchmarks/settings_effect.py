@@ -145,6 +145,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "DACS without expert": method("DACS", lam_au=0.0, lam_div=0.0),
     "SSCU": method("SSCU"),
     "SSCU without expert": method("SSCU", lam_au=0.0, lam_div=0.0),
+    "StyleBank": method("StyleBank"),
     "FedBABU": method("FedBABU", fine_tune_epochs=1),
     "FedBABU without fine-tuning": method("FedBABU", fine_tune_epochs=0),
     "FedCAPR": method("FedCAPR"),

@@ -18,7 +18,10 @@ FAST = ("fedcapr", "fedpav")
 BATCHES = ["--model.client.batch_size=4", "--data.limit_client_batches=4"]
 """More than the plain steps before a recording"""
 GRAPH = "--model.client.graph=true"
-REFUSED = ("apfl", "dacs", "fedreid", "fedreid_fine_tune", "perfedavg", "pfedme", "ska", "sscu")
+REFUSED = (
+    "apfl", "dacs", "fedreid", "fedreid_fine_tune", "perfedavg", "pfedme", "ska", "sscu", "stylebank",
+    "stylebank_random",
+)  # fmt: skip
 """configs of methods that declare plain steps"""
 CLUSTERS = ("fedcapr", "fedklpr", "feduca", "feducc", "fedureid")
 NEVER = (*CLUSTERS, *REFUSED, "fedsgd", "random_guess")

@@ -26,7 +26,7 @@ from fedsim.federation.components.selection import (
     RandomFraction,
     Selection,
 )
-from fedsim.methods import FedAtt, FedAvg, FedNova, FedPav, FedProx, Scaffold
+from fedsim.methods import FedAtt, FedAvg, FedNova, FedPav, FedProx, Scaffold, StyleBank
 from fedsim.methods.base import Payload
 from fedsim.methods.fedpav import Distillation
 from fedsim.models import Neck, SmallCNN
@@ -379,6 +379,7 @@ class Unknown(Selection):
         ({"method": FedAtt()}, "model.method: FedAtt.*signals"),
         ({"method": FedPav(weighting="cdw")}, "model.method: FedPav.*signals"),
         ({"method": Scaffold()}, "model.method: Scaffold uploads control"),
+        ({"method": StyleBank(weighting="uniform")}, "model.method: StyleBank uploads styles"),
         ({"method": FedPav(weighting="uniform", distillation=Distillation(every=2))}, "FedPav.*public images"),
         ({"selection": Unknown()}, "model.selection: Unknown"),
         ({"selection": UCB(2)}, "model.selection: UCB"),

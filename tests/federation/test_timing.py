@@ -46,6 +46,7 @@ from fedsim.methods import (
     FedPav,
     LotteryFL,
     Scaffold,
+    StyleBank,
     SubFedAvg,
     WeightedPav,
 )
@@ -651,6 +652,7 @@ def refusal(timing, method=None, clients=3, **options):
         (LotteryFL(), "uploads masks"),
         (SubFedAvg(), "uploads masks"),
         (IFCA(), "sends tensors|combines the single uploads"),
+        (StyleBank(), "sends tensors beside the model"),
     ],
 )
 def test_methods_that_need_rounds_are_refused(method, reason):

@@ -45,6 +45,7 @@ from fedsim.methods import (
     PerFedAvg,
     PFedMe,
     Scaffold,
+    StyleBank,
     SubFedAvg,
     WeightedPav,
 )
@@ -114,6 +115,8 @@ METHODS = {
         authenticity_moves_head=True,
     ),
     "DACS-keep": DACS(style_lr=0.01),
+    "StyleBank": StyleBank(),
+    "StyleBank-random": StyleBank(styles="random"),
     "FedUReID": FedUReID(precision=0.1, update=0.3),
     "FedUReID-bottom-up": FedUReID(update=0.3),
 }
@@ -188,6 +191,7 @@ def everything(model):
     """All that is left when a run ends."""
     arch = "smallcnn"
     kept = {f"server/{name}": tensor for name, tensor in model.server.kept[arch].items()}
+    kept |= {f"table/{name}": rows for name, rows in model.server.tables.items()}
     private = {f"{c}/{n}": t for c, client in model.parts.clients.items() for n, t in client.private_state().items()}
     return {"global": vector(model)} | kept | private
 
@@ -397,7 +401,7 @@ class Plain(nn.Module):
         FedAvg(share_head=False), FedPav(weighting="cdw"), FedPav(weighting="uniform"), FedAtt(epsilon=1.0), FedProx(),
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), FedReID(),
         FedReID(aggregated=0.5),
-        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(), FedALA(), DACS(),
+        FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(), FedALA(), DACS(), StyleBank(),
         PerFedAvg(variant="hessian_free"),
     ],
     ids=lambda method: type(method).__name__,

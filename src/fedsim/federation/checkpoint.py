@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 OLD_MODELS_KEY = "fedsim_old_models"
 """key of the global models on which clients under way train: round -> architecture -> vector"""
 
+TABLES_KEY = "fedsim_tables"
+"""key of the rows that clients have added to tables: table -> float32 [n, columns]"""
+
 
 ROOT_KEY = "fedsim_root"
 """key of the private state of the server's own training, by name"""
@@ -55,6 +58,7 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
         CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, INITIAL_KEY: initial, STATES_KEY: private,
         **({OLD_MODELS_KEY: old_models} if old_models else {}),
         **({ROOT_KEY: parts.root.private_state()} if parts.root is not None else {}),
+        **({TABLES_KEY: parts.server.tables} if parts.server.tables else {}),
     }  # fmt: skip
 
 
@@ -105,6 +109,8 @@ def _restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Ro
     if parts.root is not None and ROOT_KEY in checkpoint:  # else the rule is new, and its root begins here
         _check_tensors(checkpoint[ROOT_KEY], parts.root.private_state(), f"the private state of {parts.root.data.name}")
         parts.root.load_private_state(checkpoint[ROOT_KEY])
+    parts.server.tables = {}
+    parts.server.join(checkpoint.get(TABLES_KEY, {}))
     if content["threads"] != threads:
         log.warning("the checkpoint was written with %d threads per rank: last bits may differ", content["threads"])
 

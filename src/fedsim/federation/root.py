@@ -76,7 +76,7 @@ class RootTraining:
             method.download(client)
             method.train(client)
             client.end_training()
-            upload = check_form(method, client, method.upload(client), {})
+            upload = check_form(method, client, method.upload(client), {}, tables={})
             client.end_round([(upload.vector, math.inf)])
             return upload.vector.clone()
         except (RuntimeError, MemoryError) as error:

@@ -73,8 +73,10 @@ class Round:
             listener.begin(round_)
         timetable = self.clock.plan(round_)
         # 2. If the weights are known already, uploads are summed as they arrive; otherwise they wait.
-        extras = {arch: method.payload(parts.server, arch, round_).up for arch in parts.models}
-        self.aggregator.begin(round_, extras, self._early_weights(timetable))
+        payloads = {arch: method.payload(parts.server, arch, round_) for arch in parts.models}
+        extras = {arch: payload.up for arch, payload in payloads.items()}
+        tables = {name: columns for payload in payloads.values() for name, columns in payload.tables.items()}
+        self.aggregator.begin(round_, extras, self._early_weights(timetable), tables=tables)
         # 3. Each rank trains its clients, one after another.
         table = self._empty_table(timetable.answering)
         error = self.worker.train(round_, timetable, table, keep_snapshots)
@@ -92,6 +94,7 @@ class Round:
         # 7. The server steps towards the means, and does the server step of the method.
         if means:  # without any answer there is no step, not even of the momentum
             parts.server.answers = self.aggregator.answers(reports)
+            parts.server.join(self.aggregator.joined(reports))
             self._step_server(means, weights, optimizer_step)
         # 8. The listeners observe the round.
         overall = method.weights(reports).clients if reports and settings.selection.learns else {}

@@ -102,7 +102,7 @@ def restyle(x: Tensor, style: tuple[Tensor, Tensor], target: tuple[Tensor, Tenso
     """Return ``s (x - mu) / (sigma + eps) + m``: images with a style for each place (DACS, Eqs. 1 and 2).
 
     ``x`` are images [B, C, H, W], ``style`` is their :func:`style_of`: mu and sigma, both [B, C, 1, 1]; or their
-    :func:`style_of_places`. ``target`` is m and s, both [C, H, W].
+    :func:`style_of_places`. ``target`` is m and s: both [C, H, W], or a style for each image, both [B, C, 1, 1].
 
     >>> x = torch.tensor([[[[1.0, 5.0]]]])
     >>> m, s = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[1.0, 2.0]]])
@@ -127,3 +127,56 @@ def style_gap(style: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], varia
     if variances:
         std, target_std = std.square(), target_std.square()
     return (mean - target_mean).square().mean() + (std - target_std).square().mean()
+
+
+def image_moments(x: Tensor) -> Tensor:
+    """Return mean and mean square of each channel of images [B, C, H, W]: [B, 2 C] float64, all means first.
+
+    >>> image_moments(torch.tensor([[[[1.0, 3.0]], [[2.0, 2.0]]]])).tolist()
+    [[2.0, 2.0, 5.0, 4.0]]
+    """
+    x = x.double()
+    return torch.cat([x.mean((2, 3)), x.square().mean((2, 3))], dim=1)
+
+
+def camera_styles(moments: Tensor, cameras: Tensor, num_cameras: int) -> Tensor:
+    """Return mean and variance of each channel over all pixels of a camera's images: [K, 2 C] float32, all means first.
+
+    ``moments`` [n, 2 C] float64 are the images' :func:`image_moments`, and ``cameras`` [n] int64 their cameras, from 0
+    to K - 1 with K = ``num_cameras``; each has an image. The variance divides by the pixels, and contains the
+    differences between images.
+
+    >>> moments = image_moments(torch.tensor([[[[1.0]]], [[[3.0]]], [[[5.0]]]]))
+    >>> camera_styles(moments, torch.tensor([1, 1, 0]), 2).tolist()
+    [[5.0, 0.0], [2.0, 1.0]]
+    """
+    # a product adds in one order, also on GPUs
+    is_of = (torch.arange(num_cameras, device=cameras.device)[:, None] == cameras).to(moments.dtype)
+    mean, square = (is_of @ moments / is_of.sum(1, keepdim=True)).chunk(2, dim=1)
+    return torch.cat([mean, (square - mean.square()).clamp_min(0)], dim=1).float()  # below 0 by rounding
+
+
+def spread_of_styles(bank: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of each number of a bank of styles [n, 2 C] over its rows, both [2 C].
+
+    >>> [moment.tolist() for moment in spread_of_styles(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))]
+    [[2.0, 2.0], [1.0, 0.0]]
+    """
+    return bank.mean(0), bank.var(0, correction=0)
+
+
+def random_styles(noise: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Return random styles [B, 2 C] of independent numbers with the given ``mean`` and ``variance``, both [2 C].
+
+    ``noise`` [B, 2 C] is standard normal. The first C numbers, means of channels, are normal. The others, variances of
+    channels, are log-normal, so they are positive; where their mean is 0, they are 0.
+
+    >>> random_styles(torch.ones(1, 2), torch.tensor([1.0, 2.0]), torch.tensor([4.0, 0.0])).tolist()
+    [[3.0, 2.0]]
+    """
+    (noise, noise_of_variance), (mean, center), (variance, spread) = (
+        numbers.chunk(2, dim=-1) for numbers in (noise, mean, variance)
+    )
+    log_variance = torch.log1p(spread / center.square().clamp_min(torch.finfo(center.dtype).tiny))
+    factor = (log_variance.sqrt() * noise_of_variance - log_variance / 2).exp()
+    return torch.cat([mean + variance.sqrt() * noise, torch.where(center > 0, center * factor, 0.0)], dim=-1)

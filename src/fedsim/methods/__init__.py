@@ -32,6 +32,7 @@ from fedsim.methods.pfedme import PFedMe
 from fedsim.methods.scaffold import Scaffold
 from fedsim.methods.ska import SKA
 from fedsim.methods.sscu import SSCU
+from fedsim.methods.stylebank import StyleBank
 from fedsim.methods.subfedavg import SubFedAvg
 from fedsim.methods.weighted_pav import WeightedPav
 
@@ -70,6 +71,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
+    "StyleBank",
     "SubFedAvg",
     "WeightedPav",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -52,6 +52,10 @@ class Payload:
     """names of such tensors that clients have had since the first round: also in ``extras``, but not counted"""
     up: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """names and shapes of ``Upload.extras``"""
+    tables: Mapping[str, int] = field(default_factory=dict)
+    """name -> columns of tables to which clients add rows of their own (``Upload.rows``), as many as they have; every
+    client finds in ``extras`` the rows [n, columns] that had arrived when the round began, at first none. The ledger
+    counts the rows that are sent, in both directions"""
     mask: str | None = None
     """name of the server's mask, bool [num_shared_parameters], if the server prunes for all: downloads are reduced to
     it, and clients get it in ``extras``, too. None: the server does not prune"""
@@ -362,7 +366,9 @@ def message_to(method: Method, server: Server, arch: str, vector: Tensor | None 
     """
     payload = method.payload(server, arch, server.round)
     names = (*payload.down, *payload.known, *([payload.mask] if payload.mask else []))
-    return server.send(arch, names, with_public="public_images" in method.requires, vector=vector)
+    message = server.send(arch, names, with_public="public_images" in method.requires, vector=vector)
+    tables = {name: server.table(name, columns) for name, columns in payload.tables.items()}
+    return replace(message, extras={**message.extras, **tables}) if tables else message
 
 
 def tensors_on_ranks(method: Method, server: Server, arch: str) -> frozenset[str]:

@@ -191,7 +191,7 @@ class Watch:
         if not isinstance(extras, Received):
             assert self.server is not None, "the server sends before a client receives"
             payload = type(self.method).payload(self.watched_copy, self.server, client.model.arch, client.round)
-            self.sent |= {*payload.down} & extras.keys()
+            self.sent |= {*payload.down, *payload.tables} & extras.keys()
             client.received = replace(client.received, extras=Received(extras, self.read, self._missed))
         if not isinstance(client.store, OwnStore):
             store: Any = OwnStore(client.store, client.client_name, self._foreign)

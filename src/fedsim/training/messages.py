@@ -19,7 +19,7 @@ class Download:
     vector: Tensor
     """[num_shared] float32 on the device: the global model of the client's architecture"""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    """further tensors, by name: those that :meth:`Method.payload` declares, and no others"""
+    """further tensors, by name: those that :meth:`Method.payload` declares, tables included, and no others"""
     public: PublicImages | None = None
     """unlabelled images that server and clients have in common, of methods that require them"""
 
@@ -55,6 +55,9 @@ class Upload:
     signals: Signals = field(default_factory=dict)
     """numbers that :attr:`Method.measures` declares: one for the client, or one for each shared parameter tensor. Those
     that are computed on the device are :class:`Measured`, so that the host need not wait for them"""
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """table -> float32 rows [any number, columns] on the device, which join one of ``Payload.tables``; a missing table
+    gets none"""
     mask: Tensor | None = None
     """[num_shared_parameters] bool on the device, of methods that require ``masks``: False for pruned elements, which
     the mean leaves out; padding between tensors is True. Running statistics are never pruned. None: no element is

@@ -43,6 +43,8 @@ class Server(nn.Module):
         """by architecture: of the last round, without architectures in which no client returned an update"""
         self.kept: dict[str, dict[str, Tensor]] = {arch: {} for arch in models}
         """architecture -> tensors that the method keeps between rounds, by name; see :meth:`keep`"""
+        self.tables: dict[str, Tensor] = {}
+        """rows that clients have sent, by table; see :meth:`table`"""
         self.before: Mapping[str, Tensor] = {}
         """during the method's server step: architecture -> global vector [num_shared] from the start of the round"""
         self.work: Counts = (0, 0)
@@ -83,6 +85,18 @@ class Server(nn.Module):
         for arch, tensors in kept.items():
             for name, tensor in tensors.items():
                 self.keep(arch, name, tensor)
+
+    def table(self, name: str, columns: int) -> Tensor:
+        """Return the rows [n, columns] that clients of all architectures have sent, on the device of the models."""
+        device = next(iter(self.models.values())).device
+        return self.tables.get(name, torch.zeros(0, columns, device=device))
+
+    def join(self, rows: Mapping[str, Tensor]) -> None:
+        """Append ``rows`` [any number, columns] to tables; every rank does so with the same rows."""
+        for name, new in rows.items():
+            if len(new):
+                old = self.table(name, new.shape[1])
+                self.tables[name] = torch.cat([old, new.detach().to(old.device)])
 
     @contextmanager
     def counting(self) -> Iterator[None]:

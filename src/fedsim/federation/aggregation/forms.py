@@ -12,11 +12,13 @@ from fedsim.training.client import Client
 from fedsim.training.messages import Upload
 
 
-def check_form(sender: object, client: Client, upload: object, extras: Mapping[str, tuple[int, ...]]) -> Upload:
+def check_form(
+    sender: object, client: Client, upload: object, extras: Mapping[str, tuple[int, ...]], *, tables: Mapping[str, int]
+) -> Upload:  # fmt: skip
     """Check and return an upload of a method, an attack or a privacy mechanism for a client.
 
-    ``extras``: name -> shape of the further tensors that the method declares. Values are checked at the end of the
-    session.
+    ``extras``: name -> shape of the further tensors that the method declares; ``tables``: name -> columns. Values are
+    checked at the end of the session.
 
     Raises:
         TrainingError: if a part has another shape, type or device, or is missing; nothing is cast, as that would hide
@@ -33,6 +35,11 @@ def check_form(sender: object, client: Client, upload: object, extras: Mapping[s
     _check(subject, "vector", upload.vector, _form(shared))
     for name, tensor in upload.extras.items():
         _check(subject, name, tensor, _form(empty, extras[name]))
+    for name, rows in upload.rows.items():
+        if name not in tables:
+            raise TrainingError(f"{subject} rows of {name}, a table that payload does not declare; correct its code")
+        is_table = isinstance(rows, Tensor) and rows.dim() == 2
+        _check(subject, f"rows of {name}", rows, _form(empty, (len(rows) if is_table else 1, tables[name])))
     if upload.mask is not None:
         _check(subject, "mask", upload.mask, _form(empty.bool(), (client.model.flat.num_shared_parameters,)))
     return upload

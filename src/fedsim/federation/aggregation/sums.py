@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import torch
@@ -15,6 +16,7 @@ from fedsim.core.errors import TrainingError
 from fedsim.core.exact import GRID, MAX_MAGNITUDE, accumulate
 from fedsim.federation.aggregation.forms import check_form
 from fedsim.federation.aggregation.gathered import Forgery, UploadRule, gather
+from fedsim.federation.aggregation.tables import RowsOfRound
 from fedsim.methods.base import Method, Weights
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import Client
@@ -143,15 +145,24 @@ class Aggregator:
         self._extras: dict[tuple[str, str], Tensor] = {}
         self._shapes: Extras = {}
         self._waiting: dict[str, Upload] = {}
+        self._tables = RowsOfRound({})
         self._is_summed = False  # over all ranks
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the numbers that :meth:`facts` returns."""
-        return self._form.columns
+        return self._form.columns + self._tables.counts
 
-    def begin(self, round_: int, extras: Extras, weights: Mapping[str, Weights] | None = None) -> None:
-        """Empty the sums for a round; ``weights``, by architecture, are those of all ranks' clients, if known."""
+    def begin(
+        self, round_: int, extras: Extras, weights: Mapping[str, Weights] | None = None, *,
+        tables: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Empty the sums for a round.
+
+        ``weights``, by architecture, are those of all ranks' clients, if known; ``tables``: name -> columns of the
+        tables to which clients add rows.
+        """
+        self._tables = RowsOfRound(tables)
         adds_at_once = self._rule is None and self._forgery is None
         self.round, self._weights, self._shapes = round_, weights if adds_at_once else None, extras
         self._waiting, self.untouched = {}, {}
@@ -170,12 +181,13 @@ class Aggregator:
 
     def checked(self, sender: object, client: Client, upload: object) -> Upload:
         """Check and return an upload of ``sender`` for a client; see :func:`check_form`."""
-        return check_form(sender, client, upload, self._shapes.get(client.model.arch, {}))
+        return check_form(sender, client, upload, self._shapes.get(client.model.arch, {}), tables=self._tables.columns)
 
     def limited(self, contribution: Upload) -> list[tuple[Tensor, float]]:
         """Return the tensors of a contribution, each with its largest magnitude: only exact sums have one."""
         limit = MAX_MAGNITUDE if self.is_exact else math.inf
-        return [(contribution.vector, self._limit), *((tensor, limit) for tensor in contribution.extras.values())]
+        extras = ((tensor, limit) for tensor in contribution.extras.values())
+        return [(contribution.vector, self._limit), *extras, *((rows, math.inf) for rows in contribution.rows.values())]
 
     @property
     def _limit(self) -> float:
@@ -184,10 +196,12 @@ class Aggregator:
 
     def facts(self, client: str, upload: Upload) -> Signals:
         """Return the numbers about an upload that all ranks need, by :attr:`columns`."""
-        return self._form.facts(upload, self.statistics[self.archs[client]].num_parameters)
+        facts = self._form.facts(upload, self.statistics[self.archs[client]].num_parameters)
+        return {**facts, **self._tables.facts(upload)} if self._tables.columns else facts
 
     def add(self, client: str, contribution: Upload) -> None:
         """Add a client's encoded upload, now or in :meth:`means`; its values are within their limits."""
+        self._tables.add(client, contribution)
         if self._weights is None:
             self._waiting[client] = contribution.on_host()
         else:
@@ -229,6 +243,10 @@ class Aggregator:
             answers[arch] = Answers(members, extras)
         self._extras = {}
         return answers
+
+    def joined(self, reports: Mapping[str, Report]) -> dict[str, Tensor]:
+        """Return the rows of all clients with ``reports``, by table, in their order: one collective for each table."""
+        return self._tables.joined(reports, self.strategy)
 
     def _sum(self, client: str, upload: Upload, weights: Weights) -> None:
         """Add a client's model, unless there is a rule, and its extra tensors, whose plain mean is computed."""

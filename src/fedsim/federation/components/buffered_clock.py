@@ -227,7 +227,7 @@ def check_buffered(inputs: ClockInputs) -> None:
     method, name = inputs.method, f"model.method: {type(inputs.method).__name__}, as it is configured,"
     # of two rounds, as a method may begin to send with the second
     payloads = [method.payload(inputs.server, arch, round_) for arch in inputs.server.models for round_ in (0, 1)]
-    sends = any(p.down or p.known or p.up or p.mask for p in payloads)
+    sends = any(p.down or p.known or p.up or p.tables or p.mask for p in payloads)
     rounds = f"; Buffered of {FIELD} has answers from several rounds: "
     remedy = "choose another method, or Deadline"
     bn_stats = {statistics.policy for statistics in inputs.statistics.values()}

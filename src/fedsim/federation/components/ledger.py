@@ -20,6 +20,7 @@ from fedsim.core.flat import FlatParameters
 from fedsim.core.names import metric_name
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.masked import clients_prune
+from fedsim.federation.aggregation.tables import count_of
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.functional.encodings import Encoding, dense_bytes, sparse_bytes
@@ -90,6 +91,8 @@ class Ledger(RoundListener):
         self._hardware, self._counts_first_download = hardware, rules.first_download
         self.pruned = PrunedTraffic(method, server, archs, rules)
         self._model_bytes = {arch: model.shared_bytes for arch, model in server.models.items()}
+        self._begun: tuple[int, dict[str, Traffic]] = (-1, {})
+        """a round and its traffic by architecture when it began: tables have grown when it is counted"""
         self.round: dict[str, Traffic] = {}
         """client -> its traffic in the last round, for the clients that were selected or have answered"""
         self.seconds: float | None = None
@@ -98,9 +101,17 @@ class Ledger(RoundListener):
         """bytes since the run began; formula: 2 x model size x selected clients, summed over rounds (paper 003,
         Section 3.5)"""
 
+    def begin(self, round_: int) -> None:
+        """Note the bytes of a round's downloads before its answers change the tables."""
+        self._begun = round_, {arch: self._of_arch(arch, round_) for arch in self._model_bytes}
+
     def expected(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
-        """Return the clients' traffic in round ``round_``, from 0, if they answer and nothing is pruned."""
-        of_arch = {arch: self._of_arch(arch, round_) for arch in sorted({self._archs[name] for name in clients})}
+        """Return the clients' traffic in round ``round_``, from 0, if they answer and nothing is pruned.
+
+        It lacks the rows of tables that clients will send, and in later rounds get: only they know how many.
+        """
+        archs, (begun, of_begun) = sorted({self._archs[name] for name in clients}), self._begun
+        of_arch = {arch: of_begun[arch] if begun == round_ else self._of_arch(arch, round_) for arch in archs}
         if round_ == 0 and not self._counts_first_download:
             of_arch = {arch: traffic._replace(down=0) for arch, traffic in of_arch.items()}
         return {name: of_arch[self._archs[name]] for name in clients}
@@ -115,6 +126,7 @@ class Ledger(RoundListener):
         size, method, server = self._model_bytes[arch], self._method, self._server
         flat, payload = server.models[arch].flat, method.payload(server, arch, round_)
         down = sum(_count(tuple(server.kept[arch][name].shape), flat) for name in payload.down)
+        down += sum(server.table(name, columns).numel() for name, columns in payload.tables.items())
         up = sum(_count(shape, flat) for shape in payload.up.values())
         measured = sum(1 if signal == "client" else len(flat.shared_parameters) for signal in method.measures.values())
         return Traffic(size, size, dense_bytes(down), dense_bytes(up + measured))
@@ -128,7 +140,8 @@ class Ledger(RoundListener):
         self.round = {}
         for name, whole in self.expected(record.round_, [*dict.fromkeys([*record.selected, *answered])]).items():
             down, up = self.pruned.bytes_of(name, whole.down, whole.up, reports.get(name))
-            traffic = whole._replace(down=down, up=up)
+            rows = self._bytes_of_rows(name, record.round_, reports.get(name))
+            traffic = whole._replace(down=down, up=up, extra_up=whole.extra_up + rows)
             traffic = traffic if name in called else traffic._replace(down=0, extra_down=0)
             self.round[name] = traffic if name in answered else traffic._replace(up=0, extra_up=0)
         self.pruned.observe(reports)
@@ -139,6 +152,12 @@ class Ledger(RoundListener):
             self.totals["up"] += traffic.up
             self.totals["extra"] += traffic.extra
         self.totals["formula"] += sum(2 * self._model_bytes[self._archs[name]] for name in record.selected)
+
+    def _bytes_of_rows(self, name: str, round_: int, report: Report | None) -> int:
+        """Return the bytes of the rows that a client has added to tables; without a report they did not arrive."""
+        tables = self._method.payload(self._server, self._archs[name], round_).tables if report is not None else {}
+        counts = {} if report is None else report.traffic
+        return dense_bytes(sum(int(counts.get(count_of(t), 0)) * columns for t, columns in tables.items()))
 
     def prunes(self, arch: str) -> bool:
         """Return whether clients or the server prune models of an architecture."""

@@ -156,8 +156,8 @@ class DifferentialPrivacy(Privacy):
 
     def uploaded(self, client: Client, server: Server, upload: Upload) -> Upload:
         """Return the clipped change of the shared parameters; in mode ``local`` with noise."""
-        if upload.extras:
-            raise ConfigError(_uncovered(f"round {server.round + 1}: the method", ", ".join(upload.extras)))
+        if beside := (*upload.extras, *upload.rows):
+            raise ConfigError(_uncovered(f"round {server.round + 1}: the method", ", ".join(beside)))
         change = clip_norm(upload.vector - server.vector(client.model.arch), self.clip)
         if self.mode == "local":
             change += self._noise(client.model.flat, server, client.client_name)
@@ -254,7 +254,8 @@ def _check_what_is_sent(method: Method, server: Server) -> None:
         if applies:
             raise ConfigError(f"model.method: {refusal}")
     for arch, model in server.models.items():
-        if extras := method.payload(server, arch, 0).up:
+        payload = method.payload(server, arch, 0)
+        if extras := (*payload.up, *payload.tables):
             raise ConfigError(_uncovered(f"model.method: {name}", ", ".join(extras)))
         if any(entry.kind == "buffer" for entry in model.flat.shared_entries):
             raise ConfigError(

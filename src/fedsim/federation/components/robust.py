@@ -62,7 +62,8 @@ class Aggregation(KeepsArguments, ABC):
         if clients_prune(method) or "uploads" in method.requires:
             raise ConfigError(f"{_FIELD}: {name} has its own aggregation; leave model.aggregation out")
         rounds = range(max(method.server_every, 1))  # some methods upload further tensors only in some rounds
-        if any(method.payload(server, arch, round_).up for arch in server.models for round_ in rounds):
+        payloads = [method.payload(server, arch, round_) for arch in server.models for round_ in rounds]
+        if any(payload.up or payload.tables for payload in payloads):
             raise ConfigError(
                 f"{_FIELD}: {name} also uploads tensors that robust rules do not protect; leave model.aggregation out"
             )
