@@ -87,12 +87,12 @@ def mix_styles_with(x: Tensor, shares: Tensor, style: tuple[Tensor, Tensor], eps
     return _mix(x, shares, style_of(x.detach(), eps, unbiased=False), style)
 
 
-def _mix(x: Tensor, shares: Tensor, own: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    (mean, std), (other_mean, other_std) = own, other
+def _mix(x: Tensor, shares: Tensor, style: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+    (mean, std), (target_mean, target_std) = style, target
     share = shares.to(mean.dtype)[:, None, None, None]
     # not (x - mean) / std first: so a share of 1 multiplies by exactly 1 and adds exactly 0
-    scale = (share * std + (1 - share) * other_std) / std
-    shift = share * mean + (1 - share) * other_mean - mean * scale
+    scale = (share * std + (1 - share) * target_std) / std
+    shift = share * mean + (1 - share) * target_mean - mean * scale
     return (x * scale + shift).to(x.dtype)
 
 

@@ -53,8 +53,8 @@ class AssembledNorm2d(nn.Module):
             )
         weights = self.scores.softmax(0)
         instance = F.instance_norm(x, weight=self.instance_weight, bias=self.instance_bias, eps=self.batch.eps)
-        # scalars do not change the type of the maps
-        return weights[0] * self.batch(x) + weights[1] * in_order_of(instance, x)
+        batch: Tensor = self.batch(x)
+        return weights[0] * batch + weights[1] * in_order_of(instance, x)  # scalars keep the type of the maps
 
 
 def assemble_norms(backbone: nn.Module) -> None:

@@ -45,8 +45,8 @@ class DiversifiedNorm2d(nn.BatchNorm2d):
         super().__init__(channels, eps, momentum)
         self.p, self.adapt, self.place = p, adapt, place
         self.received: Tensor | None = None
-        """[2, C]: running mean and variance from before the session's first batch. They are no buffer, as nobody sends
-        or stores them. None: the running ones are taken, such as on the server"""
+        """[2, C]: running mean and variance from before the session's first batch. They are no buffer, so they are
+        neither sent nor stored. None: the running ones are taken, such as on the server"""
 
     @classmethod
     def from_batch_norm(cls, norm: nn.BatchNorm2d, p: float, adapt: float, place: str) -> DiversifiedNorm2d:
@@ -71,7 +71,7 @@ class DiversifiedNorm2d(nn.BatchNorm2d):
 
     def extra_repr(self) -> str:
         """Return the settings; backbones with others are other architectures."""
-        return f"{super().extra_repr()}, p={self.p}, adapt={self.adapt}"
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, p={self.p}, adapt={self.adapt}"
 
     def _diversified(self, x: Tensor) -> Tensor:
         received = torch.stack(self._running) if self.received is None else self.received
@@ -87,5 +87,4 @@ class DiversifiedNorm2d(nn.BatchNorm2d):
 
     @property
     def _running(self) -> tuple[Tensor, Tensor]:
-        assert self.running_mean is not None and self.running_var is not None, "it tracks running statistics"
-        return self.running_mean, self.running_var
+        return self.get_buffer("running_mean"), self.get_buffer("running_var")

@@ -212,7 +212,7 @@ class ReIDModel(nn.Module):
     def begin_training(self) -> None:
         """Set training mode. Most sessions find it set, and torch reads modes faster than it sets them.
 
-        The first pass in training mode remembers the running statistics for :attr:`diversifying`: those of the download.
+        The first pass in this mode remembers the running statistics for :attr:`diversifying`: those of the download.
         """
         if not all(module.training for module in self.modules()):
             self.train()

@@ -76,6 +76,7 @@ class StyleLayers:
             return CrossStyle(self.p, self.crop, self.beta, place)
         if self.kind == "standardise":
             return Standardise(place)
+        assert self.kind == "mix", "a diversified norm takes the place of another one"
         return MixStyle(self.p, self.alpha, place)
 
 

@@ -43,8 +43,8 @@ class TimmBackbone(Backbone):
             null: those of timm for these weights.
         std: the standard deviations of the same images.
         options: further arguments of timm's network, such as ``{drop_path_rate: 0.1}``.
-        style: of any kind but ``snr`` and ``diversify``, at ``input`` or, in vision transformers, at ``patches``: behind the
-            position embeddings, with the class token untouched; null: none.
+        style: of any kind but ``snr`` and ``diversify``, at ``input`` or, in vision transformers, at ``patches``:
+            behind the position embeddings, with the class token untouched; null: none.
         patch_stride: pixels from a patch of a vision transformer to the next; patches of more pixels overlap (He et
             al., "TransReID", ICCV 2021). Needs ``image_size``. null: the size of a patch.
     """

@@ -289,9 +289,8 @@ def check_received_statistics(models: Mapping[str, FlatModel], method: Method, b
         mixing = {name for name, layer in layers.items() if layer in model.network.diversifying}
         if mixing - shared:
             raise ConfigError(
-                "model.backbone.style.kind: diversify needs running statistics from the server, and "
-                f"{type(method).__name__} with bn_stats {bn_stats} keeps them with the clients; choose another kind, or "
-                "another method"
+                "model.backbone.style.kind: diversify needs running statistics from the server, and clients keep them "
+                f"with {type(method).__name__} and bn_stats {bn_stats}; choose another kind, or another method"
             )
 
 
