@@ -1,6 +1,7 @@
 """GPerXAN against plain loops over clients, batches and layers; what is shared, what is private, what it reduces to."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.methods import SKA, FedBN, GPerXAN
-from fedsim.models import AssembledNorm2d, Neck, SmallCNN
+from fedsim.models import AssembledNorm2d, Features, Neck, SmallCNN
+from fedsim.training.batch import Batch
+from fedsim.training.flat_model import Output
 from plain_loops import LR, NECK, Federation, play, shares
 from small import fit, make_data, make_model, named, new_evaluator
 
@@ -206,8 +209,19 @@ def test_a_guide_without_a_common_head_is_refused():
         GPerXAN(share_head=True, guide=-1.0)
 
 
-def test_targets_of_generated_images_guide_as_they_are():
-    """Soft labels of any mass: their cross-entropy divides by the batch."""
-    logits, targets = torch.randn(3, 4), torch.rand(3, 4)
-    rows = [-sum(t * p for t, p in zip(a, b.log_softmax(0), strict=True)) for a, b in zip(targets, logits, strict=True)]
-    torch.testing.assert_close(F.cross_entropy(logits, targets), sum(rows) / 3)
+def test_soft_labels_of_generated_images_guide_as_they_are():
+    """Of any mass: the sum over images is divided by the batch."""
+    model = fit(make_model(GUIDED), make_data(**SHARED), rounds=1)
+    flat = model.parts.models["smallcnn"]
+    received, classes = torch.randn(flat.flat.num_shared), flat.num_classes
+    neck, targets = torch.randn(3, flat.network.num_features), torch.rand(3, classes)
+    output = Output(Features(neck, neck), torch.zeros(3, classes), flat.head.weight)
+    client = SimpleNamespace(
+        forward=lambda _: output, supervised_loss=lambda *_: torch.tensor(2.0), model=flat,
+        received=SimpleNamespace(vector=received),
+    )  # fmt: skip
+    spans = {entry.name: entry.span for entry in flat.flat.entries}
+    logits = neck @ received[spans["head.weight"]].view(classes, -1).T + received[spans["head.bias"]]
+    rows = [-(target * row.log_softmax(0)).sum() for target, row in zip(targets, logits, strict=True)]
+    loss = GUIDED.loss(client, Batch(torch.zeros(3), torch.zeros(3, dtype=torch.long), targets=targets))
+    torch.testing.assert_close(loss, 2.0 + 0.5 * sum(rows) / 3)
