@@ -145,7 +145,7 @@ def test_with_plain_means_and_private_necks_it_is_skas_local_normalisation():
     for method in (GPerXAN(share_neck=False, weighting="uniform"), SKA(dual=False, unseen="avg")):
         torch.manual_seed(0)
         pairs.append((fit(make_model(method, backbone=SmallCNN(8, norm="xan"))), method))
-    (a, ours), (b, ska) = pairs
+    (a, _), (b, _) = pairs
     assert all(torch.equal(tensor, named(b)[name]) for name, tensor in named(a).items())
     norms = [method.server_tensors(model.server, "smallcnn") for model, method in pairs]
     assert norms[0].keys() == norms[1].keys()
@@ -201,7 +201,7 @@ def test_unseen_domains_are_scored_by_the_mean_or_by_the_clients(unseen, kinds):
 
 
 def test_a_guide_without_a_common_head_is_refused():
-    with pytest.raises(ConfigError, match=r"^model\.method\.guide: it is the loss of a head that all clients share; set"):
+    with pytest.raises(ConfigError, match=r"^model\.method\.guide: it is the loss of a head that all clients sh"):
         GPerXAN(guide=0.5)
     with pytest.raises(ConfigError, match=r"^data\.labels: GPerXAN, as it is configured, needs classes .* to common$"):
         make_model(GUIDED).assemble(make_data(), 0, 1, torch.device("cpu"))

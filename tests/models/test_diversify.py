@@ -85,9 +85,7 @@ def test_training_mixes_with_the_received_statistics_and_normalises_by_the_batch
         layer.running_mean, plain.running_mean, atol=1e-6
     )
     inputs = [x, layer.weight, layer.bias], [x, plain.weight, plain.bias]
-    gradients = (
-        torch.autograd.grad((y * weights).sum(), of) for y, of in zip((output, expected), inputs, strict=True)
-    )
+    gradients = (torch.autograd.grad((y * weights).sum(), of) for y, of in zip((output, expected), inputs, strict=True))
     for gradient, by_loop in zip(*gradients, strict=True):
         torch.testing.assert_close(gradient, by_loop, rtol=0, atol=1e-5)
 
@@ -234,9 +232,7 @@ def test_federations_mix_with_the_statistics_of_the_global_model(monkeypatch):
 
 
 def test_no_byte_more_is_sent():
-    plain, styled = (
-        fit(make_model(FedPav(), backbone=seeded(style=style)), rounds=1) for style in (None, STYLE)
-    )
+    plain, styled = (fit(make_model(FedPav(), backbone=seeded(style=style)), rounds=1) for style in (None, STYLE))
     assert styled.round_metrics["comm/total_bytes"] == plain.round_metrics["comm/total_bytes"]
     assert any(not torch.equal(tensor, named(styled)[name]) for name, tensor in named(plain).items())
 
