@@ -140,7 +140,7 @@ def run_own(bench: Bench, name: str, rounds: int, *more: str) -> Path:
 def formats(bench: Bench) -> Outcome:
     """Count convolutions whose maps lose their order, in ResNets with each style layer and IBN."""
     lost = {}
-    for kind in ("none", "mix", "cross", "snr"):
+    for kind in ("none", "mix", "cross", "diversify", "snr"):
         style = StyleLayers(kind=kind, p=1.0, crop="both")
         orders = orders_of(ResNet(18, ibn=kind == "none", style=style).to(bench.device))
         if count := orders.count(False):

@@ -16,7 +16,7 @@ from fedsim.federation.federation import Federation
 from fedsim.functional.losses import mean_of_chosen
 from fedsim.functional.memory import update_memory
 from fedsim.methods import APFL, DACS, SSCU, FedAvg, FedPav, FedProx, FedSAM
-from fedsim.models import Neck, ResNet, SmallCNN, StyleLayers
+from fedsim.models import AssembledNorm2d, DiversifiedNorm2d, Neck, ResNet, SmallCNN, StyleLayers
 from fedsim.training.messages import Upload
 from fedsim.training.settings import LocalTraining
 from runs import fit, options
@@ -105,6 +105,14 @@ def test_style_layers_need_no_wait(gpu, kind):
     x = torch.rand(4, 3, 8, 8, device="cuda", requires_grad=True)
     before = gpu.reading()
     layer(x).square().sum().backward()
+    assert gpu.reading().since(before).waits == 0
+
+
+@pytest.mark.parametrize("layer", [AssembledNorm2d, DiversifiedNorm2d])
+def test_norms_need_no_wait(gpu, layer):
+    norm, x = layer(3).to("cuda"), torch.rand(4, 3, 8, 8, device="cuda", requires_grad=True)
+    before = gpu.reading()
+    norm(x).square().sum().backward()
     assert gpu.reading().since(before).waits == 0
 
 

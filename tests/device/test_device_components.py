@@ -36,6 +36,8 @@ COMPONENTS = {
         "fedavg", "--model.backbone.init_args.style={kind: snr, after: [layer1, layer2]}",
         "--model.objective.causality={form: entropy, weights: [0.1, 0.5]}",
     ],
+    "diversify": ["fedpav", "--model.backbone.init_args.style={kind: diversify, p: 1.0}"],
+    "GPerXAN": ["gperxan", "--model.backbone.init_args.norm=xan"],
     "SSCU with SNR": ["sscu", "--model.backbone.init_args.style={kind: snr, after: [layer1]}"],
     "IBN": ["fedavg", RESNET.format("ibn: true")],
     "channels last": ["fedavg", RESNET.format("fam: mscam"), "--model.client.channels_last=true"],

@@ -722,7 +722,7 @@ def test_the_slowest_and_the_fastest_clients_have_a_finite_time(timing, rate):
     assert seconds == pytest.approx(1e6) if rate > 1 else 1e7 < seconds < 1e12
 
 
-REFUSED = {"FedDIP", "FedDyn", "FedKLPR", "FedProto", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}
+REFUSED = {"FedDIP", "FedDyn", "FedKLPR", "FedProto", "GPerXAN", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}
 
 
 def test_methods_are_allowed_by_what_they_declare():
@@ -735,7 +735,7 @@ def test_methods_are_allowed_by_what_they_declare():
             check_buffered(replace(model.round.clock.inputs, method=cls()))
         except ConfigError as error:
             refused[cls.__name__] = str(error)
-    assert len(classes) == 35
+    assert len(classes) == 36
     assert refused.keys() == REFUSED, refused
 
 

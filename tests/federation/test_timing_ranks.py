@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 METHODS = {name: kind for name, kind in vars(fedsim.methods).items() if isinstance(kind, type) and kind is not Method}
 METHODS = {name: kind for name, kind in METHODS.items() if issubclass(kind, Method)}
-NEED_ROUNDS = {"FedDIP", "FedDyn", "FedKLPR", "FedProto", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"}
+NEED_ROUNDS = {
+    "FedDIP", "FedDyn", "FedKLPR", "FedProto", "GPerXAN", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"
+}  # fmt: skip
 """methods that Buffered refuses, see test_timing.py"""
 ALLOWED = [name for name in METHODS if name not in NEED_ROUNDS]
 OPTIONS = {"MOON": {"mu": 0.1}}

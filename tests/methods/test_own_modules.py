@@ -29,8 +29,8 @@ WORKS = {
 }  # fmt: skip
 """methods that need only hooks that a module has -> settings of their test"""
 LACKING = {
-    "APFL", "DACS", "FedCAPR", "FedKLPR", "FedProto", "FedReID", "FedReIDFineTune", "FedSupWA", "FedUReID", "PerFedAvg",
-    "SKA", "SSCU", "StyleBank",
+    "APFL", "DACS", "FedCAPR", "FedKLPR", "FedProto", "FedReID", "FedReIDFineTune", "FedSupWA", "FedUReID", "GPerXAN",
+    "PerFedAvg", "SKA", "SSCU", "StyleBank",
 }  # fmt: skip
 """methods that work on features, logits or layers of fedsim's own model, or step two models in turn"""
 

@@ -11,6 +11,7 @@ STYLES = {
     kind: StyleLayers(kind=kind, p=1.0, crop="both", after=("input", "layer1", "layer2"))
     for kind in ("none", "mix", "cross", "snr")
 }
+STYLES["diversify"] = StyleLayers(kind="diversify", p=1.0)
 NETWORKS = {
     "ibn": lambda style: ResNet(18, ibn=True, style=style),
     "mobile": lambda style: MobileNetV2(0.25, style=style),
@@ -19,7 +20,7 @@ NETWORKS = {
     "small": lambda style: SmallCNN(width=8, style=style),
 }
 OTHERS = {
-    **{norm: lambda norm=norm: ResNet(18, norm=norm) for norm in ("attentive", "se", "cbam")},
+    **{norm: lambda norm=norm: ResNet(18, norm=norm) for norm in ("attentive", "se", "cbam", "xan")},
     **{fam: lambda fam=fam: ResNet(18, fam=fam) for fam in ("aff34", "aff_residual", "mscam")},
 }
 

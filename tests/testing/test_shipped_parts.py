@@ -51,6 +51,8 @@ BACKBONES = {
     "SmallCNN attentive": lambda: SmallCNN(width=8, norm="attentive"),
     "SmallCNN mixstyle": lambda: SmallCNN(width=8, style=StyleLayers(kind="mix", after=("input",))),
     "ResNet": lambda: ResNet(18),
+    "SmallCNN diversified": lambda: SmallCNN(width=8, style=StyleLayers(kind="diversify", after=("layer1",))),
+    "SmallCNN xan": lambda: SmallCNN(width=8, norm="xan"),
     "ResNet ibn": lambda: ResNet(18, ibn=True, last_stride=1),
     "ResNet aff": lambda: ResNet(18, fam="aff_residual"),
     "ResNet snr": lambda: ResNet(18, style=StyleLayers(kind="snr", after=("layer1",))),

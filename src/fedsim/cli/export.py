@@ -27,6 +27,7 @@ from fedsim.inference.model_card import model_card
 from fedsim.inference.model_folder import write_model_folder
 from fedsim.inference.networks import Network, OfScript, holds_module, saved_network
 from fedsim.inference.tensors import chosen_tensors
+from fedsim.models.assembled import holds_assembled
 from fedsim.models.attention import holds_attention
 from fedsim.models.onnx_file import PREPROCESSING, PixelsToFeatures, check_onnx, write_onnx
 from fedsim.models.style import holds_style
@@ -159,7 +160,10 @@ def _network(source: Path, checkpoint: Mapping[str, Any], tensors: Mapping[str, 
 
 
 def _what_torchvision_lacks(path: Path, tensors: Mapping[str, Tensor]) -> list[str]:
-    kinds = ((holds_attention, "attention", "norm"), (holds_style, "style layers (snr)", "style"))
+    kinds = (
+        (holds_attention, "attention", "norm"), (holds_assembled, "assembled normalisation", "norm"),
+        (holds_style, "style layers (snr)", "style"),
+    )  # fmt: skip
     return [
         f"{path}: holds {layers}, which torchvision's networks lack; load it into fedsim's own backbone with the same "
         f"{setting}"

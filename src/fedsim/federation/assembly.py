@@ -22,6 +22,7 @@ from fedsim.federation.checks.requirements import (
     check_image_sizes,
     check_micro_batches,
     check_own_module,
+    check_received_statistics,
     check_settings,
     settings_by_client,
 )
@@ -87,6 +88,7 @@ def assemble(
     check_compiler(client_settings, device)
     if tried is None:  # whose trial has had images of these sizes
         check_image_sizes(models, data)
+    check_received_statistics(models, settings.method, settings.bn_stats)
     for model in models.values():
         model.prepare(client_settings.values())
     server = Server(models, archs, data.augmentation, settings.seed, len(federated.public or ()))

@@ -70,10 +70,49 @@ def mix_styles(x: Tensor, shares: Tensor, partners: Tensor, eps: float = 1e-6) -
     [0.0, 2.0, 5.0, 8.0]
     """
     mean, std = style_of(x.detach(), eps)
+    return _mix(x, shares, (mean, std), (mean[partners], std[partners]))
+
+
+def mix_styles_with(x: Tensor, shares: Tensor, style: tuple[Tensor, Tensor], eps: float = 1e-5) -> Tensor:
+    """Give images a mixture of their own style and one ``style`` of all (FedFD-A, Yang et al., ECCV 2024).
+
+    ``x`` are maps [B, C, H, W], ``shares`` [B] lambda, the weight of an image's own style, and ``style`` mean and
+    deviation, both [1, C, 1, 1]. ``eps`` is added to an image's variance, which divides by the pixels. With a share of
+    1 an image keeps its bits. No gradient flows through the statistics.
+
+    >>> x, style = torch.tensor([[[[0.0, 4.0]]]]), (torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 4.0))
+    >>> [mix_styles_with(x, torch.tensor([share]), style, eps=0.0).flatten().tolist() for share in (1.0, 0.5, 0.0)]
+    [[0.0, 4.0], [3.0, 9.0], [6.0, 14.0]]
+    """
+    return _mix(x, shares, style_of(x.detach(), eps, unbiased=False), style)
+
+
+def _mix(x: Tensor, shares: Tensor, style: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+    (mean, std), (target_mean, target_std) = style, target
     share = shares.to(mean.dtype)[:, None, None, None]
     # not (x - mean) / std first: so a share of 1 multiplies by exactly 1 and adds exactly 0
-    scale = (share * std + (1 - share) * std[partners]) / std
-    shift = share * mean + (1 - share) * mean[partners] - mean * scale
+    scale = (share * std + (1 - share) * target_std) / std
+    shift = share * mean + (1 - share) * target_mean - mean * scale
+    return (x * scale + shift).to(x.dtype)
+
+
+def normalise_with_mixture(
+    x: Tensor, share: float, style: tuple[Tensor, Tensor], affine: tuple[Tensor, Tensor], eps: float = 1e-5
+) -> Tensor:
+    """Normalise images by a mixture of their own style and one ``style`` of all (FedFD-A's adaptation).
+
+    The mean of an image of maps ``x`` [B, C, H, W] becomes ``share`` times its own plus ``1 - share`` times that of
+    ``style``, and so does its deviation; ``style`` and ``eps`` are those of :func:`mix_styles_with`. ``affine`` is
+    weight and bias, both [C]. A share of 1 is instance normalisation, one of 0 batch normalisation in evaluation.
+
+    >>> x, style = torch.tensor([[[[0.0, 4.0]]]]), (torch.full((1, 1, 1, 1), 10.0), torch.full((1, 1, 1, 1), 4.0))
+    >>> affine = torch.tensor([3.0]), torch.tensor([1.0])
+    >>> [normalise_with_mixture(x, share, style, affine, 0.0).flatten().tolist() for share in (1.0, 0.5, 0.0)]
+    [[-2.0, 4.0], [-5.0, -1.0], [-6.5, -3.5]]
+    """
+    (mean, std), (weight, bias) = style_of(x, eps, unbiased=False), (part[:, None, None] for part in affine)
+    scale = weight / (share * std + (1 - share) * style[1])
+    shift = bias - (share * mean + (1 - share) * style[0]) * scale
     return (x * scale + shift).to(x.dtype)
 
 

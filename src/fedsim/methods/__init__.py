@@ -22,6 +22,7 @@ from fedsim.methods.fedsam import FedSAM
 from fedsim.methods.fedsgd import FedSGD
 from fedsim.methods.fedsupwa import FedSupWA
 from fedsim.methods.fedureid import FedUReID
+from fedsim.methods.gperxan import GPerXAN
 from fedsim.methods.ifca import IFCA
 from fedsim.methods.lgfedavg import LGFedAvg
 from fedsim.methods.local import Local
@@ -65,6 +66,7 @@ __all__ = [
     "FedSGD",
     "FedSupWA",
     "FedUReID",
+    "GPerXAN",
     "LGFedAvg",
     "Local",
     "LotteryFL",

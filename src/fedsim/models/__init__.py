@@ -1,8 +1,10 @@
 """Backbones, necks, heads, and the parameter groups by which methods select the shared tensors."""
 
+from fedsim.models.assembled import AssembledNorm2d
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.backbones import Backbone, ConvNeXt, MobileNetV2, ResNet, SmallCNN
 from fedsim.models.cifar_resnet import CifarResNet
+from fedsim.models.diversify import DiversifiedNorm2d
 from fedsim.models.fusion import AFF, MSCAM
 from fedsim.models.groups import BACKBONE, BODY, Group, group_names
 from fedsim.models.lora import LoRA
@@ -19,11 +21,13 @@ __all__ = [
     "CBAM",
     "MSCAM",
     "SNR",
+    "AssembledNorm2d",
     "AttentiveNorm2d",
     "Backbone",
     "CifarResNet",
     "ConvNeXt",
     "CrossStyle",
+    "DiversifiedNorm2d",
     "Features",
     "GeM",
     "Group",

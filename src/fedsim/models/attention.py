@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
+from fedsim.models.assembled import assemble_norms
 
-NormKind = Literal["bn", "attentive", "se", "cbam"]
+NormKind = Literal["bn", "attentive", "se", "cbam", "xan"]
 NormInit = Literal["convert", "random"]
 
 
@@ -138,8 +139,12 @@ def insert_attention(backbone: nn.Module, places: Iterable[Place], norm: NormKin
     """Put attention of kind ``norm`` (``bn``: none) into the blocks of a backbone that has its (pretrained) weights.
 
     With ``init: convert`` its output stays the same; ``random``, as in the papers, is for training from scratch.
+    ``xan`` is no attention: it replaces all batch normalisations.
     """
     if norm == "bn":
+        return
+    if norm == "xan":
+        assemble_norms(backbone)
         return
     for place in places:
         name = place.inner if norm == "attentive" else place.last

@@ -78,7 +78,8 @@ class ResNet(Backbone):
             for random weights. Give V1 or V2 explicitly: they are different networks.
         norm: ``bn``: torchvision's network. ``attentive``: attentive normalisation replaces the second norm of each
             block (``bn2``), with 10, 10, 20 and 20 mixtures in the four stages. ``se``, ``cbam``: such a block ends
-            each residual branch, before the sum.
+            each residual branch, before the sum. ``xan``: a sum of batch and instance normalisation with learnt weights
+            replaces every norm, which changes what pretrained weights compute.
         ibn: half of the channels of each block's first norm, except in the last stage, get instance
             normalisation: IBN-a of Pan et al. (ECCV 2018), with the names of the authors' files, such as
             ``resnet50_ibn_a``; torchvision has no weights of it.
@@ -102,7 +103,7 @@ class ResNet(Backbone):
         *,
         norm: NormKind = "bn",
         ibn: bool = False,
-        norm_init: Annotated[NormInit, Facts(needs="norm != 'bn' or fam != 'none'")] = "convert",
+        norm_init: Annotated[NormInit, Facts(needs="norm not in ('bn', 'xan') or fam != 'none'")] = "convert",
         relu_after_stem: bool = True,
         fam: FusionKind = "none",
         style: StyleLayers | None = None,
@@ -173,7 +174,7 @@ class MobileNetV2(Backbone):
         *,
         pixels: Literal["imagenet", "symmetric"] = "imagenet",
         norm: NormKind = "bn",
-        norm_init: Annotated[NormInit, Facts(needs="norm != 'bn'")] = "convert",
+        norm_init: Annotated[NormInit, Facts(needs="norm not in ('bn', 'xan')")] = "convert",
         style: StyleLayers | None = None,
     ) -> None:
         network = tv.mobilenet_v2(width_mult=width)
@@ -267,7 +268,7 @@ class SmallCNN(Backbone):
         width: int = 32,
         *,
         norm: NormKind = "bn",
-        norm_init: Annotated[NormInit, Facts(needs="norm != 'bn' or fam != 'none'")] = "convert",
+        norm_init: Annotated[NormInit, Facts(needs="norm not in ('bn', 'xan') or fam != 'none'")] = "convert",
         fam: Literal["none", "mscam"] = "none",
         style: StyleLayers | None = None,
     ) -> None:
@@ -287,7 +288,7 @@ class SmallCNN(Backbone):
         places = [Place("bn2", "bn2", _STAGE_MIXTURES[0]), Place("bn4", "bn4", _STAGE_MIXTURES[-1])]
         insert_attention(self, places, norm, norm_init)
         _end_with_mscam(self, fam, norm_init)
-        insert_style(self, style, {f"layer{i}": StylePlace(f"relu{i}", channels[i]) for i in (1, 2, 3)})
+        insert_style(self, style, {f"layer{i}": StylePlace(f"relu{i}", channels[i], f"bn{i}") for i in (1, 2, 3)})
 
 
 def _end_with_mscam(backbone: Backbone, fam: FusionKind, init: NormInit = "convert") -> None:
@@ -302,6 +303,8 @@ def _style_places(backbone: Backbone, ends: Mapping[str, str]) -> dict[str, Styl
     """
     places = {}
     for place, part in ends.items():
-        convolutions = [m for m in backbone.get_submodule(part).modules() if isinstance(m, nn.Conv2d)]
-        places[place] = StylePlace(part, convolutions[-1].out_channels)
+        modules = dict(backbone.get_submodule(part).named_modules(prefix=part))
+        convolutions = [module for module in modules.values() if isinstance(module, nn.Conv2d)]
+        norms = [name for name, module in modules.items() if isinstance(module, nn.BatchNorm2d)]
+        places[place] = StylePlace(part, convolutions[-1].out_channels, norms[-1])
     return places

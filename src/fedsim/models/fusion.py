@@ -134,6 +134,6 @@ def fuse_residuals(backbone: nn.Module, init: NormInit) -> None:
     """Replace the sums of all blocks by attention; with ``init: convert`` the output stays the same at first."""
     for block in backbone.modules():
         if isinstance(block, _Fused):
-            norm = block.get_submodule("bn3" if isinstance(block, Bottleneck) else "bn2")
-            assert isinstance(norm, nn.BatchNorm2d)
-            block.fuse = AFF(norm.num_features, init=init).to(norm.weight)
+            last = block.get_submodule("conv3" if isinstance(block, Bottleneck) else "conv2")
+            assert isinstance(last, nn.Conv2d)  # the norm behind it may be of any kind
+            block.fuse = AFF(last.out_channels, init=init).to(last.weight)

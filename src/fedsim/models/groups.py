@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedsim.core.errors import ConfigError
+from fedsim.models.assembled import AssembledNorm2d
 from fedsim.models.attention import CBAM, AttentiveNorm2d, SqueezeExcitation
 from fedsim.models.backbones import PartlyFixed
 from fedsim.models.fusion import MSCAM
@@ -30,7 +31,7 @@ class Group(StrEnum):
     """running means and variances of the backbone; the setting ``bn_stats`` decides about them"""
     ATTN = "attn"
     """parameters of the backbone's attention modules (squeeze-and-excitation, CBAM, MS-CAM) and of SNR's gates, outside
-    normalisation"""
+    normalisation; of assembled normalisation all but its batch normalisation"""
     NECK = "neck"
     """weights of the embedding layers between backbone and head, outside normalisation modules"""
     NECKNORM = "necknorm"
@@ -55,7 +56,7 @@ STATISTICS = frozenset({Group.STAT, Group.NECKSTAT})
 """All running statistics; the setting ``bn_stats`` decides about them."""
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm, AttentiveNorm2d)
-_ATTENTION = (SqueezeExcitation, CBAM, MSCAM, SNR)
+_ATTENTION = (SqueezeExcitation, CBAM, MSCAM, SNR, AssembledNorm2d)
 
 
 def body_groups(share_neck: bool, share_head: bool) -> frozenset[Group]:
@@ -75,7 +76,7 @@ def group_names(model: nn.Module) -> dict[str, Group]:
     groups: dict[str, Group] = {}
     for part, child in model.named_children():
         kinds = dict.fromkeys(_inside(child, _ATTENTION), Group.ATTN)
-        kinds |= dict.fromkeys(_inside(child, _NORMS), Group.NORM)  # MS-CAM and SNR have some
+        kinds |= dict.fromkeys(_inside(child, _NORMS), Group.NORM)  # MS-CAM, SNR and assembled ones have some
         fixed = _fixed_names(child, part)
         for path, module in child.named_modules(prefix=part):
             for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:

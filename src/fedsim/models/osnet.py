@@ -70,7 +70,11 @@ class OSNet(Backbone):
         name = f"osnet_x{str(width).replace('.', '_')}"
         if weights is not None and not is_file(weights):
             raise ConfigError(f"backbone.weights: {weights} is no file; download torchreid's {name}_imagenet.pth")
-        places = {"layer1": StylePlace("conv2", stages[0]), "layer2": StylePlace("conv3", stages[1])}
+        # the last part of such a stage is its transition
+        places = {
+            f"layer{i}": StylePlace(stage, stages[i - 1], f"{stage}.2.0.bn")
+            for i, stage in enumerate(("conv2", "conv3"), start=1)
+        }
         load_around(self, weights, name, lambda: insert_style(self, style, places))
 
 

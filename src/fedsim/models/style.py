@@ -1,9 +1,9 @@
 """Style layers for backbones: MixStyle and CrossStyle change the style of training images, others remove style.
 
 The style of an image is mean and deviation of each channel over the pixels of its map. MixStyle and CrossStyle have no
-parameters and do nothing in evaluation; Standardise has none, and does the same in both; SNR has some. Random numbers
-come from torch's global stream, which is set for each (seed, round, client). All draws stay on the device, and none
-decides on the host: steps can be CUDA graphs.
+parameters and do nothing in evaluation; Standardise has none, and does the same in both; SNR has some. A diversified
+norm takes the place of a batch normalisation. Random numbers come from torch's global stream, which is set for each
+(seed, round, client). All draws stay on the device, and none decides on the host: steps can be CUDA graphs.
 
 Shapes: B images, C channels, H x W pixels of a map.
 """
@@ -23,6 +23,8 @@ from torch.distributions import Gamma
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.style import mix_styles, standardise, swap_styles
+from fedsim.models.diversify import DiversifiedNorm2d
+from fedsim.models.map_checks import check_images, check_pixels
 from fedsim.models.memory_order import in_order_of
 from fedsim.settings.facts import Facts
 
@@ -38,14 +40,14 @@ _SMALLEST_BOX = 0.1
 class StyleLayers:
     """Style layers of a backbone."""
 
-    kind: Literal["none", "mix", "cross", "standardise", "snr"] = "none"
+    kind: Literal["none", "mix", "cross", "standardise", "snr", "diversify"] = "none"
     """``mix``: :class:`MixStyle`; ``cross``: :class:`CrossStyle`; ``standardise``: :class:`Standardise`; ``snr``:
-    :class:`SNR`"""
+    :class:`SNR`; ``diversify``: :class:`DiversifiedNorm2d` in place of the last batch normalisation of a stage"""
     after: Annotated[tuple[str, ...], Facts(needs="kind != 'none'")] = ("layer1", "layer2")
     """places of the layers: ``input``, the images; ``layer1``, ``layer2``, ``layer3``, the maps at the ends of a
     network's first three stages; ``patches``, the patches of a vision transformer with their positions"""
-    p: Annotated[float, Facts(needs="kind in ('mix', 'cross')")] = 0.5
-    """of ``mix`` and ``cross``: probability that a batch is changed, at each place anew"""
+    p: Annotated[float, Facts(needs="kind in ('mix', 'cross', 'diversify')")] = 0.5
+    """of ``mix``, ``cross`` and ``diversify``: probability that a batch is changed, at each place anew"""
     alpha: Annotated[float, Facts(needs="kind == 'mix'")] = 0.1
     """of ``mix``: an image's share of its own style is Beta(alpha, alpha); small values are near 0 or 1"""
     crop: Annotated[Literal["none", "style", "content", "both"], Facts(needs="kind == 'cross'")] = "none"
@@ -55,10 +57,12 @@ class StyleLayers:
     """of ``cross``: a box has the share Beta(beta, beta) of the map's pixels, before it is cut at the edges"""
     reduction: Annotated[int, Facts(needs="kind == 'snr'")] = 16
     """of ``snr``: the gates have C / reduction hidden units"""
+    adapt: Annotated[float, Facts(needs="kind == 'diversify'")] = 0.1
+    """of ``diversify``: share of an image's own statistics in evaluation, beside the running ones; 0: none"""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        within("backbone.style", "[0, 1]", p=self.p)
+        within("backbone.style", "[0, 1]", p=self.p, adapt=self.adapt)
         within("backbone.style", "[1e-6, 1000]", alpha=self.alpha, beta=self.beta)
         at_least("backbone.style", 1, reduction=self.reduction)
         if twice := [place for place, count in Counter(self.after).items() if count > 1]:
@@ -72,6 +76,7 @@ class StyleLayers:
             return CrossStyle(self.p, self.crop, self.beta, place)
         if self.kind == "standardise":
             return Standardise(place)
+        assert self.kind == "mix", "a diversified norm takes the place of another one"
         return MixStyle(self.p, self.alpha, place)
 
 
@@ -97,10 +102,10 @@ class MixStyle(nn.Module):
         Raises:
             ConfigError: for maps of one pixel, and in training for one image.
         """
-        _check_pixels(x, self.place)
+        check_pixels(x, self.place)
         if not self.training:
             return x
-        _check_images(x, type(self).__name__)
+        check_images(x, type(self).__name__)
         # lambda is 1 in a batch that is not changed: so the host need not know
         shares = torch.where(_happens(self.p, x), _sample_beta(self.alpha, len(x), x.device), 1.0)
         return mix_styles(x, shares, _sample_partners(x))
@@ -123,7 +128,7 @@ class Standardise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Standardise maps [B, C, H, W], in training and evaluation; raise ConfigError for maps of one pixel."""
-        _check_pixels(x, self.place)
+        check_pixels(x, self.place)
         return standardise(x)
 
 
@@ -149,10 +154,10 @@ class CrossStyle(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Swap the styles of maps [B, C, H, W] in training; raise ConfigError as :class:`MixStyle` does."""
-        _check_pixels(x, self.place)
+        check_pixels(x, self.place)
         if not self.training:
             return x
-        _check_images(x, type(self).__name__)
+        check_images(x, type(self).__name__)
         happens, partners = _happens(self.p, x), _sample_partners(x)
         style_box = _sample_box(x, self.beta) if self.crop in ("style", "both") else None
         content_box = _sample_box(x, self.beta) if self.crop in ("content", "both") else None
@@ -222,7 +227,7 @@ class SNR(nn.Module):
 
         These are F~, F+ and F-; F+ + F- = F~ + F.
         """
-        _check_pixels(x, self.place)
+        check_pixels(x, self.place)
         normalised = in_order_of(self.norm(x), x)  # F~
         residual = x - normalised  # R
         gate = self.gate(residual)
@@ -241,22 +246,40 @@ class StylePlace(NamedTuple):
     """name of the part after which it stands, a child of an nn.Sequential"""
     channels: int
     """C of its map"""
+    norm: str
+    """name of the last batch normalisation before its end"""
 
 
 def insert_style(backbone: nn.Sequential, style: StyleLayers | None, places: Mapping[str, StylePlace]) -> None:
-    """Put style layers into a backbone; ``places`` are those that it has besides ``input``.
+    """Put style layers into a backbone; ``places`` are those that it has besides ``input``, which has no norm.
 
     Names of tensors do not change. Raises ConfigError for places that the backbone does not have.
     """
     if style is None or style.kind == "none":
         return
+    if style.kind == "diversify":
+        check_places(style, places, type(backbone).__name__)
+        for place in style.after:
+            _diversify(backbone, places[place].norm, style, place)
+        return
     check_places(style, ["input", *places], type(backbone).__name__)
     for place in style.after:
-        module, channels = places.get(place, StylePlace("", 3))
+        module, channels, _ = places.get(place, StylePlace("", 3, ""))
         parent, _, name = module.rpartition(".")
         sequence = backbone.get_submodule(parent)
         assert isinstance(sequence, nn.Sequential), f"{parent} is a {type(sequence).__name__}"
         _insert_after(sequence, name, f"{_PREFIX}{place}", style.build(place, channels))
+
+
+def _diversify(backbone: nn.Module, name: str, style: StyleLayers, place: str) -> None:
+    """Replace the batch normalisation ``name``; its tensors keep their names and values."""
+    norm = backbone.get_submodule(name)
+    if type(norm) is not nn.BatchNorm2d:
+        raise ConfigError(
+            f"backbone.style.kind: diversify needs a plain batch normalisation at {place}, and {name} is a "
+            f"{type(norm).__name__}; set backbone.norm to bn"
+        )
+    backbone.set_submodule(name, DiversifiedNorm2d.from_batch_norm(norm, style.p, style.adapt, place), strict=True)
 
 
 def check_places(style: StyleLayers, places: Iterable[str], backbone: str) -> None:
@@ -288,22 +311,6 @@ def _insert_after(sequence: nn.Sequential, name: str, new_name: str, layer: nn.M
         delattr(sequence, child)  # to be added again behind the layer
     for child, module in [(new_name, layer), *children[position:]]:
         sequence.add_module(child, module)
-
-
-def _check_pixels(x: Tensor, place: str) -> None:
-    if x.shape[2] * x.shape[3] < 2:
-        raise ConfigError(
-            f"backbone.style.after: the map at {place} has 1 x 1 pixels, which have no deviation; choose an earlier "
-            "place, or larger images"
-        )
-
-
-def _check_images(x: Tensor, layer: str) -> None:
-    if len(x) < 2:
-        raise ConfigError(
-            f"model.client.batch_size: {layer} exchanges the styles of a batch's images, and this batch has one; "
-            "set it, and micro_batch, to at least 2"
-        )
 
 
 def _happens(p: float, x: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ class TimmBackbone(Backbone):
             null: those of timm for these weights.
         std: the standard deviations of the same images.
         options: further arguments of timm's network, such as ``{drop_path_rate: 0.1}``.
-        style: of any kind but ``snr``, at ``input`` or, in vision transformers, at ``patches``: behind the
-            position embeddings, with the class token untouched; null: none.
+        style: of any kind but ``snr`` and ``diversify``, at ``input`` or, in vision transformers, at ``patches``:
+            behind the position embeddings, with the class token untouched; null: none.
         patch_stride: pixels from a patch of a vision transformer to the next; patches of more pixels overlap (He et
             al., "TransReID", ICCV 2021). Needs ``image_size``. null: the size of a patch.
     """
@@ -89,8 +89,10 @@ class TimmBackbone(Backbone):
 
     def _insert_style(self, style: StyleLayers, name: str) -> None:
         """Put layers without parameters at the images and at the patches."""
-        if style.kind == "snr":
-            raise ConfigError("backbone.style.kind: TimmBackbone has no snr; choose another kind, or another backbone")
+        if style.kind in ("snr", "diversify"):
+            raise ConfigError(
+                f"backbone.style.kind: TimmBackbone has no {style.kind}; choose another kind, or another backbone"
+            )
         network: Any = self.get_submodule("timm")
         has_patches = hasattr(network, "patch_drop") and hasattr(network.patch_embed, "grid_size")
         check_places(style, ["input", *(["patches"] if has_patches else [])], name)

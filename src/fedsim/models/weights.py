@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.paths import FILE
+from fedsim.models.assembled import holds_assembled
 from fedsim.models.attention import holds_attention
 from fedsim.models.style import holds_style
 
@@ -48,9 +49,9 @@ def load_around(
 
 
 def _holds_inserted(names: Iterable[str]) -> bool:
-    """Whether these names of tensors are of a backbone with attention or style layers."""
+    """Whether these names of tensors are of a backbone with attention, assembled norms or style layers."""
     names = list(names)
-    return holds_attention(names) or holds_style(names)
+    return holds_attention(names) or holds_assembled(names) or holds_style(names)
 
 
 def load_state(

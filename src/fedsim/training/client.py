@@ -390,6 +390,7 @@ class Client(LightningModule):
     def leave(self) -> None:
         """Free the memory of the session, whether or not its results count."""
         self.unload()
+        self.model.end_session()
         for optimizer in self.session.optimizers.values():
             optimizer.release()  # its moments would occupy the device until the client's next round
         self.progress, is_first = self.session.progress, self.session.is_first

@@ -286,6 +286,11 @@ class FlatModel:
             self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
         return self._optimizers[id(settings)][1]
 
+    def end_session(self) -> None:
+        """Let the model, and its replicas, forget what belongs to a session; see :meth:`ReIDModel.end_session`."""
+        for model in (self, *self._replicas.values()):
+            model.network.end_session()
+
     def begin_work(self, counts_images: bool) -> None:
         """Count from 0, and images only where this rank ``counts_images``."""
         for work in self.work.values():

@@ -281,6 +281,19 @@ def check_image_sizes(models: Mapping[str, FlatModel], data: FederatedDataModule
             raise ConfigError(f"model.neck.pooling: {arch} returns vectors, with nothing to pool; set it to average")
 
 
+def check_received_statistics(models: Mapping[str, FlatModel], method: Method, bn_stats: StatisticsPolicy) -> None:
+    """Raise ConfigError if a model mixes with the server's running statistics, and does not receive them."""
+    for model in models.values():
+        shared = {entry.name for entry in model.flat.shared_entries}
+        layers = {f"{name}.running_mean": layer for name, layer in model.network.named_modules()}
+        mixing = {name for name, layer in layers.items() if layer in model.network.diversifying}
+        if mixing - shared:
+            raise ConfigError(
+                "model.backbone.style.kind: diversify needs running statistics from the server, and clients keep them "
+                f"with {type(method).__name__} and bn_stats {bn_stats}; choose another kind, or another method"
+            )
+
+
 def check_equal_start(strategy: FederatedStrategy, models: Mapping[str, FlatModel], network: str = "backbone") -> None:
     """Raise ConfigError unless all ranks built the same initial weights: those of the ``network`` are the caller's."""
     checksums = torch.zeros(strategy.world_size, len(models), dtype=torch.float64)
