@@ -122,7 +122,7 @@ def test_each_method_of_the_field_fits_the_recipe(capsys):
         text = capsys.readouterr().out
         clients = ["union"] if "--config=methods/centralised" in words else ["town1", "town2", "town3"]
         assert all(f"\n{name} " in text for name in clients)
-    assert len(lines) == 14
+    assert len(lines) == 16
 
 
 # -- attacks and rules -------------------------------------------------------------------------------------------------

@@ -88,11 +88,11 @@ def test_the_field_is_each_method_without_each_set_with_each_seed(capsys):
     lines = commands(capsys, "--method", "recipes/field")
     methods = list(dict.fromkeys(word for line in lines for word in line if word.startswith("--config=")))[-14:]
     assert methods[0] == "--config=methods/fedpav", "with which all others are compared"
-    assert len({*methods}) == 14
-    assert len(lines) == len({tuple(line[:-1]) for line in lines}) == 14 * 3 * 3
+    assert len({*methods}) == 16
+    assert len(lines) == len({tuple(line[:-1]) for line in lines}) == 16 * 3 * 3
     small = commands(capsys, "--method", "recipes/field", "--config", "quickstart", "--left_out", "town3", "town4",
                      "--seeds", "5", "6", "7", "8")  # fmt: skip
-    assert len(small) == 14 * 2 * 4
+    assert len(small) == 16 * 2 * 4
     assert {word for line in small for word in line if "data.unseen" in word} == {
         "--data.unseen=['town3']", "--data.unseen=['town4']"
     }  # fmt: skip
