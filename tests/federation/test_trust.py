@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from failing import run_on_ranks
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.data import SyntheticReID
 from fedsim.federation.components.attacks import SignFlip
 from fedsim.federation.components.robust import Bucketing, FLTrust, Median
@@ -130,7 +131,7 @@ def test_statistics_decide_nothing_and_no_variance_is_negative():
 
 def test_the_new_global_model_is_that_of_a_loop():
     reference = Federation(five())
-    root = Participant(reference.data.federated.root, reference.data.size)
+    root = Participant(replace(reference.data.federated.root, name=f"{ROOT} on the server"), reference.data.size)
     before, states = reference.model.state_dict(), []
     for participant in [*reference.clients, root]:
         model = copy.deepcopy(reference.model)
@@ -244,6 +245,40 @@ def test_two_ranks_give_the_bits_of_one(tmp_path):
 
 
 # -- the images --------------------------------------------------------------------------------------------------------
+
+
+def test_a_root_with_the_name_of_a_client_is_no_client():
+    """Clients of a partition have generated names, such as part1."""
+
+    class Renamed(SyntheticReID):
+        def domains(self):
+            return [replace(d, name="part1") if d.name == ROOT else d for d in super().domains()]
+
+    data = make_data(Renamed(clients=5, unseen=0, scale=0.2), public="part1", partition="stratified", parts=2)
+    model = fit(make_model(FedAvg(share_head=False), aggregation=FLTrust()), data, rounds=1)
+    assert {"part1", "part2"} == {*model.reports}
+
+
+def test_a_server_whose_training_diverges_is_named_with_its_images():
+    training = LocalTraining(batch_size=8, optimizer=lambda params: torch.optim.SGD(params, lr=1e30))
+    sane = {
+        c.name: ClientOverride(optimizer=lambda params: torch.optim.SGD(params, lr=0.01))
+        for c in five().federated.clients
+    }
+    model = make_model(FedAvg(share_head=False), aggregation=FLTrust(), client=training, clients=sane)
+    with pytest.raises(TrainingError, match=rf"round 1: {ROOT} on the server: loss or weights are not finite"):
+        fit(model, five(), rounds=3)
+
+
+def test_other_people_on_the_server_are_refused_at_a_resume(tmp_path):
+    def trained(public, rounds, **options):
+        data = make_data(SyntheticReID(clients=6, unseen=0, scale=0.2), public=public, unseen=["town4", "town5"])
+        model = make_model(FedAvg(share_head=False), aggregation=FLTrust())
+        return fit(model, data, rounds=rounds, **options)
+
+    trained("town5", 1).trainer.save_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(ConfigError, match=r"trained on town5 on the server .* use the data\.public of that run"):
+        trained("town4", 2, ckpt_path=str(tmp_path / "last.ckpt"))
 
 
 def test_the_root_is_the_labelled_training_images_of_the_public_data_set():

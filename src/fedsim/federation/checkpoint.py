@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.flat import Entry
+from fedsim.data.federated import ClientData
 from fedsim.federation.adaptive_backbones import OTHER_LADDER, BackboneLadder
 from fedsim.federation.components.clock import Clock
 from fedsim.federation.components.ledger import Ledger
@@ -47,6 +48,7 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
         "fixed": {arch: model.fixed_checksum for arch, model in models if model.fixed},
         "complete": {arch: model.is_complete for arch, model in models},
         "threads": threads,
+        **({"root": [parts.root.data.name, parts.root.data.num_classes]} if parts.root is not None else {}),
         **pack_clients(parts.num_classes, parts.rank_share.placement.ranks),
     }
     states = {listener.key: listener.state_dict() for listener in listeners if listener.key}
@@ -107,6 +109,7 @@ def _restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Ro
         parts.clients[name].load_private_state(private)
     parts.server.load_kept(checkpoint.get(SERVER_KEY, {}))
     if parts.root is not None and ROOT_KEY in checkpoint:  # else the rule is new, and its root begins here
+        _check_root(content, parts.root.data)
         _check_tensors(checkpoint[ROOT_KEY], parts.root.private_state(), f"the private state of {parts.root.data.name}")
         parts.root.load_private_state(checkpoint[ROOT_KEY])
     parts.server.tables = {}
@@ -165,6 +168,16 @@ def _check_vectors(checkpoint: Mapping[str, Any], parts: Parts) -> None:
     _check_tensors(saved, parts.server.state_dict(), "the global model")
     for arch, fresh in parts.server.kept.items():
         _check_tensors(checkpoint.get(SERVER_KEY, {}).get(arch, {}), fresh, f"the server's part of {arch}")
+
+
+def _check_root(content: Mapping[str, Any], data: ClientData) -> None:
+    """Refuse other people on the server: its head is that of the people before."""
+    before, now = content["root"], [data.name, data.num_classes]
+    if before != now:
+        raise ConfigError(
+            f"ckpt_path: the server trained on {before[0]} with {before[1]} people in the checkpoint's run, and on "
+            f"{now[0]} with {now[1]} here; use the data.public of that run"
+        )
 
 
 def _load_old_models(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import BadUpdateError, ConfigError, TrainingError
 from fedsim.data.federated import ClientData, FederatedData
 from fedsim.federation.aggregation.forms import check_form
 from fedsim.federation.rank_worker import RankWorker
@@ -40,7 +40,10 @@ def root_of(settings: Settings, federated: FederatedData) -> list[ClientData]:
             f"{_FIELD}: the server trains on labelled images, and data.public {has_none}; name a data set of "
             "data.source with training images of two identities or more"
         )
-    return [federated.root]
+    name = f"{federated.root.name} on the server"
+    if name in {client.name for client in federated.clients}:
+        raise ConfigError(f"data.public: a client is called {name!r}, as the server's images are; rename the client")
+    return [replace(federated.root, name=name)]
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ class RootTraining:
             upload = check_form(method, client, method.upload(client), {}, tables={})
             client.end_round([(upload.vector, math.inf)])
             return upload.vector.clone()
+        except BadUpdateError as error:
+            raise TrainingError(
+                f"round {round_ + 1}: {client.client_name}: loss or weights are not finite after training on the "
+                "images of data.public; lower model.client.optimizer's lr, or choose another data set"
+            ) from error
         except (RuntimeError, MemoryError) as error:
             if (explained := client.out_of_memory(error)) is not None:
                 raise explained from error

@@ -87,7 +87,7 @@ class Round:
         # 5. Every rank computes the same weights, normalised before they multiply any upload.
         weights = self.clock.discounted_weights(aggregation_weights(method, reports, parts.archs), timetable)
         # 6. Weighted sums over all clients, one collective per architecture if large; noise, if configured.
-        if self.root is not None:
+        if self.root is not None and reports:
             self.root.train(round_)
         means = self.clock.rebased_means(self.aggregator.means(weights, reports), weights, timetable)
         means = settings.noise.aggregated(parts.server, means, weights)
