@@ -45,7 +45,6 @@ SLOW = {
     "doctor": "pass", "repeat": "pass", "ranks": "pass", "nccl-alone": "not here", "shared": "not here",
     "shared-2x2": "not here", "groups": "pass", "graph-bits": "not here", "graph-fails": "not here",
     "prefetch": "not here", "resume": "pass", "processes": "not here", "components": "pass", "own-module": "pass",
-    "flat": "pass",
 }  # fmt: skip
 LOST = ("killed-rank", "frozen-rank")
 LOST_IN_GROUP = ("killed-in-group", "frozen-in-group")

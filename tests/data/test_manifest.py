@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,8 @@ def sources(root):
 
 
 def federation(root, **options):
-    return FederatedDataModule(sources(root), public="cuhk02", **{"val": "none", **options}).federated
+    data = FederatedDataModule(sources(root), public="cuhk02", **{"val": "none", **options})
+    return replace(data.federated, root=None)  # no manifest lists labelled images of the server
 
 
 def read_rows(path):

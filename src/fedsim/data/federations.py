@@ -147,7 +147,8 @@ def _root(
         train = train.take(np.flatnonzero(np.isin(train.pids, classes)))
     if len(train.identities) < 2:
         return None
-    kept = cap_training(name, train, max_identities, max_images)
+    caps = [cap for cap in (max_identities, max_images) if cap is not None]  # each identity keeps an image
+    kept = cap_training(name, train, min(caps, default=None), max_images)
     if classes is None:
         return _client(name, kept, (), "none", 0.5)
     return ClientData(name, kept, np.searchsorted(classes, kept.pids), None, (), len(classes))

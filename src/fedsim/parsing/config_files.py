@@ -66,7 +66,7 @@ def read_config(path: str) -> dict[str, Any]:
     """
     if path.startswith("{"):
         try:
-            return dict(parse_json(with_quotes(path), "--config"))
+            return dict(without_gone(parse_json(with_quotes(path), "--config")))
         except DataError as error:
             if not isinstance(error.__cause__, json.JSONDecodeError):
                 raise

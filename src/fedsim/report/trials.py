@@ -104,7 +104,7 @@ def reading_study(path: Path) -> Iterator[None]:
     """Name the file in an error of the block."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # Optuna meets damage also by assertions and indices
         raise DataError(f"{path}: is not a study of fedsim sweep ({first_line(error)}); was it edited?") from error
 
 
@@ -115,12 +115,12 @@ def read_trials(folder: Path) -> SearchTrials:
     with reading_study(path):
         study = optuna.load_study(study_name=STUDY, storage=JournalStorage(JournalFileBackend(str(path))))
         trials, metric = study.get_trials(deepcopy=False), str(study.user_attrs["metric"])
-    repeated = {trial.user_attrs.get("repeats") for trial in trials}
-    rows = tuple(_row(trial, folder) for trial in trials if trial.number not in repeated)
-    return SearchTrials(
-        study=study, metric=metric, maximize=study.direction == StudyDirection.MAXIMIZE, rows=rows,
-        distributions={name: scale for trial in trials for name, scale in trial.distributions.items()},
-    )  # fmt: skip
+        repeated = {trial.user_attrs.get("repeats") for trial in trials}
+        rows = tuple(_row(trial, folder) for trial in trials if trial.number not in repeated)
+        return SearchTrials(
+            study=study, metric=metric, maximize=study.direction == StudyDirection.MAXIMIZE, rows=rows,
+            distributions={name: scale for trial in trials for name, scale in trial.distributions.items()},
+        )  # fmt: skip
 
 
 _STATES = {

@@ -34,8 +34,9 @@ _CLOSE = 12
 
 
 def check_source(
-    source: ReIDSource, *, size: Size = (64, 32), picture: str | Path | None = None, classes: bool = False
-) -> None:
+    source: ReIDSource, *, size: Size = (64, 32), picture: str | Path | None = None, classes: bool = False,
+    corrects_files: bool = False,
+) -> None:  # fmt: skip
     """Refuse a reader whose data sets are not fit for a federation, with a sentence for each finding.
 
     Data sets must be listed without decoding, in a fixed order; labels must be int64, as many as images, with new
@@ -48,6 +49,8 @@ def check_source(
         size: height and width to which images are resized.
         picture: such as ``people.png``; None: no picture is drawn.
         classes: whether identities are classes, which training and test share, as in CIFAR-10.
+        corrects_files: whether decode turns images, mirrors them or orders their colours anew on purpose; then they are
+            not compared with the files.
 
     Raises:
         PartRefusedError: an AssertionError with all findings.
@@ -62,6 +65,8 @@ def check_source(
         findings.settle()
         for domain in domains:
             _check_domain(domain, size, classes, findings)
+            if not corrects_files:
+                _compare_reading(domain, size, findings)
         findings.settle()
         with findings.trying("decode of all images"):
             check_twins(domains, size, findings)
@@ -231,7 +236,6 @@ def _check_ways(name: str, part: Split, pixels: torch.Tensor, size: Size, findin
         with findings.trying(f"{name}: decode of the whole list"):
             if not torch.equal(part.images.decode(size)[chosen], pixels):
                 findings.add(f"{name}: pixels are others by this way: decode without take")
-    _compare_reading(name, images, pixels, size, findings)
     contents = {images.take(order[n : n + 1]).content() for n in range(len(order))}
     has_no_file = all(path is None for path in images.origins())
     if has_no_file and None not in contents and len(contents) < len(pixels.unique(dim=0)):
@@ -242,20 +246,24 @@ def _check_ways(name: str, part: Split, pixels: torch.Tensor, size: Size, findin
         findings.add(f"{name}: locations() or sizes() has another length than the images")
 
 
-def _compare_reading(name: str, images: Images, pixels: torch.Tensor, size: Size, findings: Findings) -> None:
+def _compare_reading(domain: Domain, size: Size, findings: Findings) -> None:
     """Compare with the files as fedsim reads them, where they are images: mirrored ones, or BGR, are closer then."""
-    files = [path for path in images.locations() if path is not None and problem_of(path) is None]
-    if len(files) != len(images):
-        return
-    read, decoded = ImageFiles(files).decode(size).float(), pixels.float()
-    readings = {
-        "": read, "colours are in the order blue, green, red": read.flip(1), "images are mirrored": read.flip(3),
-        "images are upside down": read.flip(2), "images are turned by 180 degrees": read.flip(2, 3),
-    }  # fmt: skip
-    distances = {fault: float((decoded - reading).abs().mean()) for fault, reading in readings.items()}
-    closest = min(distances, key=lambda fault: distances[fault])
-    if distances[closest] < min(_CLOSE, distances[""] / 2):
-        findings.add(f"{name}: {closest}, compared with the files")
+    for part in filter(len, domain.parts):
+        images = part.images.take(chosen_of(part))
+        files = [path for path in images.locations() if path is not None and problem_of(path) is None]
+        if len(files) != len(images) or len(images.whole_files()) == len(images):
+            continue
+        read, decoded = ImageFiles(files).decode(size).float(), images.decode(size).float()
+        readings = {
+            "": read, "colours are in the order blue, green, red": read.flip(1), "images are mirrored": read.flip(3),
+            "images are upside down": read.flip(2), "images are turned by 180 degrees": read.flip(2, 3),
+        }  # fmt: skip
+        distances = {fault: float((decoded - reading).abs().mean()) for fault, reading in readings.items()}
+        closest = min(distances, key=lambda fault: distances[fault])
+        if distances[closest] < min(_CLOSE, distances[""] / 2):
+            findings.add(
+                f"{domain.name}: {closest}, compared with the files; if this is meant, check with corrects_files=True"
+            )
 
 
 def _check_content(name: str, part: Split, pixels: torch.Tensor, findings: Findings) -> None:

@@ -17,6 +17,7 @@ from lightning import LightningModule, Trainer
 from numpy.typing import NDArray
 from tabulate import tabulate
 
+from fedsim.core.checks import at_least, not_negative
 from fedsim.core.extras import load_extra
 from fedsim.core.names import printable
 from fedsim.core.placement import Placement
@@ -32,6 +33,8 @@ done; the last loss; images/s"""
 _BAR = 16
 """characters of a client's bar"""
 _MAX_SCORES = 6
+_OTHER_LINES = 6
+"""lines beside those of clients: title, two of headers, number of clients, scores, and that of the cursor"""
 
 
 class LiveTable(RoundProgress):
@@ -48,6 +51,8 @@ class LiveTable(RoundProgress):
 
     def __init__(self, interval: float = 1.0, line_interval: float = 60.0, max_rows: int = 20) -> None:
         super().__init__(interval, line_interval)
+        at_least("trainer.callbacks: LiveTable", 1, max_rows=max_rows)
+        not_negative("trainer.callbacks: LiveTable", interval=interval, line_interval=line_interval)
         self._rich = load_extra("rich.live", "trainer.callbacks: LiveTable", "live")
         self.max_rows = max_rows
         self._ranks, self._places = dict[str, str](), dict[str, int]()
@@ -67,7 +72,7 @@ class LiveTable(RoundProgress):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the table, on terminals only, and the numbers that the ranks of a machine share."""
-        strategy = strategy_of(trainer)
+        strategy, self._numbers, self._scores = strategy_of(trainer), None, {}
         if not strategy.broadcast(self._enabled and sys.stderr.isatty()):
             super().on_train_start(trainer, pl_module)
             return
@@ -77,21 +82,27 @@ class LiveTable(RoundProgress):
             self._open()
         self._first, self._started = trainer.current_epoch, time.monotonic()
 
+    def on_round_start(self, round_: int, clients: list[str]) -> None:
+        """Begin the time of each client anew: other work lies between rounds."""
+        super().on_round_start(round_, clients)
+        self._begun = ("", 0.0, 0)
+
     def on_client_batch(self, report: BatchReport) -> None:
         """Note the numbers of the client, and draw the table if the last one is old."""
         if self._numbers is None:
             super().on_client_batch(report)
             return
         now = time.monotonic()
-        if report.client != self._begun[0]:
+        row, is_first = self._numbers[self._places[report.client]], report.client != self._begun[0]
+        if is_first:
             self._begun = report.client, now, report.images
         is_due = now - self._last >= self.interval
-        if not is_due and report.share < 1:
+        if not (is_due or is_first or report.share >= 1):
             return
         _, begun, images = self._begun
-        row = self._numbers[self._places[report.client]]
         speed = (report.images - images) / (now - begun) if now > begun else math.nan
-        loss = float(report.loss) if is_due else row[_LOSS]  # reading waits for the device
+        # reading waits for the device: once a second, and at a session's end
+        loss = float(report.loss) if is_due or report.share >= 1 else math.nan
         row[:] = self._round + 1, self._rank, report.share, loss, speed
         if is_due:
             self._last = now
@@ -121,7 +132,7 @@ class LiveTable(RoundProgress):
         super().on_train_end(trainer, pl_module)
         if self._live is not None:
             self._live.stop()
-            self._live = None
+            self._live = self._numbers = None
             for handler, stream in self._log_streams:
                 handler.setStream(stream)
 
@@ -143,7 +154,9 @@ class LiveTable(RoundProgress):
     def _draw(self, title: str) -> None:
         if self._live is not None and self._numbers is not None:
             rows = rows_of(self._ranks, self._numbers, self._round + 1)
-            self._live.update(self._as_text(table_of(rows, self.max_rows, title, self._scores)), refresh=True)
+            most = max(1, min(self.max_rows, self._live.console.height - _OTHER_LINES))
+            text = self._as_text(table_of(rows, most, title, self._scores), no_wrap=True, overflow="ellipsis")
+            self._live.update(text, refresh=True)
 
 
 class ClientRow(NamedTuple):
@@ -197,7 +210,10 @@ def scores_in(scores: Mapping[str, float]) -> list[str]:
         names = [name for name in scores if name.endswith(f"/{metric}")]
         names = sorted(names, key=lambda name: name.count("/"))[:_MAX_SCORES]
         if names:
-            return [f"{metric}: " + ", ".join(f"{n.removesuffix(f'/{metric}')} {100 * scores[n]:.1f} %" for n in names)]
+            return [
+                f"{metric}: "
+                + ", ".join(f"{printable(n.removesuffix(f'/{metric}'))} {100 * scores[n]:.1f} %" for n in names)
+            ]
     return []
 
 
@@ -214,16 +230,17 @@ def _text(value: float, digits: int) -> str:
 
 def _shared_numbers(strategy: Any, shape: tuple[int, int]) -> NDArray[np.float64]:
     """Return zeros that the ranks of this machine share; all ranks call it. Other machines have zeros of their own."""
-    path = ""
+    path, numbers = "", np.zeros(shape)
     if strategy.global_rank == 0:
-        file, path = tempfile.mkstemp(prefix="fedsim-", dir=memory_folder())
-        os.truncate(file, 8 * max(math.prod(shape), 1))
-        os.close(file)
+        with suppress(OSError):  # a full memory, or a folder that cannot be written to: other ranks have no rows then
+            file, path = tempfile.mkstemp(prefix="fedsim-", dir=memory_folder())
+            os.posix_fallocate(file, 0, 8 * max(math.prod(shape), 1))  # a write to a hole would end the process
+            os.close(file)
     path = strategy.broadcast(path)
-    numbers = np.zeros(shape)
     with suppress(OSError):
-        numbers = np.memmap(path, np.float64, "r+", shape=shape) if shape[0] else numbers
+        if path and shape[0]:
+            numbers = np.memmap(path, np.float64, "r+", shape=shape)
     strategy.barrier()
-    if strategy.global_rank == 0:
+    if path and strategy.global_rank == 0:
         os.unlink(path)  # the memory lasts as long as a rank has it open
     return numbers
