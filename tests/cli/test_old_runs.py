@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from fedsim.__main__ import main
 from fedsim.strategy.checkpoint_files import read_checkpoint, read_states
+from small import refuse
 
 RUNS = Path(__file__).parent / "old_runs"
 ADDRESSES = {
@@ -87,3 +88,37 @@ def test_it_is_continued_where_it_ended(old, tmp_path):
         assert not (new_mask & ~old_mask).any()
         assert times[1][name] > times[0][name] or torch.equal(old_mask, new_mask)
     assert before["method"] == after["method"]
+
+
+def test_another_config_is_named_as_such(old, capsys):
+    """An old checkpoint has no digest; that it is whole must not be doubted for another reason."""
+    line = refuse(capsys, "test", "--ckpt_path", old, "--data.source.init_args.clients=4")
+    assert "the checkpoint has 3 clients and this federation 4" in line
+    assert "edited" not in line
+
+
+def without(content, *names):
+    for name in names[:-1]:
+        content = content[name]
+    del content[names[-1]]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda c: without(c, "loops"),
+    lambda c: without(c, "fedsim", "clients"),
+    lambda c: without(c, "fedsim", "hosts"),
+    lambda c: c.update(callbacks="x"),
+    lambda c: c.update(epoch=0.5),
+    lambda c: c["fedsim"].update(files=1),
+    lambda c: next(iter(c["fedsim"]["layouts"].values())).append([]),
+    lambda c: c["fedsim"]["layouts"].clear(),
+    lambda c: c.update(optimizer_states=True),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["test", pytest.param("fit", marks=pytest.mark.others)])
+def test_damage_of_an_old_checkpoint_is_one_line(old, capsys, command, damage):
+    for path in old.rglob("global.ckpt"):
+        content = torch.load(path, weights_only=True)
+        damage(content)
+        torch.save(content, path)
+    more = ["--trainer.max_epochs=3"] if command == "fit" else []
+    assert "ckpt" in refuse(capsys, command, "--ckpt_path", old, *more)

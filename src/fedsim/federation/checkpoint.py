@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fedsim.federation.components.clock import Clock
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
-from fedsim.strategy.checkpoint_content import INITIAL_KEY, difference, is_sealed, pack_clients
+from fedsim.strategy.checkpoint_content import INITIAL_KEY, difference, naming_old_damage, pack_clients
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.client import kept_tensors
 from fedsim.training.flat_model import FlatModel
@@ -70,19 +69,8 @@ def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Rou
     Raises:
         ConfigError: with the first difference, if the checkpoint is of another method, federation or model.
     """
-    with _naming_old_damage(checkpoint[CONTENT_KEY]):
+    with naming_old_damage(checkpoint[CONTENT_KEY], "ckpt_path"):
         _restore(checkpoint, parts, listeners, threads)
-
-
-@contextmanager
-def _naming_old_damage(content: Mapping[str, Any]) -> Iterator[None]:
-    """Name the damage of a checkpoint without a digest, of version 0.2; later ones are refused before."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if is_sealed(content):
-            raise
-        raise _damaged(f"a part of it is missing, or of another kind ({type(error).__name__}: {error})") from error
 
 
 def _restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener], threads: int) -> None:
@@ -121,7 +109,8 @@ def _restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[Ro
 def check_checkpoint(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener]) -> None:
     """Raise ConfigError, with the first difference, if a checkpoint is of another method, federation or model."""
     content = checkpoint[CONTENT_KEY]
-    _check_content(content, parts)
+    with naming_old_damage(content, "ckpt_path"):
+        _check_content(content, parts)
     has_ladder = any(isinstance(listener, BackboneLadder) for listener in listeners)
     if bool(content.get(BackboneLadder.key)) != has_ladder:
         raise ConfigError(OTHER_LADDER)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import DataError, FedSimError
 
 INITIAL_KEY = "fedsim_initial"
 """key of the clients' private states before their first session, without heads: architecture -> name -> tensor"""
@@ -25,7 +26,37 @@ def check_checkpoint(checkpoint: Mapping[str, Any], content: dict[str, Any], fil
         DataError: if it was changed after it was written; the message names ``file``.
     """
     _check_seal(checkpoint, content, file)
-    _unpack_clients(content)
+    with naming_old_damage(content, file):
+        _unpack_clients(content)
+        if not is_sealed(content):
+            _look_at_parts(checkpoint, content)
+
+
+@contextmanager
+def naming_old_damage(content: Mapping[str, Any], file: str) -> Iterator[None]:
+    """Name the damage of a checkpoint without a digest, which later ones do not get so far with."""
+    try:
+        yield
+    except FedSimError:
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if is_sealed(content):
+            raise
+        problem = f"a part of it is missing, or of another kind ({type(error).__name__}: {error})"
+        raise DataError(f"{file}: {problem}; was it edited? copy the checkpoint again, or give another one") from error
+
+
+def _look_at_parts(checkpoint: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    """Read what commands read before a run begins; raise an error of Python where it is not there."""
+    rounds, clients = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"], content["clients"]
+    counts = [*rounds.values(), *clients.values(), *content["files"], checkpoint["epoch"], checkpoint["global_step"]]
+    counts += [content["files"][content["hosts"][name]] for name in clients]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError("a count is no number from 0")
+    for parts in (checkpoint["state_dict"], checkpoint["callbacks"]):
+        parts.values()
+    [(entry["name"], *entry["shape"], entry["offset"]) for layout in content["layouts"].values() for entry in layout]
+    [len(optimizer["state"]) for optimizer in checkpoint["optimizer_states"]]
 
 
 def seal(checkpoint: Mapping[str, Any], content: dict[str, Any]) -> None:
