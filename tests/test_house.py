@@ -282,7 +282,6 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "fit": {"_dump_config", "_parser", "_signal_connector"},
         "inner_trainer": {"_signal_connector"},
         "checks": {"_name", "_root_dir", "_version"},
-        "notebook": {"_SubprocessScriptLauncher"},
         "preemption": {"_broadcast_sigterm_tensor"},
         "ready_ranks": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},
         "sharing": {"_destroy_dist_connection"},

@@ -11,16 +11,19 @@ import torch.nn.functional as F
 from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.core.seeding import torch_generator
 from fedsim.data import Augmentation
+from fedsim.federation.adaptive_backbones import AdaptiveBackbones
 from fedsim.federation.components.attacks import ModelReplacement
 from fedsim.federation.components.privacy import WhiteNoise
-from fedsim.federation.components.selection import RandomFraction
+from fedsim.federation.components.selection import UCB, RandomFraction
 from fedsim.functional.style import random_styles, spread_of_styles
 from fedsim.methods import FedPav, StyleBank
 from fedsim.methods.base import Method, Payload
 from fedsim.models import SmallCNN
 from fedsim.models.groups import BACKBONE
+from fedsim.training.batch_loss import BatchLoss
 from fedsim.training.labels import Clustering
 from fedsim.training.messages import Upload
+from fedsim.training.objective import Objective
 from fedsim.training.settings import ClientOverride, LocalTraining
 from plain_loops import LR, Federation, assert_close, play, shares
 from small import fit, make_data, make_model, state_of
@@ -289,3 +292,17 @@ def test_a_step_draws_no_more_with_a_larger_bank(styles, monkeypatch):
 def _noted(sizes, images, style):
     sizes.append((len(images), len(style)))
     return images
+
+
+def test_losses_of_several_views_and_changing_backbones_are_refused_at_once():
+    class Two(BatchLoss):
+        views = 2
+
+        def forward(self, seen):
+            return seen.logits.sum() * 0
+
+    with pytest.raises(ConfigError, match="compares several views"):
+        fit(make_model(StyleBank(), objective=Objective(metric=Two())), rounds=1)
+    ladder = AdaptiveBackbones(ladder=[SmallCNN(width=4), SmallCNN(width=8)])
+    with pytest.raises(ConfigError, match="adaptive_backbones: StyleBank keeps what a client has sent"):
+        fit(make_model(StyleBank(), adaptive_backbones=ladder, selection=UCB(), backbone=SmallCNN(width=4)), rounds=1)

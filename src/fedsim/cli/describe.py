@@ -207,6 +207,7 @@ def _cost_table(
     images = max(sum(pixels[name] for name in names) for names in owned) if is_held else 0
     settings = model.settings
     waits = settings.method.measures or settings.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
+    waits = waits or settings.needs_all_uploads
     if clients_prune(settings.method):  # the mask waits, too: a byte per parameter
         per_client = {name: size + size // 4 for name, size in per_client.items()}
     waiting = max(sum(per_client[name] for name in names) for names in owned) if waits else 0
@@ -269,7 +270,8 @@ def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
         seconds = max(seconds, plan.seconds)
         rank_groups += [f"{name} on ranks {ranks[s.start]} to {ranks[s.stop - 1]}" for name, s in plan.rank_groups]
     total, largest = sum(costs.values()), max(costs, key=costs.__getitem__)
-    speedup = total / seconds if seconds else 1.0
+    on_server = 0.0 if parts.root is None else float(parts.root.data.num_images * parts.root.training_settings.passes)
+    speedup = (total + on_server) / (seconds + on_server) if seconds else 1.0
     prediction = f"{speedup:.2f}x ({100 * speedup / len(placement.loads):.0f} % efficiency)"
     share = costs[largest] / max(total, 1)
     if len(placement.loads) > 1 and parts.micro_batches[largest] == 1:
@@ -278,6 +280,9 @@ def _plan_rows(parts: Parts, placement: Placement) -> list[list[str]]:
     elif len(placement.loads) > 1:
         count = parts.micro_batches[largest]
         prediction += f"; {largest} has {100 * share:.0f} % of the work, in batches of {count} micro-batches"
+    if on_server:
+        share = 100 * on_server / (total + on_server)
+        prediction += f"; the server's images have {share:.0f} % of the work, while the other ranks wait"
     return [
         ["predicted speed-up over one rank (assumed: all images take equally long)", prediction],
         *([["clients that rank groups train", f"{', '.join(rank_groups)} ({_ASSUMED})"]] if rank_groups else []),
@@ -297,9 +302,12 @@ def _traffic_rows(model: Federation, traffic: Sequence[Mapping[str, Traffic]]) -
         conditions = "without drop-outs" + " or pruning, with masks" * prunes
     else:
         conditions = "with drop-outs" + ", without pruning, with masks" * prunes
+    method, server = model.settings.method, model.parts.server
+    has_tables = any(method.payload(server, arch, 0).tables for arch in model.parts.models)
+    bound = "but for the rows of clients' tables" if has_tables else "at most"
     rows = [
-        ["bytes down per round, at most", f"{max(down, default=0):,}"],
-        ["bytes up per round, at most", f"{max(up, default=0):,}"],
+        [f"bytes down per round, {bound}", f"{max(down, default=0):,}"],
+        [f"bytes up per round, {bound}", f"{max(up, default=0):,}"],
         [f"bytes of {run}, both ways, {conditions}", f"{sum(down) + sum(up):,}"],
     ]
     if extra:

@@ -128,6 +128,9 @@ class BackboneLadder(RoundListener):
             if rung > self._caps[client]:
                 raise ConfigError(f"{_FIELD}.caps.{client}: it begins on rung {rung}; raise its cap, or begin lower")
         models = [parts.models[arch] for arch in self._archs]
+        if any(parts.method.payload(parts.server, arch, 0).tables for arch in self._archs):
+            name = type(parts.method).__name__
+            raise ConfigError(f"{_FIELD}: {name} keeps what a client has sent with its backbone; choose another method")
         if len({model.network.num_features for model in models}) > 1 or not models[0].has_own_heads:
             raise ConfigError(
                 f"{_FIELD}: clients must keep their classifiers, on embeddings of equal width; "

@@ -16,6 +16,7 @@ from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
 from fedsim.federation.components.attacks import Attack
+from fedsim.federation.components.collusion import Collusion
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.components.ledger import Accounting
 from fedsim.federation.components.privacy import Privacy
@@ -145,6 +146,12 @@ class Settings:
     def overrides(self) -> Mapping[str, ClientOverride]:
         """:attr:`clients`; empty if there are none."""
         return self.clients or {}
+
+    @property
+    def needs_all_uploads(self) -> bool:
+        """Whether uploads wait for those of the others: for a rule, or for attackers who know them."""
+        has_rule = self.aggregation is not None or "uploads" in self.method.requires
+        return has_rule or isinstance(self.attack, Collusion)
 
     @property
     def pace(self) -> Timing:

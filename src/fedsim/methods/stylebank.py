@@ -19,7 +19,6 @@ Deviations and silences:
 - The paper sends styles once, before the training. Here a client sends them **with its first update that counts**, so a
   run never reads the images of clients that do not take part. A bank holds what arrived before the round. Where all
   take part, the first round is plain and the bank is complete from the second on; with a part, it grows.
-- A client whose backbone changes (``adaptive_backbones``) forgets that it has sent its styles, and sends them again.
 - The bank goes down with each model, as it is then; a client cannot know what has changed. Bytes count it so.
 - (mu_s, var_s) are over all pixels of a camera's images, normalised and not augmented, so var_s also has the
   differences between images. mu(x) and var(x) are those of the augmented image. Variances divide by the pixels; eps
@@ -41,6 +40,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsim.core.errors import ConfigError
 from fedsim.core.transfer import send
 from fedsim.functional.style import (
     camera_styles,
@@ -81,6 +81,11 @@ class StyleBank(BodySharing, WeightingChoice, Method):
     def train(self, client: Client) -> None:
         """Step on each batch and on its restyled images together."""
         bank, stream = client.received.extras[_BANK], client.generator("styles")
+        if client.objective.num_views > 1:  # also in the first round, which has no restyled images
+            raise ConfigError(
+                "model.objective.metric: it compares several views, and StyleBank computes one of restyled images; "
+                "choose another loss or method"
+            )
         moments = spread_of_styles(bank) if self.styles == "random" and len(bank) else None
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):

@@ -117,7 +117,7 @@ class Ledger(RoundListener):
         return {name: of_arch[self._archs[name]] for name in clients}
 
     def at_most(self, round_: int, clients: Sequence[str]) -> dict[str, Traffic]:
-        """Return an upper bound of the clients' traffic in round ``round_``: :meth:`expected` plus all masks."""
+        """Return an upper bound of a round's traffic by client, but for rows: :meth:`expected` plus masks."""
         whole = self.expected(round_, clients)
         bounds = {name: self.pruned.at_most(self._archs[name], t.down, t.up) for name, t in whole.items()}
         return {name: whole[name]._replace(down=down, up=up) for name, (down, up) in bounds.items()}
