@@ -8,9 +8,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from lightning import LightningModule, Trainer
@@ -25,6 +25,7 @@ from fedsim.core.shared import memory_folder
 from fedsim.federation.callbacks.progress import RoundProgress
 from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.events import num_rounds, strategy_of
+from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport
 
 _ROUND, _RANK, _SHARE, _LOSS, _SPEED = range(5)
@@ -113,7 +114,9 @@ class LiveTable(RoundProgress):
     def on_scoring(self, subject: str) -> None:
         """Show the model and the data set that are scored."""
         super().on_scoring(subject)
-        self._draw(f"scoring {subject}")
+        if time.monotonic() - self._last >= self.interval:  # thousands of models may be scored in a second
+            self._last = time.monotonic()
+            self._draw(f"scoring {subject}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the line of the round above the table."""
@@ -153,51 +156,46 @@ class LiveTable(RoundProgress):
 
     def _draw(self, title: str) -> None:
         if self._live is not None and self._numbers is not None:
-            rows = rows_of(self._ranks, self._numbers, self._round + 1)
             most = max(1, min(self.max_rows, self._live.console.height - _OTHER_LINES))
-            text = self._as_text(table_of(rows, most, title, self._scores), no_wrap=True, overflow="ellipsis")
+            table = table_of(self._ranks, self._numbers, self._round + 1, most, title, self._scores)
+            text = self._as_text(table, no_wrap=True, overflow="ellipsis")
             self._live.update(text, refresh=True)
 
 
-class ClientRow(NamedTuple):
-    """A client in the table; NaN stands for an unknown number."""
+def table_of(
+    ranks: Mapping[str, str], numbers: NDArray[np.float64], round_: int, max_rows: int, title: str,
+    scores: Mapping[str, float],
+) -> str:  # fmt: skip
+    """Return the table of clients in round ``round_``, from 1, with lines on all clients and on the scores below it.
 
-    client: str
-    rank: str
-    share: float
-    """of the present round that is done; NaN also if the client does not take part"""
-    loss: float
-    speed: float
-    """images/s"""
-
-    @property
-    def turn(self) -> int:
-        """Where it stands in a table that has no room for all: clients in training, then those that are done."""
-        return 0 if 0 < self.share < 1 else 1 if self.share == 1 else 2
-
-
-def rows_of(ranks: Mapping[str, str], numbers: NDArray[np.float64], round_: int) -> list[ClientRow]:
-    """Return the rows of all clients in round ``round_``, from 1; ``numbers`` is float64 [clients, 5]."""
-    rows = []
-    for (client, rank), (last, trained_by, share, loss, speed) in zip(ranks.items(), numbers.tolist(), strict=True):
-        if last:
-            rows.append(ClientRow(client, f"{trained_by:.0f}", share if last == round_ else math.nan, loss, speed))
-        else:
-            rows.append(ClientRow(client, rank, math.nan, math.nan, math.nan))
-    return rows
-
-
-def table_of(rows: Sequence[ClientRow], max_rows: int, title: str, scores: Mapping[str, float]) -> str:
-    """Return the table of clients, with a title above, and lines on all clients and on the scores below it."""
-    shown = rows if len(rows) <= max_rows else sorted(rows, key=lambda row: row.turn)[:max_rows]
+    ``ranks``: client -> the rank, or ranks, to which it is dealt; ``numbers`` is float64 [clients, 5], in this order.
+    """
+    shares = np.where(numbers[:, _ROUND] == round_, numbers[:, _SHARE], np.nan)  # NaN: it takes no part, so far
+    shown = np.arange(len(shares))
+    if len(shown) > max_rows:
+        turn = np.select([(shares > 0) & (shares < 1), shares == 1], [0, 1], 2)
+        shown = np.argsort(turn, kind="stable")[:max_rows]
+    clients = [*ranks]
     cells = [
-        [printable(row.client), row.rank, _bar(row.share), _text(row.loss, 3), _text(row.speed, 0)] for row in shown
-    ]
+        [printable(clients[n]), _rank(numbers[n], ranks[clients[n]]), _bar(shares[n]), _number(numbers[n], _LOSS, 3),
+         _number(numbers[n], _SPEED, 0)]
+        for n in shown.tolist()
+    ]  # fmt: skip
     headers, alignment = ["client", "rank", "progress", "loss", "images/s"], ["left", "right", "left", "right", "right"]
     table = tabulate(cells, headers=headers, disable_numparse=True, colalign=alignment if cells else None)
-    done, hidden = sum(row.share == 1 for row in rows), len(rows) - len(shown)
-    count = f"{done} of {len(rows)} clients are done{f', {hidden} are not shown' if hidden else ''}"
+    hidden = f", {len(shares) - len(shown)} are not shown" if len(shares) > len(shown) else ""
+    count = f"{np.count_nonzero(shares == 1)} of {len(shares)} clients are done{hidden}"
     return "\n".join([title, table, count, *scores_in(scores)])
+
+
+def _rank(values: NDArray[np.float64], dealt: str) -> str:
+    """Return the rank that trained a client last; before, those to which it is dealt."""
+    return f"{values[_RANK]:.0f}" if values[_ROUND] else dealt
+
+
+def _number(values: NDArray[np.float64], column: int, digits: int) -> str:
+    is_known = values[_ROUND] and not math.isnan(values[column])
+    return f"{values[column]:.{digits}f}" if is_known else "-"
 
 
 def scores_in(scores: Mapping[str, float]) -> list[str]:
@@ -224,11 +222,7 @@ def _bar(share: float) -> str:
     return f"{'━' * full}{' ' * (_BAR - full)} {100 * share:3.0f} %"
 
 
-def _text(value: float, digits: int) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _shared_numbers(strategy: Any, shape: tuple[int, int]) -> NDArray[np.float64]:
+def _shared_numbers(strategy: FederatedStrategy, shape: tuple[int, int]) -> NDArray[np.float64]:
     """Return zeros that the ranks of this machine share; all ranks call it. Other machines have zeros of their own."""
     path, numbers = "", np.zeros(shape)
     if strategy.global_rank == 0:
