@@ -3,6 +3,7 @@
 import pytest
 
 import others
+from fedsim.cli.checks import give_old_addresses
 from fedsim.cli.fit import FedSimCLI
 from fedsim.federation.callbacks.script_config import describe_script
 from fedsim.parsing.config_files import shipped_configs, with_shipped
@@ -20,6 +21,7 @@ class Built(FedSimCLI):
 
 
 def built_from(*configs):
+    give_old_addresses()  # as each command does: the parser finds short names of loaded classes alone
     words = [word for config in configs for word in ("--config", config)]
     cli = Built(["describe", *with_shipped(words), "--data.dry_run=true", "--trainer.accelerator=cpu"])
     described = describe_script(cli.model, cli.datamodule, {})

@@ -107,6 +107,25 @@ def test_nothing_in_a_file_is_called(copied, tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
+class Unfilled:
+    """An array of the right shape, whose memory nothing has filled."""
+
+    def __reduce__(self):
+        return np.ndarray, ((2, 3072), "u1")
+
+
+class Reconstructed(Unfilled):
+    def __reduce__(self):
+        return np.zeros(0).__reduce__()[0], (np.ndarray, (2, 3072), b"u1")
+
+
+@pytest.mark.parametrize("kind", [Unfilled, Reconstructed])
+def test_memory_that_nothing_has_filled_is_no_image(copied, kind):
+    (copied / "test_batch").write_bytes(pickle.dumps({b"data": kind(), b"labels": [1, 2]}, protocol=2))
+    with pytest.raises(DataError, match="test_batch: "):
+        only(copied)
+
+
 PIXELS = np.zeros((2, 3072), dtype=np.uint8)
 
 

@@ -1,6 +1,8 @@
 """The report on a search: its table, its figure and its page."""
 
+import json
 import os
+import random
 import re
 
 import numpy as np
@@ -165,3 +167,22 @@ def test_without_a_complete_trial_there_is_nothing_to_draw(tmp_path, monkeypatch
     assert trial_block(trials).notes == ["trials: 1 running, 1 waiting"]
     with pytest.raises(DataError, match="none is complete; wait for the first one"):
         draw_trials(trials, tmp_path / "x.png")
+
+
+def test_no_drawn_damage_of_a_study_slips_through_as_another_error(folder):
+    """Optuna meets damage by assertions and indices, too."""
+    path, draw = folder / "trials.log", random.Random(0)
+    lines = path.read_bytes().splitlines(keepends=True)
+    refused = 0
+    for _ in range(60):
+        number, damaged = draw.randrange(len(lines)), [*lines]
+        record = json.loads(lines[number])
+        key = draw.choice([*record])
+        record[key] = draw.choice([None, -1, 10**6, "x", [], {}, 0.5])
+        damaged[number] = json.dumps(record).encode() + b"\n"
+        path.write_bytes(b"".join(damaged))
+        try:
+            trial_block(read_trials(folder))
+        except DataError as error:
+            refused += str(error).startswith(f"{path}: is not a study of fedsim sweep")
+    assert refused > 10

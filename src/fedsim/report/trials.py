@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -130,12 +130,23 @@ _STATES = {
 
 
 def _row(trial: FrozenTrial, folder: Path) -> TrialRow:
+    """Return a trial; raise an error of Python if a value is none of its kind, as after an edit."""
     attributes = trial.user_attrs
+    for option, value in trial.params.items():
+        if not isinstance(option, str):
+            raise TypeError(f"{option!r} is no name of an option")
+        scale = trial.distributions[option]
+        scale.to_internal_repr(value)
+        if isinstance(scale, FloatDistribution | IntDistribution) and not scale.low <= value <= scale.high:
+            raise ValueError(f"trial {trial.number} has {option} {value}, out of its range")
     score = None
-    if trial.state == TrialState.COMPLETE and trial.value is not None:
+    if trial.state == TrialState.COMPLETE:
+        if trial.value is None:
+            raise ValueError(f"trial {trial.number} is complete and has no score")
         score = trial.value if math.isfinite(trial.value) else math.nan
     return TrialRow(
-        number=trial.number, state=_STATES[trial.state], score=score, seen=trial.intermediate_values,
+        number=trial.number, state=_STATES[trial.state], score=score,
+        seen={int(step): float(value) for step, value in trial.intermediate_values.items()},
         settings=trial.params, folder=folder / str(attributes.get("folder", "")),
         same_as=attributes.get("same_as"), error=str(attributes.get("error", "")),
     )  # fmt: skip
