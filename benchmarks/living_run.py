@@ -2,6 +2,7 @@
 
     python benchmarks/living_run.py kills --number 40   # SIGKILL from the moment at which the old run is moved aside
     python benchmarks/living_run.py signals --number 20 # SIGUSR1 at drawn times of a fit, from its first instant
+    python benchmarks/living_run.py slurm --number 20   # SIGUSR1 to jobs of a real Slurm, from their start
     python benchmarks/living_run.py reads --number 50   # each reader beside a fit of short rounds
 
 Exits with 1 if anything is lost, ends by a traceback, or takes another end than one line.
@@ -20,6 +21,10 @@ from collections import Counter
 from pathlib import Path
 
 from tabulate import tabulate
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from cluster.local_slurm import FINAL, LocalSlurm, local_slurm  # noqa: E402  the tests' own cluster
 
 CONFIG = """
 seed_everything: 0
@@ -48,12 +53,12 @@ READERS = {
 def main() -> int:
     """Run the experiment, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("kind", choices=("kills", "signals", "reads"))
+    parser.add_argument("kind", choices=("kills", "signals", "slurm", "reads"))
     parser.add_argument("--number", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="living-run-"))
-    experiment = {"kills": kills, "signals": signals, "reads": reads}[args.kind]
+    experiment = {"kills": kills, "signals": signals, "slurm": slurm, "reads": reads}[args.kind]
     ends = experiment(folder, args.number, random.Random(args.seed))
     print(tabulate(sorted(ends.items()), ["end", "times"]))
     shutil.rmtree(folder, ignore_errors=True)
@@ -123,6 +128,42 @@ def signals(folder: Path, number: int, draw: random.Random) -> Counter[str]:
         else:
             ends[f"WRONG: code {process.returncode}, requeued {is_requeued}: {error[-300:]}"] += 1
     return ends
+
+
+def slurm(folder: Path, number: int, draw: random.Random) -> Counter[str]:
+    """Send SIGUSR1 to the steps of Slurm's jobs at drawn times; jobs that start again must end."""
+    ends = Counter[str]()
+    with local_slurm(folder / "cluster", nodes=1) as cluster:
+        for n in range(number):
+            log = folder / f"{n}.log"
+            options = fit(folder, 3)[len(FEDSIM) + 1 :]
+            options[options.index("--run_dir") + 1] = str(folder / f"run{n}")
+            command = ["--parsable", f"--output={log}", "slurm/fit.sbatch", *options, "--trainer.num_nodes=1"]
+            environment = cluster.environment | {"VIRTUAL_ENV": sys.prefix, "MASTER_ADDR": "127.0.0.1"}
+            environment["PATH"] = f"{cluster.folder / 'bin'}:{Path(sys.executable).parent}:{environment['PATH']}"
+            sbatch = [str(cluster.folder / "bin" / "sbatch"), *command]
+            job = subprocess.check_output(sbatch, text=True, env=environment, cwd=ROOT).strip()
+            await_state(cluster, job, "RUNNING")
+            time.sleep(draw.uniform(0.0, 10.0))
+            cluster.run("scancel", "--signal=USR1", job, check=False)
+            state = await_state(cluster, job, "PENDING", *FINAL)
+            words = ("starts job", "is asked to start")
+            lines = [line for line in log.read_text().splitlines() if any(word in line for word in words)]
+            if state == "PENDING":
+                time.sleep(2)  # within the second of its end a node takes the new start for the revoked one
+                cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")
+                state = f"started again, then {await_state(cluster, job, *FINAL)}"
+            is_right = state in ("COMPLETED", "started again, then COMPLETED") and "Traceback" not in log.read_text()
+            is_right = is_right and bool(lines) == state.startswith("started")
+            ends[state if is_right else f"WRONG: {state}, {lines}: {log.read_text()[-300:]}"] += 1
+    return ends
+
+
+def await_state(cluster: LocalSlurm, job: str, *states: str) -> str:
+    """Return the state of ``job`` when it is one of ``states``."""
+    while (state := cluster.jobs(job)[0]["JobState"]) not in states:
+        time.sleep(0.05)
+    return state
 
 
 def reads(folder: Path, number: int, draw: random.Random) -> Counter[str]:
