@@ -31,7 +31,7 @@ Deviations and silences:
 
 - t counts rounds from 0, and round t ends with the mask of s_t: with s_0 = 0 the first mask prunes nothing, the last
   one s_{T-1}. A round from which no client returns keeps the mask for R more rounds. This matches the bytes and the
-  69.99 % in Tables III and IV of paper 004.
+  69.99 % in Table IV of paper 004. Its Table III prints 70.52 %, which this schedule does not give.
 - As in the code, the server does not apply the clients' initial mask in round 0, and with fewer rounds than
   ``lam_steps`` all have the last weight. A ``lam`` below ``lam_first`` is the weight from the second step on.
 - Pruned weights begin each round at 0 and train densely.

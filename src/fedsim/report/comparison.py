@@ -14,7 +14,7 @@ from fedsim.papers.published import Footnotes, Table, TableRow
 from fedsim.papers.resolved_rows import find_run
 from fedsim.report.closest import Match, closest_row, closest_table, verdict_lines
 from fedsim.report.costs import pruned_and_sent, work
-from fedsim.report.groups import RunGroup, splits
+from fedsim.report.groups import RunGroup, splits, unequal_evaluation
 from fedsim.report.layout import Block, table_in_parts
 from fedsim.report.left_out_comparison import leaves_out, left_out_comparison
 from fedsim.report.runs import CHOSEN_BY, Rule, Run
@@ -343,7 +343,8 @@ class _Comparison:
             elif self.paper.content["rule"] == "best3":
                 yield f"- {group.label}: the paper's rule best3 is not shown; it needs three evaluations"
             yield from self._differences(group)
-        yield from (f"- {line}" for line in (*splits(self.groups), *work(self.groups)))
+        lines = (*splits(self.groups), *unequal_evaluation(self.groups), *work(self.groups))
+        yield from (f"- {line}" for line in lines)
         yield from self._figures_only()
 
     def _differences(self, group: RunGroup) -> Iterator[str]:

@@ -183,6 +183,16 @@ def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
                 break
 
 
+def unequal_evaluation(groups: Sequence[RunGroup]) -> Iterator[str]:
+    """Yield a line about each group whose test images are scored in another way than those of the first group."""
+    first, *others = groups
+    for group in others:
+        differing = (d for d in compare(first.runs[0].settings, group.runs[0].settings) if is_of_experiment(d))
+        texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in differing if d.option.startswith(_SCORING)]
+        if texts and first.runs[0].config and group.runs[0].config:
+            yield f"NOT EQUAL EVALUATION: {first.label} and {group.label} differ in {'; '.join(texts)}"
+
+
 def _differences(first: Run, second: Run) -> list[str]:
     """Return the differences between two runs that make them two experiments."""
     unknown = [f"settings, as {run.folder} has no config.yaml" for run in (first, second) if not run.config]
@@ -327,7 +337,7 @@ def _non_default_settings(runs: Sequence[Run]) -> list[str]:
     return texts + [f"server_optimizer {name}" for name in optimizers - {"none"} if len(optimizers) == 1]
 
 
-_METHOD, _SERVER = "model.method", "model.server_optimizer"
+_METHOD, _SERVER, _SCORING = "model.method", "model.server_optimizer", ("model.evaluation.", "data.test_size")
 
 
 def _of_method(settings: Flat) -> Flat:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import ConfigError
 from fedsim.core.metrics import KINDS, comparable
 from fedsim.core.names import metric_name
-from fedsim.report.groups import MEANING, RunGroup, name_variants, shown_metrics
+from fedsim.report.groups import MEANING, RunGroup, name_variants, shown_metrics, unequal_evaluation
 from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.runs import CHOSEN_BY, Rule, Run
 from fedsim.report.significance import Estimate, chance_text, holm, interval_text, over_seeds, percent_text
@@ -188,6 +188,7 @@ def left_out_blocks(groups: Sequence[RunGroup], metric: str, rule: Rule) -> list
         f"the round is chosen by {CHOSEN_BY[rule.name]}",
         *(MEANING[model_kind] for model_kind in dict.fromkeys(kinds)),
         f"each cell: {groups[0].describe()}" if len({group.describe() for group in groups}) == 1 else "",
+        *unequal_evaluation([RunGroup(label, next(iter(rotations.values())).runs) for label, rotations in methods]),
     ]
     gap = f"oracle - {rule.name}, in points; it grows with the number of evaluations that the oracle chooses from"
     best = f"the best one by {shown[0]}, so the gap of another metric may be below 0"

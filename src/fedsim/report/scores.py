@@ -15,7 +15,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.metrics import comparable
 from fedsim.core.names import metric_name
 from fedsim.report.costs import answers_line, fewest_answers, is_timed, traffic, work
-from fedsim.report.groups import MEANING, RunGroup, shown_metrics, splits
+from fedsim.report.groups import MEANING, RunGroup, shown_metrics, splits, unequal_evaluation
 from fedsim.report.layout import Block, mean_and_spread
 from fedsim.report.runs import MEANS, Rule, Run
 from fedsim.report.series import Series, curves, label_of_line, seconds_of
@@ -120,6 +120,7 @@ def _legend(
     yield from scores_line(groups, all_sets(groups), metrics[0])
     yield from answers_line(groups)
     yield from splits(groups)
+    yield from unequal_evaluation(groups)
     yield from work(groups)
     if rule.name == "best3":
         yield "best3 chooses rounds by scores on test data: optimistic, comparable only with the numbers of paper 003"
