@@ -11,7 +11,8 @@ from fedsim.core.errors import FedSimError, StopSignal
 from fedsim.core.names import did_you_mean
 from fedsim.core.quick_end import end_quickly, prepare_quick_end
 from fedsim.core.stop_signals import listening
-from fedsim.parsing.output import end_output, prepare_output, print_error, print_text
+from fedsim.parsing.early import is_alone
+from fedsim.parsing.output import end_output, prepare_output, print_error, print_text, rank_of_this_process
 
 COMMANDS = {
     "fit": "train a federation and score it as it learns",
@@ -81,7 +82,8 @@ def main(args: list[str] | None = None) -> int:
             print_error(str(error))
             return 2
         except (StopSignal, KeyboardInterrupt) as stop:  # before the command has its own handling of errors
-            print_error(str(stop) or "interrupted")
+            if rank_of_this_process() == 0 or is_alone():  # a launcher stops the others when the first one ends
+                print_error(str(stop) or "interrupted")
             return 128 + getattr(stop, "signum", signal.SIGINT)
         finally:
             end_output()

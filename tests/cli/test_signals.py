@@ -78,6 +78,15 @@ def test_a_signal_in_the_start_is_one_line(module, fit, slurm, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_ranks_that_a_launcher_stops_in_their_start_have_no_line_of_their_own(rank, lines, fit, tmp_path):
+    words = [sys.executable, "-c", AT_AN_IMPORT, "yaml", str(int(signal.SIGTERM)), *fit]
+    environ = os.environ | {"SLURM_PROCID": rank, "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environ)
+    assert (done.returncode, len(done.stderr.splitlines())) == (128 + signal.SIGTERM, lines), done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize(
     "place",
