@@ -112,7 +112,7 @@ class ReIDRetrieval(_Retrieval):
     """All scores of :class:`fedsim.evaluation.Ranking` from one ranking."""
 
     def compute(self) -> dict[str, Tensor]:
-        """Return rank1, rank5, rank10, mAP, mAP_trapezoid, mINP (fractions of 1), num_valid, num_queries, cmc [50]."""
+        """Return the metrics of the ranking (fractions of 1), num_valid, num_queries and cmc [50]."""
         ranking = self.ranking()
         values = {**ranking.metrics, **{name: getattr(ranking, name) for name in ("num_valid", "num_queries", "cmc")}}
         return {name: torch.tensor(value) for name, value in values.items()}
