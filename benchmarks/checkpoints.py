@@ -33,7 +33,7 @@ CLIENTS = 9
 
 
 class Compare(Callback):
-    """Writes both kinds in turn, before training starts.
+    """Writes both kinds in turn, after a round: a client that has not trained has no state.
 
     Args:
         folder: where.
@@ -44,7 +44,7 @@ class Compare(Callback):
         self.folder = folder
         self.repeats = repeats
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write, and print on the first rank."""
         times: dict[str, list[float]] = {"plain": [], "checkpoint": []}
         for _ in range(self.repeats):
@@ -95,8 +95,9 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     case = Case("", (), (32, 16), 2, clients=CLIENTS, batches=10)
     model = Federation(
-        Local(), ResNet(50), Neck(kind="bnneck", dropout=0.0), client=LocalTraining(batch_size=10),
-        client_store="host", evaluation=Evaluation(test_during_fit=False),
+        Local(), ResNet(50), Neck(kind="bnneck", dropout=0.0),
+        client=LocalTraining(batch_size=10, optimizer_state="reset"), client_store="host",
+        evaluation=Evaluation(test_during_fit=False),
     )  # fmt: skip
     data = FederatedDataModule(RandomClients(case), val="none", size=case.size, limit_client_batches=1)
     run_federation(model, data, 1, [Compare(args.folder, args.repeats)], devices=args.ranks)

@@ -93,6 +93,12 @@ def test_words_of_another_run_are_not_taken(agent, monkeypatch):
     assert words_of_first_start([f"--run_dir={agent}"]) == [f"--run_dir={agent}"]
 
 
+def test_a_run_that_replaced_another_goes_on_with_itself(agent):
+    keep_words(agent, ["--overwrite", "true"])
+    expected = ["--overwrite", "true", "--overwrite=false", *GOES_ON]
+    assert words_of_first_start([f"--run_dir={agent}"]) == expected
+
+
 def test_damaged_words_are_one_line(agent, capsys):
     (agent / "agent_words.json").write_text("{")
     assert "agent_words.json: cannot be read" in refuse(capsys, *words(f"--run_dir={agent}"))

@@ -12,7 +12,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import DataError
 from fedsim.core.sparse_file import read_sparse, write_sparse
 from fedsim.functional.encodings import sparse_bytes
-from fedsim.methods import APFL, IFCA, Ditto, FedALA, FedBABU, FedBN, FedDIP, FedPav, Local, LotteryFL
+from fedsim.methods import APFL, IFCA, SKA, Ditto, FedALA, FedBABU, FedBN, FedDIP, FedPav, GPerXAN, Local, LotteryFL
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit, make_model, named, receive, refuse
 
@@ -117,6 +117,18 @@ def test_a_file_says_what_it_is_and_others_may_read_it(dip, tmp_path, capsys):
         about = file.metadata()
     assert (about["method"], about["model"], about["round"], about["format"]) == ("FedDIP", "global", "2", "pt")
     assert (about["resize"], about["features_normalised"]) == ("bicubic, antialiased (Pillow)", "no")
+
+
+@pytest.mark.parametrize("method", [GPerXAN(), SKA(dual=False, unseen="avg")], ids=["GPerXAN", "SKA"])
+def test_the_server_s_model_is_exported_where_the_server_completes_it(method, tmp_path, capsys):
+    model, output = fit(make_model(method)), tmp_path / "x.safetensors"
+    model.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    exported(capsys, "--ckpt_path", tmp_path / "last.ckpt", "--output", output)
+    expected = {**named(model), **method.server_tensors(model.server, "smallcnn")}
+    found = load_file(output)
+    assert "bn1.running_mean" in found
+    assert found.keys() == {n.removeprefix("backbone.") for n in expected if not n.startswith("head.")}
+    assert all(torch.equal(t, found[n.removeprefix("backbone.")]) for n, t in expected.items())
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,21 @@ def test_a_command_says_which_checkpoint_it_takes(run, caplog, capsys):
         assert said(caplog, "checkpoint ") == [expected]
 
 
+@pytest.mark.parametrize("checkpoint", ["last", "RUN", "RUN/checkpoints/best.ckpt"])
+def test_a_fit_does_not_replace_the_run_with_which_it_goes_on(run, capsys, checkpoint):
+    checkpoint = checkpoint.replace("RUN", str(run))
+    words = ["--run_dir", run, "--ckpt_path", checkpoint, "--overwrite=true", "--trainer.max_epochs=4"]
+    line = refuse(capsys, "fit", *words)
+    assert f"--overwrite: would replace the run in {run}, with which --ckpt_path goes on; give one of them" in line
+
+
+def test_two_progress_bars_are_one_line(tmp_path, capsys):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    bars = ["--trainer.callbacks+=TQDMProgressBar", "--trainer.callbacks+=RichProgressBar"]
+    line = refuse(capsys, "fit", "--config", tmp_path / "tiny.yaml", "--run_dir", tmp_path / "run", *bars)
+    assert "trainer.callbacks: TQDMProgressBar, RichProgressBar are progress bars, and a run shows one" in line
+
+
 def test_without_a_best_one_the_last_is_taken(copy):
     folder = copy / "checkpoints"
     assert checkpoint_at(copy) == folder / "best.ckpt"

@@ -157,6 +157,32 @@ def test_a_file_that_was_cut_short_is_refused(copied, keep):
         only(copied)
 
 
+@pytest.mark.parametrize("module", [b"numpy.core.numeric", b"numpy._core.numeric"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_files_of_protocol_5_are_read(copied, module, order):
+    data = (np.arange(2 * 3072).reshape(2, 3072) % 251).astype(np.uint8, order=order)
+    text = pickle.dumps({b"data": data, b"labels": [0, 1]}, protocol=5)
+    # without the frame, whose length would change; a name's length stands before it
+    (name,) = (n for n in (b"numpy.core.numeric", b"numpy._core.numeric") if n in text)
+    text = text[:2] + text[11:].replace(bytes([len(name)]) + name, bytes([len(module)]) + module)
+    (copied / "test_batch").write_bytes(text)
+    assert (only(copied).gallery.images.decode((32, 32)).numpy().reshape(2, 3072) == data).all()
+
+
+class OutOfArray:
+    """Protocol 5's array of the memory of another object."""
+
+    def __reduce__(self):
+        rebuild = PIXELS.__reduce_ex__(5)[0]
+        return rebuild, (PIXELS.astype("u2"), np.dtype("u1"), (2, 6144), "C")
+
+
+def test_an_array_of_another_object_s_memory_is_refused(copied):
+    (copied / "test_batch").write_bytes(pickle.dumps({b"data": OutOfArray(), b"labels": [0, 1]}, protocol=5))
+    with pytest.raises(DataError, match="an array's content is not bytes"):
+        only(copied)
+
+
 def test_columns_may_come_first(copied):
     data = np.asfortranarray(np.arange(2 * 3072, dtype=np.int64).reshape(2, 3072) % 251).astype(np.uint8, order="F")
     (copied / "test_batch").write_bytes(pickle.dumps({b"data": data, b"labels": [0, 1]}, protocol=2))

@@ -80,6 +80,17 @@ def test_the_union_has_common_labels_too(val):
         assert union.val.query.pids.tolist() == [int(pid) for member in members for pid in member.val.query.pids]
 
 
+@pytest.mark.parametrize(("labels", "lines"), [("common", 1), ("own", 0)])
+def test_a_line_says_how_many_identities_are_joined(caplog, labels, lines):
+    caplog.set_level("INFO", "fedsim")
+    one = cifar(dry_run=True).list_domains()[0]
+    few = one.train.take(np.flatnonzero(one.train.pids <= 3))
+    domains = [Domain("a", one.train, one.query, one.gallery), Domain("b", few, one.query, one.gallery)]
+    build_federation(domains, labels=labels, val="none")
+    line = "data.labels: common: 3 identities of more than one data set are one person (or class) each"
+    assert [message for message in caplog.messages if "joined" in message or "one person" in message] == [line] * lines
+
+
 def test_whole_classes_are_not_held_out():
     with pytest.raises(ConfigError, match=r"data\.val: identities holds out whole classes"):
         _ = cifar(val="identities").federated

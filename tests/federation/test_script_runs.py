@@ -11,12 +11,14 @@ import lightning
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import TQDMProgressBar
 
 import fedsim
 from environment import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.data import Augmentation
+from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.callbacks.script_config import describe_script
 from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedPav
@@ -106,7 +108,10 @@ def test_a_run_that_is_to_be_replaced_stays_until_the_first_round_has_trained(tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"run_dir": "x", "resume": True, "overwrite": True}, "resume: contradicts overwrite"),
+        (
+            {"run_dir": "x", "resume": True, "overwrite": True},
+            r"overwrite: would replace .* with which resume goes on; give one",
+        ),
         ({"resume": True}, "resume: is for a run_dir"),
         ({"overwrite": True}, "overwrite: is for a run_dir"),
     ],
@@ -114,6 +119,18 @@ def test_a_run_that_is_to_be_replaced_stays_until_the_first_round_has_trained(tm
 def test_ways_that_contradict_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         fedsim.Trainer(**options, **CPU)
+
+
+def test_a_run_is_not_replaced_by_a_fit_that_goes_on_with_it(tmp_path):
+    fit(tmp_path / "run")
+    trainer = fedsim.Trainer(run_dir=tmp_path / "run", overwrite=True, max_epochs=2, **CPU)
+    with pytest.raises(ConfigError, match=r"overwrite: would replace .* with which ckpt_path goes on; give one"):
+        trainer.fit(built(), datamodule=data_of(), ckpt_path=tmp_path / "run")
+
+
+def test_two_progress_bars_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"^trainer\.callbacks: TQDMProgressBar, RoundProgress are progress bars"):
+        fedsim.Trainer(callbacks=[TQDMProgressBar(), RoundProgress()], **CPU | {"enable_progress_bar": True})
 
 
 def test_fewer_rounds_than_the_checkpoint_has_are_refused(tmp_path):

@@ -16,7 +16,9 @@ from fedsim.data import SyntheticReID
 from fedsim.federation.components.attacks import SignFlip
 from fedsim.federation.components.robust import Bucketing, FLTrust, Median
 from fedsim.federation.components.selection import RandomFraction
+from fedsim.federation.memory import device_memory, most_of_a_rank, placement_of, training_pixels
 from fedsim.methods import FedAvg, FedPav, Local
+from fedsim.methods.fedpav import Distillation
 from fedsim.models import SmallCNN
 from fedsim.training.labels import Clustering
 from fedsim.training.settings import ClientOverride, LocalTraining
@@ -324,3 +326,38 @@ def test_refusals(data, options, line):
 def test_it_is_named_on_the_command_line(capsys, tiny):
     line = refuse(capsys, "fit", "--config", tiny, "--model.aggregation", "FLTrust")
     assert "model.aggregation: the server trains on labelled images, and data.public has none" in line
+
+
+# -- memory that fedsim describe counts --------------------------------------------------------------------------------
+
+
+def memory_of(ranks=1, method=None, **options):
+    model, data = make_model(method or FedPav(), **options), five()
+    model.assemble(data, 0, ranks, torch.device("cpu"))
+    placement = placement_of(model.settings, model.parts, ranks, 1)
+    return device_memory(model.settings, model.parts, data, placement, "32-true"), model.parts, placement
+
+
+def test_described_memory_has_the_server_s_session_and_images():
+    small = {f"town{i}": ClientOverride(batch_size=2) for i in range(4)}
+    (plain, _, _), (trusting, parts, _) = (memory_of(aggregation=r, clients=small) for r in (Median(), FLTrust()))
+    pixels = 3 * 32 * 16 * parts.root.data.num_images
+    assert trusting.pixels - plain.pixels == pixels
+    assert trusting.server - plain.server == sum(model.shared.nbytes for model in parts.models.values())
+    assert (plain.images, trusting.images) == (2, 8)
+    assert trusting.activations == pytest.approx(4 * plain.activations, rel=0.01)
+    assert trusting.gradients >= plain.gradients
+
+
+def test_the_server_s_images_are_on_rank_0():
+    _, parts, placement = memory_of(2, aggregation=FLTrust())
+    root = parts.root.data.name
+    sizes = training_pixels(parts, five())
+    of_ranks = [sum(sizes[name] for name in placement.shared_by(ranks)) for ranks in placement.groups]
+    assert most_of_a_rank(sizes, parts, placement) == max(of_ranks[0] + sizes[root], of_ranks[1])
+    assert most_of_a_rank(dict.fromkeys(parts.names, 1) | {root: 100}, parts, placement) > 100
+
+
+def test_described_memory_has_the_batches_of_a_distillation():
+    plain, distilling = (memory_of(method=FedPav(distillation=d))[0] for d in (None, Distillation(batch_size=24)))
+    assert (plain.images, distilling.images) == (8, 24)

@@ -189,6 +189,16 @@ def test_confusion_is_that_of_plain_loops(folder, results):
     assert {(row["model"], row["owner"]) for row in rows} == {("global", "")}
 
 
+def test_features_of_two_widths_are_not_joined(folder, tmp_path, capsys):
+    run = shutil.copytree(folder / "pav", tmp_path / "pav", symlinks=True)
+    path = run / "features" / f"{SETS[0]}.npz"
+    content = {**np.load(path)}
+    np.savez(path, **content | {part: content[part][:, 1:] for part in ("query", "gallery")})
+    width = content["query"].shape[1]
+    line = refuse(capsys, "report", run, "--confusion")
+    assert f"confusion: the features of global have {width - 1} and {width} numbers in different test sets" in line
+
+
 def test_a_personalised_model_joins_the_sets_of_its_client_and_the_unseen_ones(folder):
     rows = fedsim.load_run(folder / "local").confusion()
     features = folder / "local" / "features"

@@ -43,7 +43,7 @@ def layer_of(channels, **options):
     for tensor in (layer.weight, layer.bias, layer.running_mean):
         nn.init.normal_(tensor)
     nn.init.uniform_(layer.running_var, 0.5, 2.0)
-    layer.hold_received()
+    layer.begin_session()
     return layer
 
 
@@ -206,29 +206,51 @@ def test_the_first_pass_of_a_session_remembers_what_was_downloaded():
     assert torch.equal(norm.received, received)
     assert not torch.equal(norm.running_mean, received[0])
     twin = copy.deepcopy(network)
-    assert twin.diversifying == [twin.backbone.bn1, twin.backbone.bn2], "a copy has layers of its own"
+    twin.end_session()
+    assert twin.backbone.bn1.received is None, "a copy has layers of its own"
+    assert norm.received is not None
     network.end_session()
     assert norm.received is None
     network(x)
     assert norm.received is None, "a pass outside of sessions takes the running statistics"
 
 
+def test_a_layer_of_a_user_is_told_of_a_session_too():
+    class OwnLayer(nn.Identity):
+        told = ()
+
+        def begin_session(self):
+            self.told += ("begin",)
+
+        def end_session(self):
+            self.told += ("end",)
+
+    backbone = nn.Sequential(layer := OwnLayer())
+    backbone.out_channels = 3
+    network = ReIDModel(backbone, Neck(kind="none"))
+    network.begin_training()
+    for _ in range(2):
+        network(torch.ones(2, 3, 4, 4))
+    network.end_session()
+    assert layer.told == ("begin", "end")
+
+
 def test_federations_mix_with_the_statistics_of_the_global_model(monkeypatch):
     """In every session, whichever client came before it on the rank."""
-    held, hold = [], DiversifiedNorm2d.hold_received
+    held, hold = [], DiversifiedNorm2d.begin_session
 
     def look(layer):
         hold(layer)
         held.append(layer.received.clone())
 
-    monkeypatch.setattr(DiversifiedNorm2d, "hold_received", look)
+    monkeypatch.setattr(DiversifiedNorm2d, "begin_session", look)
     one, two = (fit(make_model(FedPav(), backbone=seeded(style=LAYER1)), rounds=n) for n in (1, 2))
     after_one = torch.stack([named(one)[f"backbone.bn1.running_{part}"] for part in ("mean", "var")])
     initial = torch.stack([torch.zeros(8), torch.ones(8)])
     assert len(held) == 9, "three clients in a round, then in two"
     assert all(torch.equal(received, initial) for received in held[:6])
     assert all(torch.equal(received, after_one) for received in held[6:])
-    assert all(layer.received is None for layer in two.parts.models["smallcnn"].network.diversifying)
+    assert two.parts.models["smallcnn"].network.backbone.bn1.received is None
 
 
 def test_no_byte_more_is_sent():

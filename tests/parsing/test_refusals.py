@@ -438,3 +438,28 @@ def test_an_own_class_that_cannot_be_imported_says_why(capsys, tiny, tmp_path, m
     assert words in refuse(
         capsys, "fit", "--config", tiny, "--run_dir", tmp_path / "run", f"--model.method={name}.Mine"
     )
+
+
+# -- settings that are gone --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (["--model.client.flat_step=true"], "--model.client"),
+        (["--model.client={flat_step: true}"], "model.client"),
+        (["--model.clients.town0.flat_step=true"], "model.clients"),
+        (["--model.client=SECTION"], "model.client"),
+        (["--config=CONFIG"], "CONFIG: model.client"),
+        (["--model.method=FedKLPR", "--model.method.unit_features=true"], "--model.method"),
+    ],
+)
+def test_a_setting_that_is_gone_is_named_as_such_at_each_door(capsys, tmp_path, tiny, words, place):
+    config, section = tmp_path / "old.yaml", tmp_path / "section.yaml"
+    config.write_text("model: {client: {class_path: LocalTraining, init_args: {flat_step: true}}}")
+    section.write_text("{flat_step: true, batch_size: 4}")
+    for word, path in (("CONFIG", str(config)), ("SECTION", str(section))):
+        words, place = [given.replace(word, path) for given in words], place.replace(word, path)
+    line = refuse(capsys, "describe", "--config", tiny, *words)
+    name = "unit_features" if "unit_features" in words[-1] else "flat_step"
+    assert f"error: {place}: {name} is gone since 0.3; remove it" in line

@@ -43,7 +43,9 @@ WRONG = [
     ({"command": ["fedsim", "fit"]}, "command", "${args} is missing"),
     ({"command": ["fedsim", "${arg}", "${args}"]}, "command", "${arg} is not a known macro"),
     ({"command": ["fedsim", "--run_dir=x", "${args}"]}, "command", "leave --run_dir out"),
+    ({"command": ["fedsim", "--overwrite=true", "${args}"]}, "command", "leave --overwrite out"),
     ({"parameters": {"run_dir": {"values": ["x"]}}}, "parameters.run_dir", "leave it out"),
+    ({"parameters": {"overwrite": {"value": True}}}, "parameters.overwrite", "leave it out"),
     ({"parameters": None}, "parameters", "expected names"),
     *(
         ({"parameters": {name: {"values": [1]}}}, f"parameters.{name}", "write its name alone, such as model.client.b")

@@ -22,7 +22,7 @@ from fedsim.federation.components.ledger import Ledger, Traffic
 from fedsim.federation.components.timing import Synchronous
 from fedsim.federation.events import num_rounds, strategy_of
 from fedsim.federation.federation import Federation, clock_of
-from fedsim.federation.memory import DeviceMemory, device_memory, placement_of, training_pixels
+from fedsim.federation.memory import DeviceMemory, device_memory, most_of_a_rank, placement_of, training_pixels
 from fedsim.federation.parts import Parts
 from fedsim.federation.scheduling.plan import Task, make_plan
 from fedsim.federation.scheduling.replay import replay, synchronous_rate
@@ -201,10 +201,10 @@ def _cost_table(
     per_client = {c.name: model.parts.models[model.parts.archs[c.name]].shared_bytes for c in clients}
     owned = [placement.shared_by(ranks) for ranks in placement.groups]
     owner = "rank" if placement.per_machine == 1 else "machine"
-    pixels = training_pixels(data)
     # ranks that share clients share the memory of their images, too
     is_held = data.cache == "host" or (data.cache == "device" and placement.per_machine > 1)
-    images = max(sum(pixels[name] for name in names) for names in owned) if is_held else 0
+    images = most_of_a_rank(training_pixels(model.parts, data), model.parts, placement) if is_held else 0
+    public = 3 * data.size[0] * data.size[1] * len(model.parts.federated.public or ())
     settings = model.settings
     waits = settings.method.measures or settings.on_bad_update == "skip_client" or model.parts.federated.has_unlabelled
     waits = waits or settings.needs_all_uploads
@@ -219,6 +219,7 @@ def _cost_table(
         *_plan_rows(model.parts, placement),
         *devices,
         *([[f"host memory: training images of the busiest {owner}", _mib(images)]] if is_held else []),
+        *([["host memory: public images, on each rank", _mib(public)]] if public else []),
         [f"host memory: uploads waiting on the busiest {owner}", _mib(waiting)],
     ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)

@@ -59,7 +59,7 @@ from fedsim.federation.callbacks import (
     in_run_folder,
 )
 from fedsim.federation.callbacks.tracking import keep_artifacts
-from fedsim.federation.checks.compatibility import naming_the_field
+from fedsim.federation.checks.compatibility import check_bars, naming_the_field
 from fedsim.federation.components.selection import AllClients
 from fedsim.federation.events import as_list
 from fedsim.federation.federation import Federation
@@ -161,12 +161,13 @@ class FedSimCLI(LightningCLI):
         """Determine the run directory and the checkpoint before objects are built."""
         config = self.config[self.subcommand]
         _expand_paths(config)
+        goes_on = config.get("ckpt_path") is not None  # by the user's word
         self.given_dir = None if config["run_dir"] is None else Path(config["run_dir"])
         check_config(config.as_dict())
         if config["run_dir"] is None:
             method = str(config["model"]["method"]["class_path"])
             config["run_dir"] = default_run_dir(method, config["seed_everything"])
-            if self.subcommand == "fit" and folder_of_sweep_run() and config["ckpt_path"] is None:
+            if self.subcommand == "fit" and folder_of_sweep_run() and not goes_on:
                 config["ckpt_path"] = "last"  # W&B's agent starts a preempted run again
         self.run_dir = Path(config["run_dir"])
         check_text(str(self.run_dir), "run_dir")
@@ -185,16 +186,22 @@ class FedSimCLI(LightningCLI):
             raise ConfigError("save_ranking: ranked lists are written by fedsim test only")
         if config["save_maps"] and self.subcommand != "predict":
             raise ConfigError("save_maps: pictures of maps are written by fedsim predict only")
-        self.restarts, self.scored = False, Settled(None)
-        if config.get("ckpt_path"):  # a wrong one is reported before processes start
-            checkpoint, rounds = str(config["ckpt_path"]), config["trainer"]["max_epochs"]
-            self.scored = settle_checkpoint(checkpoint, self.run_dir, self.subcommand == "fit", rounds)
-            config["ckpt_path"] = None if self.scored.path is None else str(self.scored.path)
-            self.restarts = self.scored.path is None
+        self._settle(config)
+        if self.subcommand == "fit" and goes_on:
+            self._start(config).check_way("--ckpt_path", "--overwrite")
         if self.subcommand == "fit" and self.given_dir is None and rank_of_this_process() == 0:
             self._start(config).check_free()  # before data are listed
         if "verbose" in config:
             config["verbose"] = False  # Lightning's own table; fedsim prints another
+
+    def _settle(self, config: Namespace) -> None:
+        """Read the checkpoint of the command, if it has one: a wrong one is reported before processes start."""
+        self.restarts, self.scored = False, Settled(None)
+        if config.get("ckpt_path"):
+            checkpoint, rounds = str(config["ckpt_path"]), config["trainer"]["max_epochs"]
+            self.scored = settle_checkpoint(checkpoint, self.run_dir, self.subcommand == "fit", rounds)
+            config["ckpt_path"] = None if self.scored.path is None else str(self.scored.path)
+            self.restarts = self.scored.path is None
 
     def after_instantiate_classes(self) -> None:
         """Check options and folders before other processes are started."""
@@ -266,6 +273,7 @@ class FedSimCLI(LightningCLI):
 
     def _callbacks(self, config: Namespace) -> list[Callback]:
         callbacks: list[Callback] = as_list(config["callbacks"])
+        check_bars(callbacks)
         if self.subcommand != "fit":
             return callbacks
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):

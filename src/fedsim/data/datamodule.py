@@ -73,7 +73,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         max_images: maximum of training images per client, a random part; null keeps all.
         max_identities: maximum of training identities per client, a random part; null keeps all.
         labels: own: each client numbers its identities from 0; common: an identity has the same label in all clients,
-            for classification, where identities are classes.
+            for classification, where identities are classes; equal ones of several data sets are one person (or class).
         manifest: a CSV file of fedsim data manifest, which lists the images of each client; instead of a source.
         size: height and width of the images, pixels.
         test_size: height and width of validation and test images, if different (papers 000 and 001: 288, 144).

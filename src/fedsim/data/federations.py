@@ -6,6 +6,7 @@ use a data set shows from its labels alone.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections import Counter
@@ -23,6 +24,8 @@ from fedsim.core.seeding import numpy_generator
 from fedsim.data.federated import ONE_IDENTITY, ClientData, FederatedData, RetrievalSet
 from fedsim.data.images import Domain, Index, Split
 from fedsim.data.partitions import Partition, cap_training, divide
+
+log = logging.getLogger(__name__)
 
 Validation = Literal["identities", "first_image", "images", "none"]
 LabelScope = Literal["own", "common"]  # numbering of the identities: by each client, or common to all
@@ -80,7 +83,12 @@ def build_federation(
             raise ConfigError(
                 "data.val: identities holds out whole classes, which data.labels common must train; use images or none"
             )
-        classes = np.unique(np.concatenate([train.identities for train in seen.values()]))
+        identities = np.concatenate([train.identities for train in seen.values()])
+        classes, num_sets = np.unique(identities, return_counts=True)
+        if joined := int((num_sets > 1).sum()):
+            log.info(
+                "data.labels: common: %d identities of more than one data set are one person (or class) each", joined
+            )
         clients = [
             replace(client, labels=np.searchsorted(classes, client.train.pids), common_classes=len(classes))
             for client in clients

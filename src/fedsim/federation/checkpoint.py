@@ -18,7 +18,7 @@ from fedsim.federation.components.clock import Clock
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
-from fedsim.strategy.checkpoint_content import INITIAL_KEY, difference, naming_old_damage, pack_clients
+from fedsim.strategy.checkpoint_content import INITIAL_KEY, SERVED_KEY, difference, naming_old_damage, pack_clients
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
 from fedsim.training.client import kept_tensors
 from fedsim.training.flat_model import FlatModel
@@ -57,10 +57,18 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
     old_models = parts.rank_share.old_models.saved()
     return {
         CONTENT_KEY: content | states, SERVER_KEY: parts.server.kept, INITIAL_KEY: initial, STATES_KEY: private,
+        **({SERVED_KEY: served} if (served := _served(parts)) else {}),
         **({OLD_MODELS_KEY: old_models} if old_models else {}),
         **({ROOT_KEY: parts.root.private_state()} if parts.root is not None else {}),
         **({TABLES_KEY: parts.server.tables} if parts.server.tables else {}),
     }  # fmt: skip
+
+
+def _served(parts: Parts) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors, by architecture and name, that complete the server's models where clients keep layers."""
+    models = {arch: model for arch, model in parts.models.items() if not model.is_complete}
+    served = {arch: dict(parts.method.server_tensors(parts.server, arch)) for arch in models}
+    return {arch: tensors for arch, tensors in served.items() if models[arch].serves("pool", tensors)}
 
 
 def restore(checkpoint: Mapping[str, Any], parts: Parts, listeners: Sequence[RoundListener], threads: int) -> None:

@@ -103,6 +103,12 @@ class _Estimate:
         replicas = list(settings.method.replicas.values())
         self._trained, self._frozen = 1 + replicas.count("trained"), replicas.count("frozen")
         self._training = settings_by_client(parts.federated, parts.training, settings.overrides)
+        self._clients, self._archs, self._micro_batches = _trained_on(parts), parts.archs, parts.micro_batches
+        if (root := parts.root) is not None:
+            name, training = root.data.name, root.training_settings
+            self._training[name], self._archs = training, parts.archs | {name: root.model.arch}
+            self._micro_batches = {**parts.micro_batches, name: training.micro_batches_of(root.data.num_images)}
+        self._num_classes = {client.name: client.num_classes for client in self._clients}
         self._moments_of = {id(t): _state_of(t.optimizer) for t in self._training.values()}
         models = parts.models.items()
         self._trainable = {a: sum(p.nbytes for p in m.network.parameters() if p.requires_grad) for a, m in models}
@@ -113,13 +119,13 @@ class _Estimate:
     def memory(self) -> DeviceMemory:
         flats, per_arch = self._parts.models.values(), self._trained + self._frozen
         models = sum(f.flat.buffer.nbytes + f.initial_private.nbytes + f.fixed_bytes for f in flats)
-        names = self._parts.names
+        names = [client.name for client in self._clients]
         activations, images = self._activations()
         gradients = max(self._gradients(name) for name in names)
         records = any(training.graph for training in self._training.values())
         # sums of a batch that is cut are float64
-        cut = max(2 * self._trained * self._gradients(name) * (self._parts.micro_batches[name] > 1) for name in names)
-        copies = self._settings.method.session_copies
+        cut = max(2 * self._trained * self._gradients(name) * (self._micro_batches[name] > 1) for name in names)
+        copies, on_device = self._settings.method.session_copies, self._data.cache == "device"
         return DeviceMemory(
             models=per_arch * models,
             gradients=gradients,
@@ -131,7 +137,7 @@ class _Estimate:
             states=self.states,
             states_place="host" if self._in_shared_files else self._settings.client_store,
             kept=max(self._kept(name) + copies * 4 * self._model(name).flat.num_model + self._loose for name in names),
-            pixels=self._most_of_a_rank(training_pixels(self._data)) if self._data.cache == "device" else 0,
+            pixels=self._most_of_a_rank(training_pixels(self._parts, self._data)) if on_device else 0,
             graphs=gradients + (activations or 0) if records else 0,
             activations=activations,
             images=images,
@@ -148,18 +154,16 @@ class _Estimate:
         return self._settings.client_store == "device" and self._placement.per_machine > 1
 
     def _most_of_a_rank(self, bytes_of: Mapping[str, int]) -> int:
-        """Return the most that a rank has of something of its clients: in the course of a run, of all it may train."""
-        clients_of = map(self._placement.shared_by, self._placement.groups)
-        return max(sum(bytes_of[name] for name in names) for names in clients_of)
+        return most_of_a_rank(bytes_of, self._parts, self._placement)
 
     def _model(self, client: str) -> FlatModel:
-        return self._parts.models[self._parts.archs[client]]
+        return self._parts.models[self._archs[client]]
 
     def _head(self, client: str) -> int:
-        return 4 * self._model(client).head_room(self._parts.num_classes[client])
+        return 4 * self._model(client).head_room(self._num_classes[client])
 
     def _gradients(self, client: str) -> int:
-        return self._trainable[self._parts.archs[client]] + self._head(client) + self._loose
+        return self._trainable[self._archs[client]] + self._head(client) + self._loose
 
     def _moments(self, client: str) -> int:
         tensors = self._trained * (self._gradients(client) - self._loose) + self._loose
@@ -171,7 +175,8 @@ class _Estimate:
         kept = sum(tensor.nbytes for tensors in server.kept.values() for tensor in tensors.values())
         answers = 4 * sum(map(self._extras, self._parts.models))  # the means of the last round
         before = vectors if self._settings.method.server_every else 0  # the models from the start of the round
-        return vectors + (round(_copies(_state_of(make)) * vectors) if make else 0) + kept + answers + before
+        trained = 0 if self._parts.root is None else vectors  # on the server's images, for the rule
+        return vectors + trained + (round(_copies(_state_of(make)) * vectors) if make else 0) + kept + answers + before
 
     def _extras(self, arch: str) -> int:
         """Return the elements of the extra tensors of an upload."""
@@ -192,15 +197,16 @@ class _Estimate:
         model, method = self._model(client), self._settings.method
         whole = 4 * model.flat.num_model + self._head(client)
         sizes = {"model": whole, "shared": model.shared.nbytes, "private": self._state(client)}
-        kept = self._start[self._parts.archs[client]] + self._loose + sum(sizes[part] for part in method.keeps.values())
+        kept = self._start[self._archs[client]] + self._loose + sum(sizes[part] for part in method.keeps.values())
         if self._training[client].keeps_state(trains_alone(method, self._parts.federated)):
             kept += len(self._moments_of[id(self._training[client])]) * (self._trained * whole + self._loose)
         return kept
 
     def _activations(self) -> tuple[int | None, int]:
         """Return the bytes that the largest batch or micro-batch keeps for the backward pass, and its images."""
-        sizes, archs = dict.fromkeys(self._parts.models, 0), self._parts.archs
-        for client in self._parts.federated.clients:
+        of_server = min(self._settings.method.server_batch, len(self._parts.federated.public or ()))
+        sizes, archs = dict.fromkeys(self._parts.models, of_server), self._archs
+        for client in self._clients:
             training = self._training[client.name]
             images = training.micro_batch_of(client.num_images) or training.batch_of(client.num_images)
             sizes[archs[client.name]] = max(sizes[archs[client.name]], images)
@@ -233,10 +239,25 @@ def placement_of(settings: Settings, parts: Parts, num_ranks: int, per_machine: 
     return place(parts.costs, num_ranks, per_machine if settings.reduction == "exact" else 1)
 
 
-def training_pixels(data: FederatedDataModule) -> dict[str, int]:
-    """Return the bytes of each client's decoded training images, with its generated ones."""
+def _trained_on(parts: Parts) -> list[ClientData]:
+    """Return the data of all clients, and those on which the server trains as on a client's."""
+    return [*parts.federated.clients, *([] if parts.root is None else [parts.root.data])]
+
+
+def most_of_a_rank(bytes_of: Mapping[str, int], parts: Parts, placement: Placement) -> int:
+    """Return the most that a rank has of something of its clients: in the course of a run, of all it may train.
+
+    ``bytes_of`` may also have the server's own images, which are on rank 0.
+    """
+    sums = {ranks: sum(bytes_of[name] for name in placement.shared_by(ranks)) for ranks in placement.groups}
+    root = 0 if parts.root is None else bytes_of.get(parts.root.data.name, 0)
+    return max(size + root * (0 in ranks) for ranks, size in sums.items())
+
+
+def training_pixels(parts: Parts, data: FederatedDataModule) -> dict[str, int]:
+    """Return the bytes of each client's decoded training images, with its generated ones, and of the server's own."""
     per_image = 3 * data.size[0] * data.size[1]
-    return {client.name: per_image * _images_of(client) for client in data.federated.clients}
+    return {client.name: per_image * _images_of(client) for client in _trained_on(parts)}
 
 
 def _images_of(client: ClientData) -> int:

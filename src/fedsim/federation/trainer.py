@@ -34,7 +34,7 @@ from fedsim.federation.callbacks import (
     describe_script,
     in_run_folder,
 )
-from fedsim.federation.checks.compatibility import check_trainer
+from fedsim.federation.checks.compatibility import check_bars, check_trainer
 from fedsim.federation.events import as_list, callbacks_of
 from fedsim.federation.federation import Federation
 from fedsim.settings.changes import Change
@@ -74,6 +74,7 @@ class Trainer(lightning.Trainer):
         self, *, run_dir: str | Path | None = None, resume: bool = False, overwrite: bool = False, **options: Any
     ) -> None:
         callbacks = as_list(options.pop("callbacks", None))
+        check_bars(callbacks)
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         options["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in callbacks)
@@ -85,10 +86,9 @@ class Trainer(lightning.Trainer):
                 raise ConfigError(f"{'resume' if resume else 'overwrite'}: is for a run_dir; name one")
             options = {"logger": False, "enable_checkpointing": False} | options
         else:
-            if resume and overwrite:
-                raise ConfigError("resume: contradicts overwrite; give one of them")
             folder = Path(expanded(str(run_dir), "run_dir")).absolute()  # the working directory may change before a fit
             self._start = FolderStart(folder, overwrite, restart=resume, ways=_WAYS)
+            self._start.check_way("resume", "overwrite")
             callbacks += _checkpoints(folder, options.get("enable_checkpointing"), callbacks)
             wanted = options.get("logger")
             loggers = False if wanted is False else [MetricsFile(folder), *as_list(wanted)]
@@ -191,7 +191,9 @@ class Trainer(lightning.Trainer):
         options["ckpt_path"] = str(path)
         if not check_rounds(path, self._resumed.rounds, self.max_epochs):
             log.warning("nothing to train: %s is of round %d, the last; raise max_epochs", path, self._resumed.rounds)
-        return replace(start, ckpt_path=str(path), rounds=self._resumed.rounds)
+        start = replace(start, ckpt_path=str(path), rounds=self._resumed.rounds)
+        start.check_way("ckpt_path", "overwrite")
+        return start
 
     def validate(self, *args: Any, **kwargs: Any) -> Any:
         """Score the clients' validation data; the arguments are Lightning's, the table is in :attr:`scores`."""

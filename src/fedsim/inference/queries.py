@@ -203,7 +203,7 @@ def count_first_images(features: RunFeatures) -> list[Row]:
         with the number of ``queries``; the keys are ``fedsim.report.features.KEYS``, cameras count from 1.
 
     Raises:
-        DataError: if each model has features of one test set only.
+        DataError: if each model has features of one test set only, or a model has features of different widths.
     """
     by_model: dict[str, list[ModelOnSet]] = {}
     for model in features.models:
@@ -212,6 +212,11 @@ def count_first_images(features: RunFeatures) -> list[Row]:
     rows: list[Row] = []
     for sets in by_model.values():
         if len(sets) > 1:
+            if len(widths := {model.query.shape[1] for model in sets}) > 1:
+                raise DataError(
+                    f"confusion: the features of {sets[0].title} have {' and '.join(map(str, sorted(widths)))} numbers "
+                    "in different test sets, which cannot be joined; write all anew by fedsim predict"
+                )
             has_common = features.data.federated.classes is not None
             labels = joined_labels([model.labels for model in sets], has_common)
             rows += _rows_of(sets, labels, features.settings.distance)

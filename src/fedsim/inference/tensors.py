@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.strategy.checkpoint_content import INITIAL_KEY
+from fedsim.strategy.checkpoint_content import INITIAL_KEY, SERVED_KEY
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, SERVER_KEY, read_states
 
 
@@ -43,12 +43,14 @@ def chosen_tensors(
 def global_tensors(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Tensor]:
     """Cut the global vector of one architecture into named tensors; the identity head is left out."""
     content, arch = checkpoint[CONTENT_KEY], _chosen(checkpoint, arch)
-    if not content["complete"][arch]:
+    served: Mapping[str, Tensor] = checkpoint.get(SERVED_KEY, {}).get(arch, {})
+    if not content["complete"][arch] and not served:
         raise ConfigError(
-            f"ckpt_path: {content['method']} keeps part of the backbone on the clients, so there is no global model to "
-            f"export; give --client one of {', '.join(content['clients'])}"
+            f"ckpt_path: {content['method']} keeps part of the backbone on the clients, and this checkpoint has no "
+            f"global model to export; give --client one of {', '.join(content['clients'])}"
         )
-    return _cut(checkpoint["state_dict"][f"server.vectors.{arch}"], content["layouts"][arch])
+    tensors = _cut(checkpoint["state_dict"][f"server.vectors.{arch}"], content["layouts"][arch])
+    return tensors | {name: tensor.clone() for n, tensor in served.items() if (name := _exported(n))}
 
 
 def _global_masks(checkpoint: dict[str, Any], arch: str | None) -> dict[str, Tensor]:
@@ -122,13 +124,16 @@ def _cut(vector: Tensor, layout: Sequence[Mapping[str, Any]]) -> dict[str, Tenso
     """Cut a vector of the buffer's layout into the named tensors that it contains; the identity head is left out."""
     tensors = {}
     for entry in layout:
-        name, shape = entry["name"], torch.Size(entry["shape"])
-        is_head = name.startswith("head.")
-        for part_of_network in ("backbone.timm.", "backbone.", "module."):  # of a user's module: its own names
-            if name.startswith(part_of_network):
-                name = name.removeprefix(part_of_network)
-                break
+        name, shape = _exported(entry["name"]), torch.Size(entry["shape"])
         part = vector[entry["offset"] : entry["offset"] + shape.numel()]
-        if not is_head and len(part) == shape.numel():
+        if name and len(part) == shape.numel():
             tensors[name] = part.view(shape).clone()  # of a view, the whole vector would be written
     return tensors
+
+
+def _exported(name: str) -> str:
+    """Return the name of a tensor in files: torchvision's, timm's or that of a user's module; "" of a head's."""
+    for part_of_network in ("backbone.timm.", "backbone.", "module."):
+        if name.startswith(part_of_network):
+            return name.removeprefix(part_of_network)
+    return "" if name.startswith("head.") else name

@@ -147,11 +147,16 @@ class Method(ABC):
         """
         return frozenset()
 
-    # the next four, and session_copies, are for the memory that fedsim describe counts
+    # the next five, and session_copies, are for the memory that fedsim describe counts
     @property
     def replicas(self) -> Replicas:
         """The further models that a client has on the rank."""
         return {}
+
+    @property
+    def server_batch(self) -> int:
+        """Number of public images in a batch on which the server trains; 0: it does not."""
+        return 0
 
     @property
     def passes(self) -> int:

@@ -140,6 +140,11 @@ class FedPav(Method):
         return dict.fromkeys(roles, "frozen")
 
     @property
+    def server_batch(self) -> int:
+        """Public images in a batch of the distillation; 0: there is none."""
+        return 0 if self.distillation is None else self.distillation.batch_size
+
+    @property
     def server_every(self) -> int:
         """Rounds between two distillations; 0: none."""
         return 0 if self.distillation is None else self.distillation.every

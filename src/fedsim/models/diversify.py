@@ -65,9 +65,13 @@ class DiversifiedNorm2d(nn.BatchNorm2d):
         statistics, affine = self._as_style(torch.stack(self._running)), (self.weight, self.bias)
         return normalise_with_mixture(input, self.adapt, statistics, affine, self.eps)
 
-    def hold_received(self) -> None:
+    def begin_session(self) -> None:
         """Remember the running statistics, which are those that the client has received."""
         self.received = torch.stack(self._running)
+
+    def end_session(self) -> None:
+        """Forget them."""
+        self.received = None
 
     def extra_repr(self) -> str:
         """Return the settings; backbones with others are other architectures."""

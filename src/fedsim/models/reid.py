@@ -19,7 +19,7 @@ from torch.nn.utils import skip_init
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.work import Work
-from fedsim.models.diversify import DiversifiedNorm2d
+from fedsim.models.session_layers import SessionLayer
 from fedsim.models.style import SNR, Separated
 from fedsim.settings.facts import Facts
 
@@ -185,15 +185,14 @@ class ReIDModel(nn.Module):
         """SNR layers that keep what they separate, for their loss"""
         self.stage_heads: nn.ModuleList | None = None
         """classifiers C -> Z of what SNR layers separate, one for each layer, for their loss; None: it has no heads"""
-        self.diversifying = [module for module in backbone.modules() if isinstance(module, DiversifiedNorm2d)]
-        """norms that mix the style of images with the received running statistics"""
-        self._awaits_statistics = False
+        self._of_session = [module for module in backbone.modules() if isinstance(module, SessionLayer)]
+        self._awaits_download = False
 
     def forward(self, images: Tensor) -> Features:
         """Map normalised images [B, 3, H, W] to features; a backbone that returns vectors has pooled already."""
         self.count(images)
-        if self._awaits_statistics and self.training:
-            self._hold_statistics()
+        if self._awaits_download and self.training:
+            self._begin_session()
         if self._compiled is None or (self.training and len(images) in self._compiled):
             maps = self.backbone(images)
         else:
@@ -212,23 +211,23 @@ class ReIDModel(nn.Module):
     def begin_training(self) -> None:
         """Set training mode. Most sessions find it set, and torch reads modes faster than it sets them.
 
-        The first pass in this mode remembers the running statistics for :attr:`diversifying`: those of the download.
+        Layers of a session (:class:`SessionLayer`) begin it in the first pass in this mode: the download comes before.
         """
         if not all(module.training for module in self.modules()):
             self.train()
-        self._awaits_statistics = bool(self.diversifying)
+        self._awaits_download = bool(self._of_session)
 
-    def _hold_statistics(self) -> None:
+    def _begin_session(self) -> None:
         # before the backbone, and its compiled code: the host decides
-        self._awaits_statistics = False
-        for layer in self.diversifying:
-            layer.hold_received()
+        self._awaits_download = False
+        for layer in self._of_session:
+            layer.begin_session()
 
     def end_session(self) -> None:
-        """Forget the statistics that a session has received: nothing depends on earlier sessions."""
-        self._awaits_statistics = False
-        for layer in self.diversifying:
-            layer.received = None
+        """Let layers forget what they keep of a session: nothing depends on earlier sessions."""
+        self._awaits_download = False
+        for layer in self._of_session:
+            layer.end_session()
 
     def take_separated(self, num_classes: int) -> tuple[Separated, ...]:
         """Return the parts that SNR layers kept in the last training pass, float32, in the order of the network.

@@ -38,7 +38,10 @@ def words_of_first_start(words: Sequence[str]) -> list[str]:
     kept = _kept_words(Path(expanded(dict(options_in(words)).get("run_dir", folder), "run_dir")))
     if kept is None:
         return [*words]
-    return kept if "ckpt_path" in dict(options_in(kept)) else [*kept, "--ckpt_path", "last"]
+    options = dict(options_in(kept))
+    # a fit that replaced a run goes on with itself
+    goes_on = ["--overwrite=false"] * ("overwrite" in options) + ["--ckpt_path", "last"]
+    return kept if "ckpt_path" in options else [*kept, *goes_on]
 
 
 def keep_words(folder: Path, words: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from fedsim.core.names import did_you_mean
+from fedsim.settings.gone import line_of_gone
 from fedsim.settings.table import paths_below, setting_at
 
 _OPTIMIZER = "torch.optim.optimizer.Optimizer"
@@ -120,6 +121,8 @@ def unknown_argument(key: str, message: str) -> str | None:
     unknown = re.search(r"Option '([^']*)' is not accepted", message)
     if unknown is None:
         return None
+    if gone := line_of_gone(unknown[1].rpartition(".")[2]):
+        return gone
     path = re.search(r"class_path[=' ]+([\w.]+)'", message)
     module, _, name = path[1].rpartition(".") if path else ("", "", "")
     if path and setting_at(key).base == _OPTIMIZER and name == _OPTIMIZER.rpartition(".")[2]:

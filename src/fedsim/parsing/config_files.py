@@ -20,6 +20,7 @@ from fedsim.core.names import one_line
 from fedsim.core.paths import FILE, expanded
 from fedsim.parsing.documents import as_yaml, parse_json, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
+from fedsim.settings.gone import GONE
 from fedsim.settings.options import WITH_TRAINER
 from fedsim.settings.table import has_fields, sections, walk
 
@@ -92,14 +93,17 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def without_gone(content: Any) -> Any:
-    """Return the content of a config without a setting that each config up to 0.2 has; it changed no result.
+    """Return the content of a config without settings that each config up to 0.2 has: see :data:`GONE`.
 
     >>> without_gone({"model": {"client": {"flat_step": "auto", "local_epochs": 1}}})
     {'model': {'client': {'local_epochs': 1}}}
     """
-    model = content.get("model") if isinstance(content, dict) else None
-    if isinstance(model, dict) and isinstance(client := model.get("client"), dict):
-        client.pop("flat_step", None)
+    for name, place in GONE.items():
+        section = content
+        for part in place.split("."):
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(name, None)
     return content
 
 

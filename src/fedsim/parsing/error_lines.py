@@ -33,6 +33,7 @@ from fedsim.parsing.config_files import shipped_configs
 from fedsim.parsing.options import refuse_base_60, where_all
 from fedsim.parsing.output import print_text
 from fedsim.parsing.short_help import needs_short_help, screen_of
+from fedsim.settings.gone import line_of_gone
 from fedsim.settings.options import SCORING
 from fedsim.settings.table import setting_at
 
@@ -247,6 +248,9 @@ def explain(message: str, option_names: Iterable[str] = ()) -> str:
         text = re.sub(r"^unrecognized arguments: (--[\w.-]+)([= ].*)?$", r"\1: there is no such option", text)
         if named := re.match(r"(-*)([\w.-]+): there is no such option$", text):
             name = _BELOW_COMMAND.sub("", named[2])
+            section, _, last = name.rpartition(".")
+            if gone := line_of_gone(last):
+                return f"{section}: {gone}"
             guess = did_you_mean(name, option_names, prefix=named[1])
             text += f"; {guess}" if guess else ""
         if re.search(r"arguments are required: .*\bmodel\.", text):

@@ -10,6 +10,7 @@ from typing import Any
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import did_you_mean
 from fedsim.parsing.command_line import Given, given, options_in
+from fedsim.settings.gone import line_of_gone
 from fedsim.settings.table import (
     MISSING,
     KnownClass,
@@ -141,6 +142,8 @@ def _check(parts: Sequence[str], classes: dict[str, str], command: str, mark: st
         if cls is None or part in ("class_path", "help") or (cls.takes_others and part not in cls.arguments):
             return
         if part not in cls.arguments:
+            if gone := line_of_gone(part):
+                raise ConfigError(f"{mark}{prefix}: {gone}")
             if not classes.get(prefix):
                 raise _no_option(f"{mark}{prefix}.", part, cls.arguments, command)
             choices = f"choose from {', '.join(cls.arguments) or 'none'}"

@@ -11,7 +11,8 @@ from fedsim.papers.files import Paper, read_paper
 from fedsim.papers.published import Table, TableRow
 from fedsim.papers.resolved_rows import find_run, resolved_row
 from fedsim.report.runs import Run
-from fedsim.settings.configuration import Difference, Flat, compare, flat, names_file, text_of
+from fedsim.settings.configuration import Difference, compare, flat, names_file, text_of
+from fedsim.settings.effects import Flat
 from fedsim.settings.facts import Group
 
 _LONGEST = 100

@@ -20,7 +20,8 @@ from fedsim.core.names import metric_name, printable
 from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.layout import mean_and_spread
 from fedsim.report.runs import MEANS, Rule, Run, read_run
-from fedsim.settings.configuration import Flat, SettingValue, compare, flat_part, is_of_experiment, text_of
+from fedsim.settings.configuration import compare, flat_part, is_of_experiment, text_of
+from fedsim.settings.effects import Flat, SettingValue
 from fedsim.settings.facts import Group
 from fedsim.settings.table import section, sections
 

@@ -33,7 +33,7 @@ from fedsim.report.leave_one_out import (
     rotations_of,
 )
 from fedsim.report.runs import CHOSEN_BY, Rule, Run
-from fedsim.settings.configuration import Flat
+from fedsim.settings.effects import Flat
 
 _Line = list[str]
 """the scores of one model by one choice: method, model and choice, then a cell per left-out data set, and the mean"""

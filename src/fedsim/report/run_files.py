@@ -17,7 +17,8 @@ from fedsim.core.metrics import KINDS
 from fedsim.core.names import metric_name
 from fedsim.parsing.documents import parse_json
 from fedsim.settings.changes import Change, fingerprint_after, read_changes
-from fedsim.settings.configuration import Flat, digest, fingerprint_from, missing_settings
+from fedsim.settings.configuration import digest, fingerprint_from, missing_settings
+from fedsim.settings.effects import Flat
 from fedsim.settings.identity import digest_of_config
 from fedsim.settings.table import digest_of_table
 

@@ -29,7 +29,8 @@ from fedsim.report.run_files import (
     spelled,
 )
 from fedsim.settings.changes import Change, read_changes
-from fedsim.settings.configuration import Flat, flat
+from fedsim.settings.configuration import flat
+from fedsim.settings.effects import Flat
 
 STUDY_FILE = "trials.log"
 """in the folder of a search: Optuna's journal of its trials"""

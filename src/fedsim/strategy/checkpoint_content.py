@@ -13,6 +13,8 @@ from fedsim.core.errors import DataError, FedSimError
 
 INITIAL_KEY = "fedsim_initial"
 """key of the clients' private states before their first session, without heads: architecture -> name -> tensor"""
+SERVED_KEY = "fedsim_served"
+"""key of the tensors that complete the server's models, which a resume does not read: architecture -> name -> tensor"""
 _DIGEST, _SEALED = "digest", "sealed"
 """keys of fedsim's content: the digest of all keys, plain values, shapes and types; and that there must be one"""
 

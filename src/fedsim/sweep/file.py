@@ -309,8 +309,8 @@ class _Reader:
         for word in words:
             if word.startswith("${") and word not in _MACROS and not _VARIABLE.search(word):
                 self._refuse("command", f"{word} is not a known macro; choose from {', '.join(_MACROS)}")
-            if word.partition("=")[0] == "--run_dir":
-                self._refuse("command", "leave --run_dir out: every run gets its own run directory")
+            if (option := word.partition("=")[0]) in ("--run_dir", "--overwrite"):
+                self._refuse("command", f"leave {option} out: every run gets its own run directory")
         if not {"${args}", "${args_no_hyphens}"} & set(words):
             self._refuse("command", "${args} is missing, so all runs would have the same settings")
         program = fields.get("program")
@@ -325,7 +325,7 @@ class _Reader:
             if not _OPTION.fullmatch(name):
                 remedy = "write its name alone, such as model.client.batch_size: the command line gets the two hyphens"
                 self._refuse(field, f"is no name of an option; {remedy}")
-            if name in ("run_dir", "ckpt_path"):
+            if name in ("run_dir", "ckpt_path", "overwrite"):
                 self._refuse(field, "leave it out: every run gets its own run directory")
             options[name] = self._parameter(self._mapping(fields, field), field)
             if method == "grid" and (size := options[name].grid_size) > _MOST:

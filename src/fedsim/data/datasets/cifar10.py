@@ -18,7 +18,11 @@ _TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 _TEST = "test_batch"
 _SHAPE = (3, 32, 32)
 _CLASSES = 10
-_KNOWN = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+_KNOWN = {
+    ("numpy.core.multiarray", "_reconstruct"), ("numpy.core.numeric", "_frombuffer"), ("numpy", "ndarray"),
+    ("numpy", "dtype"), ("_codecs", "encode"),
+}  # fmt: skip
+"""module, as NumPy 1 calls it, and name"""
 
 
 class CIFAR10(DataSet):
@@ -91,5 +95,12 @@ def _new_array(*_: Any) -> NDArray[np.uint8]:
     return np.empty(0, np.uint8)
 
 
-_STAND_INS = {"_reconstruct": _new_array, "ndarray": "numpy.ndarray"}
+def _array_of(content: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> NDArray[Any]:
+    """Return the array of protocol 5, of the bytes in the file."""
+    if not isinstance(content, bytes | bytearray):
+        raise pickle.UnpicklingError("an array's content is not bytes")
+    return np.frombuffer(content, dtype).reshape(shape, order=order)
+
+
+_STAND_INS = {"_reconstruct": _new_array, "_frombuffer": _array_of, "ndarray": "numpy.ndarray"}
 """what a pickle gets for NumPy's names; the class is only named, and cannot be called"""

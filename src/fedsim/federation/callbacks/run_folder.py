@@ -41,6 +41,13 @@ class FolderStart:
         real_folder = os.path.realpath(self.folder)
         return self.ckpt_path is not None and Path(real_folder) in Path(os.path.realpath(self.ckpt_path)).parents
 
+    def check_way(self, goes_on: str, replaces: str) -> None:
+        """Raise ConfigError if the fit shall both continue and replace the run, with the options that say so."""
+        if self.overwrite and (self.continues or self.restart):
+            raise ConfigError(
+                f"{replaces}: would replace the run in {self.folder}, with which {goes_on} goes on; give one of them"
+            )
+
     def check_free(self) -> None:
         """Raise ConfigError if the folder holds a run that the fit neither continues nor replaces."""
         summary = self.folder / "summary.json"

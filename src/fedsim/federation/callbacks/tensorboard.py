@@ -16,7 +16,8 @@ from fedsim.core.names import metric_name
 from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.callbacks.tracking import Describes
 from fedsim.federation.federation import Federation
-from fedsim.settings.configuration import Flat, SettingValue, flat, text_of
+from fedsim.settings.configuration import flat, text_of
+from fedsim.settings.effects import Flat, SettingValue
 
 Layout = dict[str, dict[str, list[Any]]]
 """group -> title of a card -> the kind of its chart, and patterns of the scalars in it"""

@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
     OnExceptionCheckpoint,
+    ProgressBar,
     SpikeDetection,
     StochasticWeightAveraging,
     WeightAveraging,
@@ -71,6 +72,15 @@ def _refusal(message: str, options: Mapping[str, Any]) -> str:
     if name in ("devices", "accelerator"):
         remedy += f"; here: {devices_here()}"
     return f"trainer.{name}: {options[name]} cannot be used ({message}){remedy}"
+
+
+def check_bars(callbacks: Sequence[Callback]) -> None:
+    """Raise ConfigError for a second progress bar: Lightning's line has the addresses of the objects."""
+    bars = [type(callback).__name__ for callback in callbacks if isinstance(callback, ProgressBar)]
+    if len(bars) > 1:
+        raise ConfigError(
+            f"trainer.callbacks: {', '.join(bars)} are progress bars, and a run shows one; leave the others out"
+        )
 
 
 def check_trainer(

@@ -22,6 +22,7 @@ from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.aggregation.gathered import check_statistics_of_uploads
 from fedsim.federation.components.hardware import Hardware
 from fedsim.methods.base import Method
+from fedsim.models.diversify import DiversifiedNorm2d
 from fedsim.models.groups import Group
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.flat_model import FlatModel
@@ -286,7 +287,7 @@ def check_received_statistics(models: Mapping[str, FlatModel], method: Method, b
     for model in models.values():
         shared = {entry.name for entry in model.flat.shared_entries}
         layers = {f"{name}.running_mean": layer for name, layer in model.network.named_modules()}
-        mixing = {name for name, layer in layers.items() if layer in model.network.diversifying}
+        mixing = {name for name, layer in layers.items() if isinstance(layer, DiversifiedNorm2d)}
         if mixing - shared:
             raise ConfigError(
                 "model.backbone.style.kind: diversify needs running statistics from the server, and clients keep them "

@@ -141,7 +141,7 @@ class ModuleNetwork(ReIDModel):
         self.module = module
         self.num_features = self.num_pooled = width
         self.pooling, self.head, self.head_std, self.head_kind = None, None, HEAD_STD, IdentityHead()
-        self.separating, self.diversifying, self.work = [], [], Work()
+        self.separating, self._of_session, self.work = [], [], Work()
         self._still = [name for name, part in module.named_modules() if not part.training]
         self.flat: CopiedParameters | None = None
         """the values that methods see; None: those of the module alone"""

@@ -1,0 +1,116 @@
+"""Settings with their values, and the effects that they have beside each other."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import CodeType
+from typing import Any, NamedTuple
+
+from fedsim.settings.facts import Effect, Group
+from fedsim.settings.table import Setting, paths_below, sections
+
+STRONGER: dict[Effect, int] = {"nothing": 0, "rounding": 1, "results": 2}
+"""how much an effect is"""
+
+
+class SettingValue(NamedTuple):
+    """A setting of a configuration."""
+
+    value: Any
+    """plain; of a class, and of a section, its name; of several classes, their names in order"""
+    effect: Effect
+    """on numbers, beside the other settings of the configuration"""
+    group: Group
+    setting: Setting
+    is_given: bool = True
+    """false: the configuration leaves it out, and it has its default"""
+    is_null: bool = False
+    """whether it is null, which stands for the value of another setting"""
+    is_idle: bool = False
+    """whether other settings take its effect away, or that of the section around it"""
+
+
+Flat = dict[str, SettingValue]
+"""option, such as ``model.client.optimizer.lr`` -> its value; a section or class before its fields"""
+
+
+def with_effects(entries: Flat) -> Flat:
+    """Return settings with the effects that they have beside each other."""
+    effective: Flat = {}
+    for option, entry in entries.items():
+        facts, prefix = entry.setting.facts, option.rpartition(".")[0]
+        is_null = entry.value is None and bool(facts.null_is)
+        value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
+        above = _above(option, effective)
+        is_idle = above is not None and above.is_idle
+        is_idle = is_idle or bool(facts.needs and not _holds(facts.needs, entries, prefix))
+        effect: Effect = "nothing" if is_idle else entry.effect
+        if above is not None and STRONGER[above.effect] < STRONGER[effect]:
+            effect = above.effect
+        is_changed = is_null or is_idle or effect != entry.effect
+        effective[option] = SettingValue(value, effect, *entry[2:5], is_null, is_idle) if is_changed else entry
+    return effective
+
+
+def _above(option: str, entries: Flat) -> SettingValue | None:
+    """Return the nearest section or class around a setting."""
+    while option := option.rpartition(".")[0]:
+        if option in entries:
+            return entries[option]
+    return None
+
+
+@cache
+def _compiled(needs: str) -> CodeType:
+    return compile(needs, "needs", "eval")
+
+
+def _holds(needs: str, entries: Flat, prefix: str) -> bool:
+    """Return whether a condition holds, or cannot be decided. It is a text of the table, and can only read settings."""
+    try:
+        return bool(eval(_compiled(needs), {"__builtins__": {}}, _Names(entries, prefix)))
+    except (AttributeError, TypeError):  # another class stands there, or a value of another type
+        return True
+
+
+class _Names(dict[str, Any]):
+    """The names of a condition: settings of a section, and the sections of the configuration."""
+
+    def __init__(self, entries: Flat, prefix: str) -> None:
+        self._entries, self._prefix = entries, prefix
+
+    def __missing__(self, name: str) -> Any:
+        return _value_at(self._entries, f"{self._prefix}.{name}" if name not in sections() else name)
+
+
+class _Below:
+    """A section in a condition: true, and its fields are attributes."""
+
+    def __init__(self, entries: Flat, option: str) -> None:
+        self._entries, self._option = entries, option
+
+    def __getattr__(self, name: str) -> Any:
+        return _value_at(self._entries, f"{self._option}.{name}")
+
+
+class _Chosen(str, _Below):
+    """A class in a condition: its name, and its fields are attributes."""
+
+    def __new__(cls, entries: Flat, option: str) -> Any:
+        """Return the name."""
+        return str.__new__(cls, entries[option].value)
+
+
+def _value_at(entries: Flat, option: str) -> Any:
+    """Return a value; a section and a class as objects with fields, and None for a setting that is not there."""
+    entry = entries.get(option)
+    if entry is not None and (not isinstance(entry.value, str) or not entry.setting.base):
+        return entry.value
+    if entry is not None and not is_section(entry.setting):
+        return _Chosen(entries, option)
+    return None if entry is None and option not in sections() else _Below(entries, option)
+
+
+def is_section(setting: Setting) -> bool:
+    """Return whether no class has to be chosen for a setting with fields."""
+    return bool(setting.base) and len(paths_below(setting.base)) <= 1
