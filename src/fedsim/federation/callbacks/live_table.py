@@ -19,6 +19,7 @@ from tabulate import tabulate
 
 from fedsim.core.checks import at_least, not_negative
 from fedsim.core.extras import load_extra
+from fedsim.core.metrics import ACCURACIES, LABELS
 from fedsim.core.names import printable
 from fedsim.core.placement import Placement
 from fedsim.core.shared import memory_folder
@@ -201,15 +202,17 @@ def _number(values: NDArray[np.float64], column: int, digits: int) -> str:
 def scores_in(scores: Mapping[str, float]) -> list[str]:
     """Return a line with the mAP, or the accuracy, of the last evaluation, by data set, means first; without one none.
 
-    >>> scores_in({"test/global/market1501/mAP": 0.5, "test/global/market1501/rank-1": 0.7, "val/mAP": 0.4})
+    >>> scores_in({"test/global/market1501/mAP": 0.5, "test/global/market1501/rank1": 0.7, "val/mAP": 0.4})
     ['mAP: val 40.0 %, test/global/market1501 50.0 %']
+    >>> scores_in({"test/global/omniglot/top1": 0.5})
+    ['top-1: test/global/omniglot 50.0 %']
     """
-    for metric in ("mAP", "accuracy"):
+    for metric in ("mAP", *ACCURACIES):
         names = [name for name in scores if name.endswith(f"/{metric}")]
         names = sorted(names, key=lambda name: name.count("/"))[:_MAX_SCORES]
         if names:
             return [
-                f"{metric}: "
+                f"{LABELS.get(metric, metric)}: "
                 + ", ".join(f"{printable(n.removesuffix(f'/{metric}'))} {100 * scores[n]:.1f} %" for n in names)
             ]
     return []
