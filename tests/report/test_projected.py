@@ -7,22 +7,23 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.core.errors import DataError
-from fedsim.report.features import Projection, draw_projection, plot_projection, projection_block
 from fedsim.report.layout import style_of
+from fedsim.report.projection import Projection, draw_projection, plot_projection, projection_block
 
 
-def projection_of(num_sets, projector="pca", cameras=3):
+def projection_of(num_sets, projector="pca", cameras=3, clients=None):
     draw, images = np.random.default_rng(0), 6 * num_sets
     return Projection(
         projector, "global", "", [f"set{number}" for number in range(num_sets)], np.repeat(np.arange(num_sets), 6),
         [str(number) for number in range(images)], np.arange(images) % 6 < 2, np.arange(images) // 2,
         1 + np.arange(images) % cameras, draw.normal(size=(images, 2)), np.array([0.5, 0.25]),
+        clients or [f"set{number}" for number in range(num_sets)], np.zeros((images, 4)),
     )  # fmt: skip
 
 
 def drawn(projection, monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr("fedsim.report.features.save_figure", lambda figure, *rest: figures.append(figure))
+    monkeypatch.setattr("fedsim.report.projection.save_figure", lambda figure, *rest: figures.append(figure))
     draw_projection(projection, tmp_path / "a.png")
     return [axes for axes in figures[0].axes if axes.axison], figures[0]
 
