@@ -14,6 +14,7 @@ from lightning import Callback, LightningModule, Trainer
 from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import one_line
+from fedsim.core.replaced_run import PICTURES
 from fedsim.data.federated import RetrievalSet
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.evaluation.pictures import first_images
@@ -28,7 +29,7 @@ from fedsim.federation.events import strategy_of
 from fedsim.inference.feature_pictures import write_confusion, write_projections, write_queries
 from fedsim.inference.projection import IMAGES, draw_thumbnails, sample_people
 from fedsim.inference.run_features import ModelOnSet, RunFeatures
-from fedsim.report.course import keep_course, round_folder, rounds_with_pictures
+from fedsim.report.course import COURSE, keep_course, round_folder, rounds_with_pictures
 from fedsim.report.projection import Projection, Projector
 
 log = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ class Pictures(Callback):
         if self.confusion and len({model.data_set for model in features.models}) > 1:
             keep_course(run, round_ - 1, write_confusion(folder, features))
         projections = [] if self.projection is None else write_projections(folder, features, self.projection)
-        for path in sorted(folder.glob("*.png")):
+        course = run / PICTURES / f"{COURSE}.png"
+        for path in [*sorted(folder.glob("*.png")), *([course] if course.is_file() else [])]:
             log_picture(trainer, path, round_)
         if has_projector(trainer):
             for projection in projections:
@@ -150,8 +152,7 @@ def sample_set(settings: Evaluation, num: int, images: RetrievalSet) -> Retrieva
         ConfigError: if each person has more than ``num`` images.
     """
     if images.splits:
-        query, gallery = (images.gallery.take(index) for index in images.splits[0])
-        images = RetrievalSet(query, gallery)
+        images = RetrievalSet(*(images.gallery.take(index) for index in images.splits[0]))
     if len(images.query) + len(images.gallery) <= num:
         return images
     labels = trials_of(images, settings.camera_aware, tuple(settings.junk_pids))[0].labels

@@ -11,9 +11,11 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.core.replaced_run import PICTURES
-from fedsim.report.features import CONFUSION, KEYS, Row, confusion_matrices, printable_all, write_rows
+from fedsim.report.features import KEYS, Row, confusion_matrices, printable_all, write_rows
 from fedsim.report.layout import Block, axes_of, new_figure, save_figure, style_of
 
+COURSE = "confusion-over-rounds"
+"""name of the files about the course"""
 ROUND = "round-"
 """begin of the name of the folder with a round's pictures; the number counts from 1"""
 _MOST_LINES = 14
@@ -41,7 +43,7 @@ def read_course(folder: Path) -> list[dict[str, str]]:
     They are those of ``fedsim.inference.queries.count_first_images``, with the ``round``. Raises DataError if the file
     cannot be read.
     """
-    path = folder / PICTURES / f"{CONFUSION}.csv"
+    path = folder / PICTURES / f"{COURSE}.csv"
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -59,7 +61,7 @@ def keep_course(folder: Path, rounds: int, rows: Sequence[Row] = ()) -> None:
 
     With ``rows``, the next round's, its picture is drawn, too.
     """
-    path = folder / PICTURES / f"{CONFUSION}.csv"
+    path = folder / PICTURES / f"{COURSE}.csv"
     kept: list[Mapping[str, Any]] = [row for row in read_course(folder) if int(row["round"]) <= rounds]
     kept += [{"round": rounds + 1, **row} for row in rows]
     if not kept:
@@ -111,6 +113,8 @@ def draw_course(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     There is a row of panels per kind of model. Raises DataError if the image file cannot be written.
     """
+    from matplotlib.ticker import MaxNLocator  # slow to import
+
     models = _by_model(rows)
     with new_figure(6.4, 0.6 + 2.4 * len(models)) as figure:
         panels = axes_of(figure, len(models), 2, 2 * len(models))
@@ -123,9 +127,11 @@ def draw_course(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                         list(of_set), [values[place] for values in of_set.values()], color=style.colour,
                         linestyle=style.line, marker=style.marker, markersize=4, linewidth=1.2,
                     )  # fmt: skip
-                axes.set(title=f"{model}: wrong, of {kind}", xlabel="round", ylim=(0, None))
-                axes.xaxis.get_major_locator().set_params(integer=True)
-            panels[2 * number].set_ylabel("percent of the queries")
-            handles: Sequence[Any] = panels[2 * number].lines
+                axes.set(title=f"{model}: wrong, of {kind}", xlabel="round")
+                axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+            left, right = panels[2 * number : 2 * number + 2]
+            left.sharey(right)
+            left.set(ylabel="percent of the queries", ylim=(0, 1.05 * max(left.get_ylim()[1], right.get_ylim()[1])))
+            handles: Sequence[Any] = left.lines
         figure.legend(handles, printable_all(list(shares)), loc="outside lower center", ncols=4, frameon=False)
         save_figure(figure, path, "run directory")
