@@ -23,13 +23,13 @@ from fedsim.evaluation.retrieval import Retrieval, trials_of
 from fedsim.evaluation.scorer import Outputs
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.callbacks.picture_loggers import Embedding, has_projector, log_embedding, log_picture
-from fedsim.federation.callbacks.summary import federation_of
+from fedsim.federation.callbacks.summary import RunSummary, federation_of
 from fedsim.federation.checks.compatibility import data_of
-from fedsim.federation.events import strategy_of
+from fedsim.federation.events import callbacks_of, strategy_of
 from fedsim.inference.feature_pictures import write_confusion, write_projections, write_queries
 from fedsim.inference.projection import IMAGES, draw_thumbnails, sample_people
 from fedsim.inference.run_features import ModelOnSet, RunFeatures
-from fedsim.report.course import COURSE, keep_course, round_folder, rounds_with_pictures
+from fedsim.report.course import COURSE, add_to_course, round_folder, rounds_with_pictures
 from fedsim.report.projection import Projection, Projector
 
 log = logging.getLogger(__name__)
@@ -65,15 +65,21 @@ class Pictures(Callback):
         self.every, self.queries, self.num_queries = every, queries, num_queries
         self.confusion, self.projection, self.sample = confusion, projection, sample
         self._scored = 0
+        self._run: Path | None = None
         self._evaluator: Evaluator | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Choose the images, and remove pictures of later rounds than those of the checkpoint.
+        """Choose the images.
 
         Raises:
-            ConfigError: if the run classifies, has no global model, or ``sample`` is too small.
+            ConfigError: if the run classifies, has no directory or no global model, or ``sample`` is too small.
         """
-        federation = federation_of(pl_module)
+        self._evaluator, federation = None, federation_of(pl_module)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined] # Lightning sets it; such a fit writes nothing
+            return
+        self._run = next((c.path.parent for c in callbacks_of(trainer) if isinstance(c, RunSummary)), None)
+        if self._run is None:
+            raise ConfigError(f"{_FIELD}: draws into the run directory; give fedsim.Trainer a run_dir")
         if federation.settings.evaluation.task != "retrieval":
             raise ConfigError(f"{_FIELD}: the run classifies, and ranks no galleries; leave the callback out")
         self._evaluator = sampled(
@@ -84,21 +90,15 @@ class Pictures(Callback):
                 f"{_FIELD}: shows the global model, and this run has none that can be scored on a test set; "
                 "leave the callback out"
             )
-        if trainer.is_global_zero:
-            _forget(Path(trainer.default_root_dir), trainer.current_epoch)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Extract features on all ranks, and draw on the first one. A missing picture does not end the run."""
-        if trainer.state.fn != "fit" or trainer.sanity_checking or self._evaluator is None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking or self._evaluator is None or self._run is None:
             return
         self._scored += 1
         if self._scored % self.every:
             return
-        evaluator, round_, settings = (
-            self._evaluator,
-            trainer.current_epoch + 1,
-            federation_of(pl_module).settings.evaluation,
-        )
+        evaluator, settings = self._evaluator, federation_of(pl_module).settings.evaluation
         with strategy_of(trainer).together():
             models = [
                 _model_of(evaluator, job, outputs, settings)
@@ -106,20 +106,22 @@ class Pictures(Callback):
                 if trainer.is_global_zero
             ]
         if trainer.is_global_zero:
-            features = RunFeatures(models, settings, data_of(trainer))
+            round_ = trainer.current_epoch + 1
             try:
-                self._draw(trainer, features, round_)
+                self._draw(trainer, RunFeatures(models, settings, data_of(trainer)), self._run, round_)
             except Exception as error:  # of any logger or library
                 log.warning("round %d: not all pictures are drawn: %s", round_, one_line(str(error), 200))
 
-    def _draw(self, trainer: Trainer, features: RunFeatures, round_: int) -> None:
+    def _draw(self, trainer: Trainer, features: RunFeatures, run: Path, round_: int) -> None:
         """Write the pictures of a round, and give them to the loggers."""
-        run = Path(trainer.default_root_dir)
         folder = round_folder(run, round_)
+        for later in rounds_with_pictures(run):
+            if later >= round_:  # of rounds that a resumed run trains again
+                shutil.rmtree(round_folder(run, later), ignore_errors=True)
         if self.queries is not None:
             write_queries(folder, features, self.queries, self.num_queries)
         if self.confusion and len({model.data_set for model in features.models}) > 1:
-            keep_course(run, round_ - 1, write_confusion(folder, features))
+            add_to_course(run, round_, write_confusion(folder, features))
         projections = [] if self.projection is None else write_projections(folder, features, self.projection)
         course = run / PICTURES / f"{COURSE}.png"
         for path in [*sorted(folder.glob("*.png")), *([course] if course.is_file() else [])]:
@@ -152,7 +154,8 @@ def sample_set(settings: Evaluation, num: int, images: RetrievalSet) -> Retrieva
         ConfigError: if each person has more than ``num`` images.
     """
     if images.splits:
-        images = RetrievalSet(*(images.gallery.take(index) for index in images.splits[0]))
+        first = images.splits[0]
+        images = RetrievalSet(images.gallery.take(first.query), images.gallery.take(first.gallery))
     if len(images.query) + len(images.gallery) <= num:
         return images
     labels = trials_of(images, settings.camera_aware, tuple(settings.junk_pids))[0].labels
@@ -178,11 +181,3 @@ def _embedding(features: RunFeatures, projection: Projection) -> Embedding:
     ]
     thumbnails = draw_thumbnails(features, projection, IMAGES, _SIDE)
     return Embedding(projection.title.replace(" ", "-"), projection.features, columns, rows, thumbnails)
-
-
-def _forget(run: Path, rounds: int) -> None:
-    """Remove the pictures of rounds after the first ``rounds``: a resumed run draws them again."""
-    for round_ in rounds_with_pictures(run):
-        if round_ > rounds:
-            shutil.rmtree(round_folder(run, round_), ignore_errors=True)
-    keep_course(run, rounds)

@@ -56,17 +56,14 @@ def read_course(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
-def keep_course(folder: Path, rounds: int, rows: Sequence[Row] = ()) -> None:
-    """Keep the rows of the first ``rounds`` rounds in the file of :func:`read_course`, and add those of the next one.
+def add_to_course(folder: Path, round_: int, rows: Sequence[Row]) -> None:
+    """Put the rows of a round, from 1, below those of earlier rounds in the file of :func:`read_course`, and draw them.
 
-    With ``rows``, the next round's, its picture is drawn, too.
+    Rows of later rounds go: a resumed run trains them again.
     """
     path = folder / PICTURES / f"{COURSE}.csv"
-    kept: list[Mapping[str, Any]] = [row for row in read_course(folder) if int(row["round"]) <= rounds]
-    kept += [{"round": rounds + 1, **row} for row in rows]
-    if not kept:
-        path.unlink(missing_ok=True)
-        return
+    kept: list[Mapping[str, Any]] = [row for row in read_course(folder) if int(row["round"]) < round_]
+    kept += [{"round": round_, **row} for row in rows]
     write_rows(path, kept)
     draw_course(kept, path.with_suffix(".png"))
 
