@@ -80,3 +80,27 @@ def test_equal_points_and_odd_names_can_be_drawn(tmp_path):
     assert "long" in projection_block(projection, "a").text("table")
     with pytest.raises(DataError, match="cannot write the figure"):
         draw_projection(projection, tmp_path / "a.xyz")
+
+
+@pytest.mark.parametrize(
+    ("clients", "titles"),
+    [
+        (["a", "a", "b", ""], ["data set", "client", "cameras of set0"]),
+        (["a", "b", "c", ""], ["data set", "cameras of set0"]),  # as the data sets
+        (["", "", "", ""], ["data set", "cameras of set0"]),
+        (["a", "a", "a", "a"], ["data set", "cameras of set0"]),
+    ],
+)
+def test_a_panel_by_client_stands_where_clients_are_not_the_data_sets(monkeypatch, tmp_path, clients, titles):
+    projection = projection_of(4, clients=clients)
+    panels, _ = drawn(projection, monkeypatch, tmp_path)
+    assert [axes.get_title() for axes in panels][: len(titles)] == titles
+    if "client" in titles:
+        others, *by_client = panels[1].collections
+        np.testing.assert_array_equal(others.get_offsets(), projection.points[projection.of_set == 3])
+        np.testing.assert_array_equal(by_client[0].get_offsets(), projection.points[projection.of_set < 2])
+        np.testing.assert_array_equal(by_client[1].get_offsets(), projection.points[projection.of_set == 2])
+        assert [text.get_text() for text in panels[1].get_legend().get_texts()] == ["a", "b"]
+    many, figure = drawn(projection_of(12, clients=[*"aabbccddeeff"]), monkeypatch, tmp_path)
+    assert len(many) == 12
+    assert figure.get_suptitle().endswith("cameras of the first 10")
