@@ -3,10 +3,12 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import MLFlowLogger
 from PIL import Image
 
 import fedsim
@@ -15,6 +17,8 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.federated import GallerySplit, RetrievalSet
 from fedsim.data.images import ImageArray, Split
 from fedsim.evaluation.settings import Evaluation
+from fedsim.federation.callbacks import RunSummary
+from fedsim.federation.callbacks.picture_loggers import log_picture
 from fedsim.inference.pictures import Pictures, sample_set
 from fedsim.methods import FedPav
 from fedsim.report.course import add_to_course, course_blocks, read_course, round_folder, rounds_with_pictures
@@ -170,6 +174,23 @@ def test_weights_and_biases_has_pictures(tmp_path, monkeypatch):
     assert len(list((run / "wandb").rglob("files/media/images/pictures/confusion-over-rounds_*.png"))) == 1
 
 
+class Server(MLFlowLogger):
+    """A stand-in, which notes what a run's artifacts are."""
+
+    experiment, run_id = None, "id"
+
+    def __init__(self):
+        self.artifacts = []
+        type(self).experiment = SimpleNamespace(log_artifact=lambda *artifact: self.artifacts.append(artifact))
+
+
+def test_mlflow_gets_each_file_as_an_artifact_of_its_round(tmp_path):
+    logger = Server()
+    for round_ in (1, 2):
+        log_picture(SimpleNamespace(loggers=[logger]), tmp_path / "town0.png", round_)
+    assert logger.artifacts == [("id", str(tmp_path / "town0.png"), f"pictures/round-{n}") for n in (1, 2)]
+
+
 def test_mlflow_has_pictures(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
     monkeypatch.chdir(tmp_path)
@@ -216,14 +237,20 @@ def test_wrong_numbers_are_refused(field):
     ("words", "problem"),
     [
         (["--trainer.callbacks.sample=1"], "Pictures.sample: 1 is less than the images of each person"),
-        (["--model.method=Local", "--model.share_head=false"], "shows the global model, and this run has none"),
-        (["--model.evaluation.task=classification", "--data.labels=common", "--data.val=none"], "the run classifies"),
+        (["--model.method=Local"], "shows the global model, and this run has none"),
     ],
 )
 def test_a_run_without_such_pictures_is_refused(tmp_path, capsys, words, problem):
     (tmp_path / "tiny.yaml").write_text(TINY)
     line = refuse(capsys, "fit", "--config", tmp_path / "tiny.yaml", *PLAIN, *words, "--run_dir", tmp_path / "run")
     assert problem in line
+
+
+def test_classification_is_refused(tmp_path):
+    trainer = SimpleNamespace(fast_dev_run=False, callbacks=[RunSummary(str(tmp_path), "")])
+    federation = SimpleNamespace(settings=SimpleNamespace(evaluation=Evaluation(task="classification")))
+    with pytest.raises(ConfigError, match="the run classifies, and ranks no galleries; leave the callback out"):
+        Pictures().on_train_start(trainer, federation)
 
 
 def test_a_script_without_a_run_directory_is_refused():
