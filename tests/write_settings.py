@@ -31,7 +31,7 @@ ROOTS = {"": StartOptions, "trainer": lightning.Trainer, "model": Settings, "dat
 ROOMS = ("fedsim.", "torch.optim.", "lightning.pytorch.loggers.", "lightning.pytorch.callbacks.")
 """packages whose classes are in the table with their arguments"""
 OTHER_ROOMS = ("fedsim.testing.", "fedsim.inference.", "fedsim.generation.", "torch.optim.lr_scheduler.")
-"""packages whose classes stand in no config"""
+"""packages whose classes stand in no config, but for callbacks"""
 
 
 def path_of(cls):
@@ -61,7 +61,7 @@ def is_in_table(cls):
     # a run makes classes of two others, and a test forgets modules
     if getattr(home, cls.__name__, None) is not cls or cls.__name__.startswith("_"):
         return False
-    return place.startswith(ROOMS) and not place.startswith(OTHER_ROOMS)
+    return place.startswith(ROOMS) and (not place.startswith(OTHER_ROOMS) or issubclass(cls, lightning.Callback))
 
 
 def hints_of(cls):

@@ -3,6 +3,7 @@
 import csv
 import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -158,7 +159,9 @@ def test_a_set_whose_models_have_no_single_owner_is_placed_apart(tmp_path):
         ModelOnSet(name, name, kind, "", torch.eye(2, width), torch.rand(3, width), labels, *images)
         for name, kind, width in (("a", "personalised", 4), ("b", "personalised", 5), ("c", "global", 6))
     ]
-    projections = project_features(RunFeatures(models, Evaluation(), None), "pca", 300)
+    projections = project_features(
+        RunFeatures(models, Evaluation(), SimpleNamespace(federated=SimpleNamespace(clients=[]))), "pca", 300
+    )
     assert [(p.sets, p.title, p.file_owner) for p in projections] == [
         (["a"], "personalised", "a"), (["b"], "personalised", "b"), (["c"], "global", "")
     ]  # fmt: skip

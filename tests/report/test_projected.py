@@ -7,22 +7,23 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.core.errors import DataError
-from fedsim.report.features import Projection, draw_projection, plot_projection, projection_block
 from fedsim.report.layout import style_of
+from fedsim.report.projection import Projection, draw_projection, plot_projection, projection_block
 
 
-def projection_of(num_sets, projector="pca", cameras=3):
+def projection_of(num_sets, projector="pca", cameras=3, clients=None):
     draw, images = np.random.default_rng(0), 6 * num_sets
     return Projection(
         projector, "global", "", [f"set{number}" for number in range(num_sets)], np.repeat(np.arange(num_sets), 6),
         [str(number) for number in range(images)], np.arange(images) % 6 < 2, np.arange(images) // 2,
         1 + np.arange(images) % cameras, draw.normal(size=(images, 2)), np.array([0.5, 0.25]),
+        clients or [f"set{number}" for number in range(num_sets)], np.zeros((images, 4)),
     )  # fmt: skip
 
 
 def drawn(projection, monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr("fedsim.report.features.save_figure", lambda figure, *rest: figures.append(figure))
+    monkeypatch.setattr("fedsim.report.projection.save_figure", lambda figure, *rest: figures.append(figure))
     draw_projection(projection, tmp_path / "a.png")
     return [axes for axes in figures[0].axes if axes.axison], figures[0]
 
@@ -79,3 +80,27 @@ def test_equal_points_and_odd_names_can_be_drawn(tmp_path):
     assert "long" in projection_block(projection, "a").text("table")
     with pytest.raises(DataError, match="cannot write the figure"):
         draw_projection(projection, tmp_path / "a.xyz")
+
+
+@pytest.mark.parametrize(
+    ("clients", "titles"),
+    [
+        (["a", "a", "b", ""], ["data set", "client", "cameras of set0"]),
+        (["a", "b", "c", ""], ["data set", "cameras of set0"]),  # as the data sets
+        (["", "", "", ""], ["data set", "cameras of set0"]),
+        (["a", "a", "a", "a"], ["data set", "cameras of set0"]),
+    ],
+)
+def test_a_panel_by_client_stands_where_clients_are_not_the_data_sets(monkeypatch, tmp_path, clients, titles):
+    projection = projection_of(4, clients=clients)
+    panels, _ = drawn(projection, monkeypatch, tmp_path)
+    assert [axes.get_title() for axes in panels][: len(titles)] == titles
+    if "client" in titles:
+        others, *by_client = panels[1].collections
+        np.testing.assert_array_equal(others.get_offsets(), projection.points[projection.of_set == 3])
+        np.testing.assert_array_equal(by_client[0].get_offsets(), projection.points[projection.of_set < 2])
+        np.testing.assert_array_equal(by_client[1].get_offsets(), projection.points[projection.of_set == 2])
+        assert [text.get_text() for text in panels[1].get_legend().get_texts()] == ["a", "b"]
+    many, figure = drawn(projection_of(12, clients=[*"aabbccddeeff"]), monkeypatch, tmp_path)
+    assert len(many) == 12
+    assert figure.get_suptitle().endswith("cameras of the first 10")

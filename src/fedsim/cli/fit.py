@@ -63,6 +63,7 @@ from fedsim.federation.checks.compatibility import check_bars, naming_the_field
 from fedsim.federation.components.selection import AllClients
 from fedsim.federation.events import as_list
 from fedsim.federation.federation import Federation
+from fedsim.inference import pictures  # noqa: F401 - the parser finds the names of loaded classes
 from fedsim.papers.files import OfAPaper
 from fedsim.parsing.agent_words import folder_of_sweep_run, keep_words
 from fedsim.parsing.command_line import given, merged, with_clients

@@ -12,7 +12,7 @@ from lightning import Trainer
 
 from fedsim.core.errors import NoResultError, RunStoppedError
 from fedsim.core.metrics import METRICS_OF
-from fedsim.core.replaced_run import QUERIES_FILE
+from fedsim.core.replaced_run import PICTURES, QUERIES_FILE
 from fedsim.federation.events import strategy_of, was_stopped
 from fedsim.parsing.output import print_text
 from fedsim.report import group_runs, report, score_table, traffic
@@ -68,7 +68,7 @@ def _say_run(trainer: Trainer, run_dir: Path) -> None:
         if summary.exists():
             print_text(traffic(group_runs([run_dir])))
     if summary.exists():
-        names = ("config.yaml", "metrics.csv", "summary.json", "checkpoints", QUERIES_FILE)
+        names = ("config.yaml", "metrics.csv", "summary.json", "checkpoints", QUERIES_FILE, PICTURES)
         print_text(f"wrote {run_dir}: {', '.join(name for name in names if (run_dir / name).exists())}")
 
 

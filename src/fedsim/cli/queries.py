@@ -6,36 +6,24 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from pathlib import Path
 
 from fedsim.cli.app import set_up_messages
 from fedsim.core.errors import DataError
-from fedsim.core.names import file_names, printable
+from fedsim.core.names import printable
 from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, PROJECTIONS, QUERIES
-from fedsim.evaluation.pictures import write_picture
-from fedsim.inference.projection import IMAGES, project_features
-from fedsim.inference.queries import choose_queries, count_first_images
-from fedsim.inference.run_features import RunFeatures, read_run_features
-from fedsim.report.features import (
-    CONFUSION,
-    Chosen,
-    Projector,
-    confusion_block,
-    confusion_matrices,
-    draw_confusion,
-    draw_projection,
-    projection_block,
-    query_block,
-    write_rows,
-)
+from fedsim.inference.feature_pictures import write_confusion, write_projections, write_queries
+from fedsim.inference.run_features import read_run_features
+from fedsim.report.course import course_blocks
+from fedsim.report.features import Chosen, confusion_block, confusion_matrices, query_block
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
+from fedsim.report.projection import Projector, projection_block
 from fedsim.report.runs import Run
 from fedsim.strategy.checkpoint_files import find_version
 from fedsim.strategy.run_checkpoints import checkpoint_at
 
 log = logging.getLogger(__name__)
-_NUM, _TOP = 8, 10
+_NUM = 8
 
 
 def feature_blocks(
@@ -56,47 +44,19 @@ def feature_blocks(
         _predict(run)
         features = read_run_features(run)
         if queries is not None:
-            blocks += _write_queries(run.folder / QUERIES, features, queries, label)
+            all_rows = write_queries(run.folder / QUERIES, features, queries, _NUM)
+            blocks += [query_block(rows, label) for rows in all_rows]
         if confusion:
-            blocks += _write_confusion(run.folder / QUERIES, features, label)
+            confusions = confusion_matrices(write_confusion(run.folder / QUERIES, features))
+            blocks += [confusion_block(confusion, label) for confusion in confusions]
+            blocks += course_blocks(run.folder, label)
         if queries is not None or confusion:
             log.info("wrote %s", run.folder / QUERIES)
         if projection is not None:
-            blocks += _write_projections(run.folder / PROJECTIONS, features, projection, label)
+            projections = write_projections(run.folder / PROJECTIONS, features, projection)
+            blocks += [projection_block(projected, label) for projected in projections]
             log.info("wrote %s", run.folder / PROJECTIONS)
     return blocks
-
-
-def _write_queries(folder: Path, features: RunFeatures, queries: Chosen, label: str) -> list[Block]:
-    blocks = []
-    for model in features.models:  # of an earlier choice
-        for suffix in ("csv", "png"):
-            (folder / f"{model.name}.{suffix}").unlink(missing_ok=True)
-    for lists in choose_queries(features, queries, _NUM, _TOP):
-        rows = lists.rows()
-        write_picture(folder / f"{lists.model.name}.png", lists.picture())
-        write_rows(folder / f"{lists.model.name}.csv", rows)
-        blocks.append(query_block(rows, label))
-    return blocks
-
-
-def _write_confusion(folder: Path, features: RunFeatures, label: str) -> list[Block]:
-    rows = count_first_images(features)
-    confusions = confusion_matrices(rows)
-    draw_confusion(confusions, folder / f"{CONFUSION}.png")
-    write_rows(folder / f"{CONFUSION}.csv", rows)
-    return [confusion_block(confusion, label) for confusion in confusions]
-
-
-def _write_projections(folder: Path, features: RunFeatures, projector: Projector, label: str) -> list[Block]:
-    """Write a figure and rows per model, beside those of the other projector."""
-    projections = project_features(features, projector, IMAGES)
-    owners = file_names(dict.fromkeys(p.file_owner for p in projections if p.file_owner))
-    for projection in projections:
-        name = "@".join(filter(None, [f"{projector}-{projection.model}", owners.get(projection.file_owner)]))
-        draw_projection(projection, folder / f"{name}.png")
-        write_rows(folder / f"{name}.csv", projection.rows())
-    return [projection_block(projection, label) for projection in projections]
 
 
 def _predict(run: Run) -> None:

@@ -12,9 +12,9 @@ from fedsim.cli.commands import add_options
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
 from fedsim.parsing.error_lines import parsed
-from fedsim.report.features import Projector
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
+from fedsim.report.projection import Projector
 from fedsim.report.runs import STUDY_FILE
 from fedsim.report.table import report
 

@@ -31,7 +31,9 @@ RUN_ID_FILE, MLFLOW_ID_FILE = "wandb_id", "mlflow_id"
 """files with the ids of the runs of W&B and MLflow that a resumed job continues"""
 FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS = "features", "rankings", "maps", "queries", "projections"
 """folders of features, ranked lists, attention maps, pictures and tables of single queries, and features as points"""
-_WRITTEN = ("config.yaml", QUERIES_FILE, FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS, TESTS)
+PICTURES = "pictures"
+"""folder of the pictures that a fit draws over its rounds"""
+_WRITTEN = ("config.yaml", QUERIES_FILE, FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS, PICTURES, TESTS)
 _ASIDE, _MOVING, _REMOVED = "replaced-run", "replaced-run.tmp", "replaced-run.removed.tmp"
 
 log = logging.getLogger(__name__)

@@ -120,6 +120,10 @@ class Evaluator:
                         write_maps(maps / f"{name}.png", model, job.data, self.extractor.open_images)
         return [folder / f"{plan.file_name(job)}.npz" for job in jobs]
 
+    def global_jobs(self) -> list[ScoringJob]:
+        """Return the jobs of the server's models on all test sets, for :meth:`Extractor.outputs`."""
+        return self._jobs("test", [row for row in self.plan.rows("test", ()) if row.kind == "global"])
+
     def _jobs(self, split: SplitName, rows: list[ScoreRow]) -> list[ScoringJob]:
         return self.plan.jobs(rows, partial(self._set, split), self.share_from)
 

@@ -104,16 +104,25 @@ def check_matches(name: str, trials: Sequence[Trial], remedy: str) -> None:
 class Retrieval(Scorer):
     """Scores features by CMC, mAP and mINP; a set with random splits has a trial per split, else one.
 
-    ``precision`` is that of the run: 32-true or bf16-mixed.
+    ``precision`` is that of the run: 32-true or bf16-mixed. ``choose`` takes some images of each set; None: all.
     """
 
     metrics = METRICS
 
-    def __init__(self, settings: Evaluation, precision: str = "32-true") -> None:
-        self.settings, self.precision = settings, precision
+    def __init__(
+        self,
+        settings: Evaluation,
+        precision: str = "32-true",
+        choose: Callable[[RetrievalSet], RetrievalSet] | None = None,
+    ) -> None:
+        self.settings, self.precision, self.choose = settings, precision, choose
         rules = settings.single_gallery_shot, settings.invalid_as_zero
         self.ranker = Ranker(settings.distance, make_backend(settings.backend), *rules)
         self._trials: dict[ScoredSet, list[Trial]] = {}
+
+    def select(self, images: RetrievalSet) -> RetrievalSet:
+        """Return the images that are ranked."""
+        return images if self.choose is None else self.choose(images)
 
     def check(self, data: ScoredSet) -> None:
         """Raise DataError if no query can have a match."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import starmap
 from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch.nn.functional import normalize
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.federated import FederatedData
+from fedsim.data.preview import true_to_shape
 from fedsim.evaluation.ranking import Floats, Ints, RetrievalLabels
 from fedsim.functional.similarity import Distance
 from fedsim.inference.run_features import ModelOnSet, RunFeatures, names_of
-from fedsim.report.features import Projection, Projector
+from fedsim.report.projection import Projection, Projector
 
 IMAGES = 300
 """images of a data set that are drawn, at most"""
@@ -55,7 +59,8 @@ def project_features(features: RunFeatures, projector: Projector, num: int) -> l
         # without an owner, each set may have a model of its own
         apart = (model.data_set,) if model.kind == "personalised" and not model.owner else ()
         by_model.setdefault((model.title, *apart), []).append(model)
-    return [_projected(sets, projector, num, features.settings.distance) for sets in by_model.values()]
+    clients = only_clients(features.data.federated)
+    return [_projected(sets, projector, num, features.settings.distance, clients) for sets in by_model.values()]
 
 
 def sample_people(labels: RetrievalLabels, num: int) -> tuple[Ints, Ints]:
@@ -128,10 +133,13 @@ def _neighbours(features: Floats, points: Floats) -> Floats:
     return np.asarray(tsne.fit_transform(features), dtype=np.float64)
 
 
-def _projected(sets: Sequence[ModelOnSet], projector: Projector, num: int, distance: Distance) -> Projection:
+def _projected(
+    sets: Sequence[ModelOnSet], projector: Projector, num: int, distance: Distance, clients: Mapping[str, str]
+) -> Projection:
     parts = [_sampled(model, num) for model in sets]
     pairs = list(zip(sets, parts, strict=True))
-    points, shares = place_on_plane(np.concatenate([_features(*pair, distance) for pair in pairs]), projector)
+    features = np.concatenate([_features(*pair, distance) for pair in pairs])
+    points, shares = place_on_plane(features, projector)
     sizes = [[len(part.query), len(part.gallery)] for part in parts]
     values = list(starmap(_values, pairs))
     return Projection(
@@ -146,7 +154,37 @@ def _projected(sets: Sequence[ModelOnSet], projector: Projector, num: int, dista
         cameras=np.concatenate([cameras for _, _, cameras in values]),
         points=points,
         shares=shares,
+        clients=[clients.get(model.data_set, "") for model in sets],
+        features=features,
     )
+
+
+def only_clients(federated: FederatedData) -> dict[str, str]:
+    """Return test set -> the only client that is tested on it; sets of no client, or of several, are left out."""
+    owners: dict[str, list[str]] = {}
+    for client in federated.clients:
+        for name in client.tests:
+            owners.setdefault(name, []).append(client.name)
+    return {name: clients[0] for name, clients in owners.items() if len(clients) == 1}
+
+
+def draw_thumbnails(features: RunFeatures, projection: Projection, num: int, side: int) -> NDArray[np.uint8]:
+    """Return the n images of a projection of ``num`` images per set, true to shape on white squares.
+
+    They are uint8 [n, ``side``, ``side``, 3], in the order of its points. Raises DataError naming an image that cannot
+    be read.
+    """
+    squares = []
+    for model in features.models:
+        if model.title != projection.title or model.data_set not in projection.sets:
+            continue
+        part = _sampled(model, num)
+        for images in (model.query_images.take(part.query), model.gallery_images.take(part.gallery)):
+            for picture in true_to_shape(images, (side, side)):
+                square = Image.new("RGB", (side, side), "white")
+                square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
+                squares.append(np.asarray(square))
+    return np.stack(squares)
 
 
 def _sampled(model: ModelOnSet, num: int) -> _Part:

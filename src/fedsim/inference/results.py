@@ -13,17 +13,10 @@ from fedsim.core.checked import checked
 from fedsim.core.checks import Count
 from fedsim.core.paths import Saved
 from fedsim.evaluation.summary import score_rows
-from fedsim.report.features import (
-    Chosen,
-    Projection,
-    Projector,
-    Row,
-    confusion_matrices,
-    plot_confusion,
-    plot_projection,
-)
+from fedsim.report.features import Chosen, Row, confusion_matrices, plot_confusion
 from fedsim.report.figure import plot_curves
 from fedsim.report.groups import group_opened
+from fedsim.report.projection import Projection, Projector, plot_projection
 from fedsim.report.runs import read_run
 
 if TYPE_CHECKING:

@@ -1,14 +1,14 @@
-"""Results from the features of a run: single queries, domain confusion, and points of the plane.
+"""Results from the features of a run: single queries, and domain confusion; ``projection.py`` has points of the plane.
 
 Each has rows as CSV, a table and pictures. Domain confusion shows from which data set and camera wrong first images
-come. Points are coloured by data set and by camera.
+come.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import printable
 from fedsim.core.replaced_run import QUERIES
-from fedsim.report.layout import Block, axes_of, new_figure, save_figure, style_of
+from fedsim.report.layout import Block, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -207,189 +207,3 @@ def draw_confusion(confusions: Sequence[Confusion], path: Path) -> None:
         for axes, confusion in zip(pictures, confusions, strict=True):
             plot_confusion(axes, confusion)
         save_figure(figure, path, "run directory")
-
-
-Projector = Literal["pca", "tsne"]
-"""principal components, or t-SNE (van der Maaten and Hinton, JMLR 2008)"""
-_MOST_PANELS = 12
-"""of a figure; the cameras of further data sets are in the rows only"""
-_COLUMNS = 3
-_PANEL = 2.5
-"""Inches: width of a panel, and its height without the legend."""
-_LETTER, _LINE = 0.066, 0.16
-"""Inches: approximate width of a letter, and height of a line, in a legend."""
-_HANDLE = 0.32
-"""Inches: width of an entry of a legend without its letters."""
-_LONGEST = 28
-"""letters of a name in a figure"""
-
-
-@dataclass(frozen=True, eq=False)
-class Projection:
-    """n test images of S data sets as points of the plane, by one model's features."""
-
-    projector: Projector
-    model: str
-    """its kind: global, personalised or ensemble"""
-    owner: str
-    """see ``fedsim.inference.run_features.ModelOnSet``"""
-    sets: list[str]
-    """S names"""
-    of_set: NDArray[np.int64]
-    """[n] position in ``sets``"""
-    images: list[str]
-    """n names of files"""
-    is_query: NDArray[np.bool_]
-    """[n]; the other images are of the gallery"""
-    identities: NDArray[np.int64]
-    """[n]; two data sets may number two people alike"""
-    cameras: NDArray[np.int64]
-    """[n], from 1; each data set has its own"""
-    points: NDArray[np.float64]
-    """[n, 2]"""
-    shares: NDArray[np.float64]
-    """[2] share of the variance along each axis; NaN for t-SNE"""
-
-    @property
-    def title(self) -> str:
-        """The model as a text."""
-        return f"{self.model} {self.owner}".strip()
-
-    @property
-    def file_owner(self) -> str:
-        """The owner in names of files; of a personalised model without a single owner, its data set; else empty."""
-        return self.owner or (self.sets[0] if self.model == "personalised" else "")
-
-    def rows(self) -> list[Row]:
-        """Return a row per image: see ``fedsim.inference.results.RunResults.projection``."""
-        return [
-            {
-                "projector": self.projector,
-                "model": self.model,
-                "owner": self.owner,
-                "data set": self.sets[self.of_set[number]],
-                "part": "query" if self.is_query[number] else "gallery",
-                "image": image,
-                "identity": int(self.identities[number]),
-                "camera": int(self.cameras[number]),
-                "x": float(self.points[number, 0]),
-                "y": float(self.points[number, 1]),
-            }
-            for number, image in enumerate(self.images)
-        ]
-
-    def axis_titles(self) -> tuple[str, str]:
-        """Return the titles of both axes, with the shares of the variance."""
-        if self.projector == "tsne":
-            return "t-SNE, axis 1", "t-SNE, axis 2"
-        first, second = (f"component {axis + 1}, {100 * self.shares[axis]:.1f} % of the variance" for axis in (0, 1))
-        return first, second
-
-
-def projection_block(projection: Projection, label: str = "") -> Block:
-    """Return a row per data set: the people, cameras and images that are drawn."""
-    lines = []
-    for number, name in enumerate(projection.sets):
-        is_here = projection.of_set == number
-        counts = [len(np.unique(values[is_here])) for values in (projection.identities, projection.cameras)]
-        lines.append([name, *(f"{count:,}" for count in (*counts, int(is_here.sum())))])
-    title = "\n".join(filter(None, [label, projection.title, projection.projector]))
-    shown = "t-SNE: near points are alike; distances between groups, and their sizes, mean little"
-    if projection.projector == "pca":
-        first, second = (f"{100 * share:.1f}" for share in projection.shares)
-        shown = f"the components have {first} and {second} % of the variance of these images' features"
-    return Block(
-        printable_all([title, "people", "cameras", "images"]), [printable_all(line) for line in lines], [shown]
-    )
-
-
-def plot_projection(axes: Axes, projection: Projection) -> None:
-    """Draw all points into matplotlib's axes, coloured by data set, or by camera if there is one data set."""
-    if len(projection.sets) == 1:
-        _draw_cameras(axes, projection, 0)
-        return
-    for number in range(len(projection.sets)):
-        _scatter(axes, projection.points[projection.of_set == number], number)
-    _finish(axes, projection, "data set", projection.sets)
-
-
-def draw_projection(projection: Projection, path: Path) -> None:
-    """Draw a panel coloured by data set, and one per data set coloured by camera, the other ones in grey.
-
-    Raises:
-        DataError: if the image file cannot be written.
-    """
-    panels = _panels(projection)
-    columns = min(_COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
-    of_cameras = _legend_lines([f"c{camera}" for camera in projection.cameras])
-    of_sets = _legend_lines(projection.sets) if len(projection.sets) > 1 else 0
-    height = rows * (_PANEL + 0.25) + _LINE * ((rows - 1) * of_cameras + max(of_sets, of_cameras)) + 0.2
-    with new_figure(max(1.6, columns) * _PANEL, height) as figure:
-        figure.set_layout_engine("compressed", h_pad=0.08)  # panels are squares
-        for axes, draw in zip(axes_of(figure, rows, columns, len(panels)), panels, strict=True):
-            draw(axes)
-        further = f"; cameras of the first {_MOST_PANELS - 1}" if len(projection.sets) >= _MOST_PANELS else ""
-        title = f"model {projection.title}: {len(projection.images):,} test images{further}"
-        figure.suptitle(printable(title), fontsize=8)
-        save_figure(figure, path, "run directory")
-
-
-def _panels(projection: Projection) -> list[Callable[[Axes], None]]:
-    """Return the functions that draw the panels of a figure."""
-    numbers = range(min(len(projection.sets), _MOST_PANELS - 1)) if len(projection.sets) > 1 else ()
-    by_camera = [lambda axes, number=number: _draw_cameras(axes, projection, number) for number in numbers]
-    return [lambda axes: plot_projection(axes, projection), *by_camera]
-
-
-def _draw_cameras(axes: Axes, projection: Projection, number: int) -> None:
-    """Draw the points of a data set by camera; a number of a camera has one colour in all panels."""
-    is_here = projection.of_set == number
-    x, y = projection.points[~is_here].T
-    axes.scatter(x, y, s=5, color="#dddddd", linewidths=0)
-    cameras = np.unique(projection.cameras[is_here]).tolist()
-    for camera in cameras:
-        _scatter(axes, projection.points[is_here & (projection.cameras == camera)], camera - 1)
-    _finish(axes, projection, f"cameras of {_shortened(projection.sets[number])}", [f"c{camera}" for camera in cameras])
-
-
-def _scatter(axes: Axes, points: NDArray[np.float64], number: int) -> None:
-    style, (x, y) = style_of(number), points.T
-    axes.scatter(x, y, s=11, alpha=0.75, linewidths=0, color=style.colour, marker=style.marker)
-
-
-def _finish(axes: Axes, projection: Projection, title: str, labels: Sequence[str]) -> None:
-    """Give all panels the same square of the plane, and put the legend below the panel, where it hides nothing.
-
-    ``labels`` are those of the points that were drawn last.
-    """
-    low, high = projection.points.min(axis=0), projection.points.max(axis=0)
-    half = 0.54 * float((high - low).max()) or 1.0
-    (left, right), (bottom, top) = ((middle - half, middle + half) for middle in (low + high) / 2)
-    x_title, y_title = projection.axis_titles()
-    axes.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", xticks=[], yticks=[], title=title)
-    axes.set_xlabel(x_title, fontsize=7)
-    axes.set_ylabel(y_title, fontsize=7)
-    # the axes' own labels would lack those that begin with _
-    drawn: Sequence[Any] = axes.collections[-len(labels) :]
-    shown = list(map(_shortened, labels))
-    axes.legend(
-        drawn, shown, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=_legend_columns(shown), frameon=False,
-        fontsize=7, handletextpad=0.1, columnspacing=0.8, borderpad=0,
-    )  # fmt: skip
-
-
-def _shortened(name: str) -> str:
-    """Return a name that fits over a panel; of a long one its two ends."""
-    shown = printable(name)
-    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST // 2]}…{shown[1 - _LONGEST // 2 :]}"
-
-
-def _legend_columns(labels: Sequence[str]) -> int:
-    widest = _HANDLE + _LETTER * max(map(len, labels), default=1)
-    return max(1, min(len(labels), int(_PANEL / widest)))
-
-
-def _legend_lines(labels: Sequence[str]) -> int:
-    distinct = list(map(_shortened, dict.fromkeys(labels)))
-    return -(-len(distinct) // _legend_columns(distinct))

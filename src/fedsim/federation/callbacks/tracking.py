@@ -318,7 +318,7 @@ def _cmc(curves: Mapping[Curve, list[float]], round_: int) -> dict[str, Any]:
 
 def reach_mlflow(logger: MLFlowLogger) -> None:
     """Send a request to a logger's server before the first round; MLflow raises if there is no answer in seconds."""
-    with _short_patience():
+    with short_patience():
         logger._mlflow_client.get_experiment_by_name(logger._experiment_name)
 
 
@@ -326,7 +326,7 @@ def keep_artifacts(logger: MLFlowLogger, folder: Path) -> None:
     """Add configuration and summary to a logger's run; a server that is gone costs no result, and one line."""
     from mlflow.exceptions import MlflowException
 
-    with _short_patience():
+    with short_patience():
         for name in ("config.yaml", "summary.json"):
             try:
                 logger.experiment.log_artifact(logger.run_id, str(folder / name))
@@ -335,7 +335,7 @@ def keep_artifacts(logger: MLFlowLogger, folder: Path) -> None:
 
 
 @contextmanager
-def _short_patience() -> Iterator[None]:
+def short_patience() -> Iterator[None]:
     """Let MLflow, which reads these variables with each request, give up in seconds."""
     added = {name: value for name, value in _PATIENCE.items() if name not in os.environ}
     os.environ.update(added)

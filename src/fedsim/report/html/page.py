@@ -17,8 +17,9 @@ from fedsim.core.errors import DataError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import metric_name
-from fedsim.core.replaced_run import MAPS, PROJECTIONS, QUERIES, RANKINGS
+from fedsim.core.replaced_run import MAPS, PICTURES, PROJECTIONS, QUERIES, RANKINGS
 from fedsim.report.comparison import tables_with_runs
+from fedsim.report.course import COURSE, course_blocks, round_folder, rounds_with_pictures
 from fedsim.report.features import query_tables
 from fedsim.report.groups import RunGroup, differences, shown_metrics
 from fedsim.report.layout import Block, with_sign
@@ -30,10 +31,16 @@ jinja2, offline, plots = (
     load_extra(module, "--html", "report") for module in ("jinja2", "plotly.offline", "fedsim.report.html.plots")
 )
 
+_Rows = list[tuple[str, list[tuple[int, str]]]]
+"""name of a picture, and its rounds with it"""
+_PANELS = 6
+"""rounds in a row of pictures"""
 _SHEETS = ("data.png", "people.png", "preview.png")
 """Names of contact sheets, in a run directory or its parent."""
 _WIDEST = 1400
 """Pixels: largest width of a picture in the page."""
+_WIDEST_IN_ROW = 900
+"""Pixels: largest width of a picture in a row of several rounds."""
 
 
 def write_page(
@@ -80,6 +87,7 @@ def write_page(
         "pictures": list(_pictures(groups)),
         "queries": list(_queries(groups)),
         "projections": list(_drawn(groups, PROJECTIONS, "projections")),
+        "over_rounds": list(_over_rounds(groups)),
         "differences": _differences(groups),
         "settings": [
             (group.label, yaml.safe_dump(without_folders(group.runs[0].config), sort_keys=False)) for group in groups
@@ -183,6 +191,22 @@ def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, 
             yield group.label, files
 
 
+def _over_rounds(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[Block], str, _Rows]]:
+    """Yield the first seed of each group with pictures of its rounds: confusion, and by name the pictures in a row."""
+    for group in groups:
+        run = group.runs[0].folder
+        rounds = rounds_with_pictures(run)
+        if len(rounds) > _PANELS:  # evenly spread, with the first and the last
+            rounds = [rounds[round(place * (len(rounds) - 1) / (_PANELS - 1))] for place in range(_PANELS)]
+        rows: dict[str, list[tuple[int, str]]] = {}
+        for round_ in rounds:
+            for file in sorted(round_folder(run, round_).glob("*.png")):
+                rows.setdefault(file.stem, []).append((round_, embedded(file, _WIDEST_IN_ROW)))
+        if rows:
+            course = run / PICTURES / f"{COURSE}.png"
+            yield group.label, course_blocks(run), embedded(course) if course.is_file() else "", list(rows.items())
+
+
 def _sheets(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str]]:
     folders = dict.fromkeys(
         folder for group in groups for run in group.runs for folder in (run.folder, run.folder.parent)
@@ -204,7 +228,7 @@ def _sheet_command(groups: Sequence[RunGroup]) -> str:
     return f"fedsim data preview --config {config} --output {sheet}"
 
 
-def embedded(file: Path) -> str:
+def embedded(file: Path, widest: int = _WIDEST) -> str:
     """Return a picture as a part of the page, as WebP: half the size of JPEG, a twentieth of PNG."""
     from PIL import Image
 
@@ -213,8 +237,8 @@ def embedded(file: Path) -> str:
             shown = picture.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{file}: cannot read this picture ({error}); remove it, or write it again") from error
-    if shown.width > _WIDEST:
-        shown = shown.resize((_WIDEST, round(shown.height * _WIDEST / shown.width)))
+    if shown.width > widest:
+        shown = shown.resize((widest, round(shown.height * widest / shown.width)))
     content = io.BytesIO()
     shown.save(content, "WEBP", quality=75)
     return f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}"
