@@ -186,8 +186,8 @@ def splits(groups: Sequence[RunGroup]) -> Iterator[str]:
 
 def unequal_evaluation(groups: Sequence[RunGroup]) -> Iterator[str]:
     """Yield a line about each group whose test images are scored in another way than those of the first group."""
-    first, *others = groups
-    for group in others:
+    first = groups[0]
+    for group in groups[1:]:
         differing = (d for d in compare(first.runs[0].settings, group.runs[0].settings) if is_of_experiment(d))
         texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in differing if d.option.startswith(_SCORING)]
         if texts and first.runs[0].config and group.runs[0].config:
