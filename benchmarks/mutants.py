@@ -7,6 +7,7 @@ A mutant is killed if a test fails. First the fast tests run, then all others.
 
     python benchmarks/mutants.py --list                      # the seventy
     python benchmarks/mutants.py --areas time                # those of the simulated time only
+    python benchmarks/mutants.py --rooms --each 8            # instead eight from each room of the package
     python benchmarks/mutants.py --out mutants.jsonl         # try them; goes on where it was interrupted
     python benchmarks/mutants.py --out mutants.jsonl --table
     python benchmarks/mutants.py --coverage .coverage        # after make coverage: only test files that run the line
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ AREAS = {
         "training/old_models.py",
     ],
 }
-PER_AREA = 10
+ROOMS = {file.parent.name: [file.parent.name] for file in sorted((ROOT / "src" / "fedsim").glob("*/__init__.py"))}
 LIMIT = 2400  # seconds for all tests of one mutant: one that hangs is killed, too
 STAGES = (("fast", "not (slow or dist or others or cluster)"), ("slow", "(slow or dist) and not (others or cluster)"))
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
@@ -140,23 +141,26 @@ def _of_code(tree: ast.Module) -> Iterator[ast.expr]:
                 waiting += ast.iter_child_nodes(node)
 
 
-def draw(seed: int) -> list[Mutant]:
-    """Return the mutants, the same for the same source."""
+def draw(seed: int, areas: Mapping[str, Sequence[str]], each: int) -> list[Mutant]:
+    """Return ``each`` mutants of each area, the same for the same source."""
     rng, drawn = random.Random(seed), []
-    for area, names in AREAS.items():
+    for area, names in areas.items():
         files = [path for name in names for path in _files(ROOT / "src" / "fedsim" / name)]
         mutants = {(m.file, m.start, m.after): m for file in files for m in all_mutants(area, file) if _is_new(m)}
-        drawn += rng.sample([mutants[key] for key in sorted(mutants)], PER_AREA)
+        drawn += rng.sample([mutants[key] for key in sorted(mutants)], each)
     return drawn
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.py")) if path.is_dir() else [path]
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def _is_new(mutant: Mutant) -> bool:
     # in brackets: an expression of several lines may have stood in some
-    before, after = (ast.dump(ast.parse(f"({text})", mode="eval")) for text in (mutant.before, mutant.after))
+    try:
+        before, after = (ast.dump(ast.parse(f"({text})", mode="eval")) for text in (mutant.before, mutant.after))
+    except SyntaxError:  # a term that needs brackets of its own
+        return False
     return before != after
 
 
@@ -218,7 +222,7 @@ def _run(command: list[str], suite: Path, environment: dict[str, str], limit: fl
 def table(results: list[dict[str, object]]) -> str:
     """Return killed and drawn mutants per area, and the survivors."""
     drawn, killed = Counter(r["area"] for r in results), Counter(r["area"] for r in results if r["fate"])
-    rows = [[area, killed[area], drawn[area]] for area in AREAS]
+    rows = [[area, killed[area], drawn[area]] for area in drawn]
     rows.append(["all", sum(killed.values()), sum(drawn.values())])
     left = [f"{r['file']}:{r['line']}: {r['before']} -> {r['after']}" for r in results if not r["fate"]]
     return "\n".join([tabulate(rows, ["area", "killed", "drawn"]), "", "survivors:", *left])
@@ -228,7 +232,9 @@ def main() -> None:
     """List the mutants, try them, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--areas", nargs="+", choices=AREAS, default=list(AREAS))
+    parser.add_argument("--areas", nargs="+", help="areas, or rooms; all")
+    parser.add_argument("--rooms", action="store_true", help="draw from each room")
+    parser.add_argument("--each", type=int, default=10, help="mutants of an area or a room")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
@@ -245,7 +251,8 @@ def main() -> None:
         coverage = CoverageData(str(args.coverage))
         coverage.read()
     written = {(r["file"], r["start"], r["after"]) for r in done}
-    for mutant in (mutant for mutant in draw(args.seed) if mutant.area in args.areas):
+    drawn = draw(args.seed, ROOMS if args.rooms else AREAS, args.each)
+    for mutant in (mutant for mutant in drawn if not args.areas or mutant.area in args.areas):
         if args.list:
             print(f"{mutant.area:9} {mutant.name}")
         elif (mutant.file, mutant.start, mutant.after) not in written:
