@@ -147,7 +147,7 @@ class Method(ABC):
         """
         return frozenset()
 
-    # the next four, and session_copies, are for the memory that fedsim describe counts
+    # the next five, and session_copies, are for the memory that fedsim describe counts
     @property
     def replicas(self) -> Replicas:
         """The further models that a client has on the rank."""
@@ -169,6 +169,11 @@ class Method(ABC):
         See :meth:`Client.loose_optimizer`; ``image`` is the shape (3, H, W) of a training image.
         """
         return {}
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Return the bytes of networks that a rank has once, for all clients, and that are never trained or sent."""
+        return 0
 
     @property
     def measures(self) -> Mapping[str, Signal]:
