@@ -15,6 +15,7 @@ from fedsim.data import datamodule
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.settings.table import class_at
 from small import refuse
+from small_tower import small_tower
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "configs" / "data"
@@ -36,6 +37,8 @@ def completing_options(content):
         options += ["--model.method=FedPav"]
     if content.get("data", {}).get("source", {}) == {}:
         options += ["--data.source=SyntheticReID"]
+    if "TextAnchors" in str(content):
+        options += [f"--model.method.tower={small_tower()}"]
     return options
 
 

@@ -23,6 +23,7 @@ from fedsim.methods import Ditto
 from fedsim.parsing.command_line import with_clients
 from fedsim.training import server_optimizers
 from lightning_modules import DropsOut, federation, module_state
+from small_tower import small_tower
 
 HAS_GRAPHS = torch.__version__ >= TORCH_FOR_GRAPHS
 """whether this torch can record steps; else that is refused"""
@@ -61,6 +62,7 @@ SETTINGS = {
     "lotteryfl": [*_MASKS, "--model.method.start_accuracy=0"],
     "parameter_average": ["--model.client.long_round.local_epochs=2"],
     "pfedme": ["--model.method.inner_steps=2"],
+    "text_anchors": [f"--model.method.tower={small_tower()}", "--model.method.prompt_epochs=2"],
     "subfedavg": [
         *_MASKS, "--model.client.local_epochs=2", "--model.method.min_accuracy=0", "--model.method.min_distance=0",
     ],

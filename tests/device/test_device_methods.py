@@ -20,7 +20,7 @@ BATCHES = ["--model.client.batch_size=4", "--data.limit_client_batches=4"]
 GRAPH = "--model.client.graph=true"
 REFUSED = (
     "apfl", "dacs", "fedreid", "fedreid_fine_tune", "perfedavg", "pfedme", "ska", "sscu", "stylebank",
-    "stylebank_random",
+    "stylebank_random", "text_anchors",
 )  # fmt: skip
 """configs of methods that declare plain steps"""
 CLUSTERS = ("fedcapr", "fedklpr", "feduca", "feducc", "fedureid")

@@ -740,7 +740,7 @@ def test_methods_are_allowed_by_what_they_declare():
             check_buffered(replace(model.round.clock.inputs, method=cls()))
         except ConfigError as error:
             refused[cls.__name__] = str(error)
-    assert len(classes) == 37
+    assert len(classes) == 38
     assert refused.keys() == REFUSED, refused
 
 

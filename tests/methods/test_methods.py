@@ -48,6 +48,7 @@ from fedsim.methods import (
     Scaffold,
     StyleBank,
     SubFedAvg,
+    TextAnchors,
     WeightedPav,
 )
 from fedsim.methods.base import Method
@@ -56,6 +57,7 @@ from fedsim.testing import check_method
 from fedsim.training.labels import BottomUp, Clustering
 from fedsim.training.settings import LocalTraining
 from small import fit, labels_of, make_data, make_model, vector
+from small_tower import small_tower
 
 METHODS = {
     "FedPav-cdw": FedPav(weighting="cdw"),
@@ -120,6 +122,7 @@ METHODS = {
     "DACS-keep": DACS(style_lr=0.01),
     "StyleBank": StyleBank(),
     "StyleBank-random": StyleBank(styles="random"),
+    "TextAnchors": TextAnchors(tower=small_tower(), prompt_epochs=2, prompt_lr=0.01),
     "FedUReID": FedUReID(precision=0.1, update=0.3),
     "FedUReID-bottom-up": FedUReID(update=0.3),
 }
@@ -405,6 +408,7 @@ class Plain(nn.Module):
         MOON(), Scaffold(), FedNova(), Ditto(), PFedMe(), SKA(), SKA(dual=False, unseen="avg"), GPerXAN(), FedReID(),
         FedReID(aggregated=0.5),
         FedCAPR(), FedUReID(), FedBABU(), FedSAM(), FedDyn(), APFL(), FedALA(), DACS(), StyleBank(),
+        TextAnchors(tower=small_tower(), prompt_epochs=1),
         PerFedAvg(variant="hessian_free"),
     ],
     ids=lambda method: type(method).__name__,

@@ -30,7 +30,7 @@ WORKS = {
 """methods that need only hooks that a module has -> settings of their test"""
 LACKING = {
     "APFL", "DACS", "FedCAPR", "FedKLPR", "FedProto", "FedReID", "FedReIDFineTune", "FedSupWA", "FedUReID", "GPerXAN",
-    "PerFedAvg", "SKA", "SSCU", "StyleBank",
+    "PerFedAvg", "SKA", "SSCU", "StyleBank", "TextAnchors",
 }  # fmt: skip
 """methods that work on features, logits or layers of fedsim's own model, or step two models in turn"""
 

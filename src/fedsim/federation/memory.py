@@ -44,7 +44,7 @@ class DeviceMemory:
     """An estimate of the most that a rank has on its device in a fit, in bytes, without workspaces of kernels."""
 
     models: int
-    """of all the rank's models, with their initial private tensors"""
+    """of all the rank's models, with their initial private tensors, and of fixed networks of the method"""
     gradients: int
     """of a client's model, and of tensors that train beside it; models that train together for a client step in turn"""
     moments: int
@@ -127,7 +127,7 @@ class _Estimate:
         cut = max(2 * self._trained * self._gradients(name) * (self._micro_batches[name] > 1) for name in names)
         copies, on_device = self._settings.method.session_copies, self._data.cache == "device"
         return DeviceMemory(
-            models=per_arch * models,
+            models=per_arch * models + self._settings.method.fixed_bytes,
             gradients=gradients,
             moments=max(self._moments(name) for name in names),
             trained=self._trained,

@@ -35,6 +35,7 @@ from fedsim.methods.ska import SKA
 from fedsim.methods.sscu import SSCU
 from fedsim.methods.stylebank import StyleBank
 from fedsim.methods.subfedavg import SubFedAvg
+from fedsim.methods.text_anchors import TextAnchors
 from fedsim.methods.weighted_pav import WeightedPav
 
 __all__ = [
@@ -75,5 +76,6 @@ __all__ = [
     "Scaffold",
     "StyleBank",
     "SubFedAvg",
+    "TextAnchors",
     "WeightedPav",
 ]

@@ -176,6 +176,11 @@ class Method(ABC):
         return {}
 
     @property
+    def fixed_bytes(self) -> int:
+        """Return the bytes of networks that a rank has once, for all clients, and that are never trained or sent."""
+        return 0
+
+    @property
     def measures(self) -> Mapping[str, Signal]:
         """Names of ``Upload.signals``: one number for each client, or one for each shared parameter tensor."""
         return {}

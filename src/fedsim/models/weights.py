@@ -88,23 +88,23 @@ def _part_of(key: str) -> str:
     return key.partition(".")[0]
 
 
-def read_file(weights: str) -> dict[str, Tensor]:
-    """Return the tensors of a ``.pth``, ``.pt`` or ``.safetensors`` file by name.
+def read_file(weights: str, setting: str = "backbone.weights") -> dict[str, Tensor]:
+    """Return the tensors of a ``.pth``, ``.pt`` or ``.safetensors`` file by name; ``setting`` is for messages.
 
     Checkpoints of training programs are unwrapped, and the leading ``module.`` of parallel training is removed. Raises
     ConfigError if there is no such file, or no state dict in it.
     """
     try:
-        path = Path(FILE.check(weights, "backbone.weights", "give an existing file or a name of public weights"))
+        path = Path(FILE.check(weights, setting, "give an existing file or a name of public weights"))
     except DataError as error:
         raise ConfigError(str(error)) from error
     try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise many types for a damaged file
-        raise ConfigError(f"backbone.weights: cannot read {path} ({type(error).__name__}); is it complete?") from error
+        raise ConfigError(f"{setting}: cannot read {path} ({type(error).__name__}); is it complete?") from error
     content = _unwrapped(state)
     if not isinstance(content, dict):
-        raise ConfigError(f"backbone.weights: {path} holds no state dict but a {type(content).__name__}")
+        raise ConfigError(f"{setting}: {path} holds no state dict but a {type(content).__name__}")
     tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     return {key.removeprefix("module."): value for key, value in tensors.items()}
 

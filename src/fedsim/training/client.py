@@ -258,11 +258,15 @@ class Client(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:  # noqa: ARG002 - Lightning's signature
         """Return the supervised loss of a batch (scalar) and count it."""
+        return self.supervised_loss(self.output(batch), batch)
+
+    def output(self, batch: Batch) -> Output:
+        """Return the model's output for a batch, with the features of all views that the loss compares."""
         output = self.forward(batch.images)
         if self.objective.num_views > 1:
             further = batch.views[: self.objective.num_views - 1]
             output = output._replace(views=tuple(self.forward(view).features for view in further))
-        return self.supervised_loss(output, batch)
+        return output
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the supervised loss (scalar) of a model's output for a batch; if it ``counts``, log it."""
