@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import check_filled
 from fedsim.core.paths import PathKind
 
 P = ParamSpec("P")
@@ -26,7 +27,7 @@ class Kind(Protocol):
 def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function check those of its arguments that have a kind; an output never replaces an input.
 
-    None is not checked where the argument may be None.
+    No text may be empty. None is not checked where the argument may be None.
 
     ``prefix``: before an argument's name in messages: hyphens for an option.
 
@@ -48,6 +49,9 @@ def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             values = bound.arguments
+            for name, value in values.items():
+                if name not in kinds or not isinstance(kinds[name], PathKind):  # which has a remedy of its own
+                    check_filled(value, f"{prefix}{name}")
             for name, kind in kinds.items():
                 if values[name] is not None or name not in optional:
                     values[name] = kind.check(values[name], f"{prefix}{name}")

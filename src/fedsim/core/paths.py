@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import problem_of_folder
-from fedsim.core.names import one_line
+from fedsim.core.names import check_filled, one_line
 from fedsim.core.replaced_run import bring_back_at
-
-_REMEDY = "is a variable of your command not set? name a file or folder, or leave it out"
 
 
 def expanded(value: object, setting: str) -> str:
@@ -35,8 +33,7 @@ def expanded(value: object, setting: str) -> str:
                 f"{setting}: {raw_path} names the variable {name}, which is not set; set it, or write the path"
             )
     path = os.path.expanduser(os.path.expandvars(raw_path))
-    if not path.strip():
-        raise ConfigError(f"{setting}: is empty; {_REMEDY}")
+    check_filled(path, setting, "name a file or folder, or leave it out")
     if path.startswith("~") and not os.path.lexists(path):
         raise ConfigError(
             f"{setting}: {path} is in the home of a user who is not known here; write the path, or ./{path}"

@@ -26,7 +26,7 @@ from fedsim.core.errors import (
     StopSignal,
 )
 from fedsim.core.extras import to_install
-from fedsim.core.names import did_you_mean, one_line
+from fedsim.core.names import check_filled, did_you_mean, one_line
 from fedsim.parsing.class_names import missing_class, unknown_argument, without_class
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.config_files import shipped_configs
@@ -148,8 +148,15 @@ def parsed(parser: ArgumentParser, args: list[str], start: Namespace | None = No
     if needs_short_help(parser, args):
         print_text(screen_of(parser))
         parser.exit()
+    for before, word in itertools.pairwise(["", *args]):  # before the parser, which names no empty text
+        option, sign, value_text = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if sign and option.startswith("--"):
+            check_filled(value_text, option)
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
         values = parser.parse_args(args, start)
+    for action in parser._actions:
+        if (value := values.get(action.dest)) != action.default:  # also of a list, and without an option
+            check_filled(value, f"--{action.dest}" if action.option_strings else action.dest)
     for option, value_text in options_in(args):
         if isinstance(values.get(option), int | float):
             refuse_base_60(value_text, f"--{option}")
@@ -301,6 +308,8 @@ def _field_problem(key: str, message: str) -> str:
         return without_class(key, argument[1])
     if "Unable to load config" in message:
         return "is a section; give its fields, or a file that contains them"
+    if "float" in message and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        return f"{value} is no finite number"
     if expected := setting_at(key).facts.expected:
         if "Namespace(" in value and (inner := re.search(r"Got value: (.*?) Subclass types", message)):
             value = inner[1]  # only the wrong entry, without the valid ones next to it
