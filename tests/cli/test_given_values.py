@@ -80,6 +80,7 @@ def bad_paths(kind, folder):
     if kind.suffixes:
         yield folder / "x.xyz", "ends with .xyz"
         yield folder / f"file/x{kind.suffixes[0]}", "cannot be written"
+        yield folder / f"run/queries/x{kind.suffixes[0]}", "exists already" if kind.is_new else "is a file of"
     if kind.holds == "folder" and kind.is_written:
         yield folder / "file", "cannot be a folder"
 
@@ -105,6 +106,9 @@ def folder(tmp_path, monkeypatch):
     for kind in (k for function in COMMANDS.values() for k in kinds_of(function).values()):
         for suffix in getattr(kind, "suffixes", ()):
             (tmp_path / f"folder{suffix}").mkdir(exist_ok=True)
+            (tmp_path / "run/queries").mkdir(parents=True, exist_ok=True)
+            (tmp_path / f"run/queries/x{suffix}").touch()
+            (tmp_path / "run/summary.json").touch()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     return tmp_path
@@ -139,7 +143,7 @@ def test_an_output_never_replaces_an_input_or_another_output(folder):
     (folder / "f.npz").touch()
     (folder / "link.npz").symlink_to("f.npz")
     for output in ("f.npz", "./f.npz", "link.npz"):
-        with pytest.raises(ConfigError, match=r"^--save_ranking: .* is the file of --features, too"):
+        with pytest.raises(ConfigError, match=r"^--save_ranking: .* is the file of features, too"):
             rank_file("f.npz", save_ranking=output)
     with pytest.raises(ConfigError, match=r"^--curves: a.png is the file of --figure, too"):
         report(["folder"], figure="a.png", curves="a.png")

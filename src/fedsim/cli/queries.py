@@ -11,7 +11,7 @@ from pathlib import Path
 from fedsim.cli.app import set_up_messages
 from fedsim.core.errors import DataError
 from fedsim.core.names import file_names, printable
-from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, PROJECTIONS, QUERIES
+from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, OF_IMAGES, PROJECTIONS, QUERIES
 from fedsim.evaluation.pictures import write_picture
 from fedsim.inference.projection import IMAGES, project_features
 from fedsim.inference.queries import choose_queries, count_first_images
@@ -101,7 +101,7 @@ def _write_projections(folder: Path, features: RunFeatures, projector: Projector
 
 def _predict(run: Run) -> None:
     """Write a run's features, on one rank, unless it has those of its checkpoint."""
-    files = [path for path in (run.folder / FEATURES).glob("*.npz") if not path.name.startswith("images-")]
+    files = [path for path in (run.folder / FEATURES).glob("*.npz") if not path.name.startswith(OF_IMAGES)]
     if not (run.folder / CHECKPOINTS).is_dir():
         if not files:
             raise DataError(

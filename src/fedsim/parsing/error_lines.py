@@ -299,7 +299,7 @@ def _field_problem(key: str, message: str) -> str:
     is_empty = re.search(r"Got value: *(\.|$)", message) is not None
     value = match[1] if match and match[1] else "an empty text" if is_empty else "this"
     message = re.sub(r"\s+", " ", message).strip()
-    if unknown := unknown_argument(key, message):
+    if unknown := unknown_argument(key, message) or _not_finite(message, value):
         return unknown
     if lacking := re.search(r"class_path '([\w.]+)': the following arguments are required: ([\w, ]+)", message):
         first = lacking[2].partition(",")[0]
@@ -308,8 +308,6 @@ def _field_problem(key: str, message: str) -> str:
         return without_class(key, argument[1])
     if "Unable to load config" in message:
         return "is a section; give its fields, or a file that contains them"
-    if "float" in message and value.lower().lstrip("+-") in ("nan", "inf", "infinity"):
-        return f"{value} is no finite number"
     if expected := setting_at(key).facts.expected:
         if "Namespace(" in value and (inner := re.search(r"Got value: (.*?) Subclass types", message)):
             value = inner[1]  # only the wrong entry, without the valid ones next to it
@@ -331,6 +329,12 @@ def _field_problem(key: str, message: str) -> str:
     message = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (.*)$", r"\2 is not one of \1", message)
     message = re.sub(r"Expected a tuple with (\d+) elements\. Got value: (.*)$", r"expected \1 values, got \2", message)
     return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", message)
+
+
+def _not_finite(message: str, value: str) -> str:
+    """Return the problem of a value that the parser does not take for a number, as it is not finite; else nothing."""
+    is_one = "float" in message and value.lower().lstrip("+-.") in ("nan", "inf", "infinity")
+    return f"{value} is no finite number" if is_one else ""
 
 
 def _readable(types: str) -> str:

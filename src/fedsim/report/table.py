@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -28,14 +28,14 @@ from fedsim.report.scores import all_sets, differences_table, fairness_table, in
 log = logging.getLogger(__name__)
 
 
-@checked("--")
+@checked("--", positional="runs")
 def report(
     runs: list[str],
     metric: str | None = None,
     rule: RuleName | None = None,
     by: Literal["rank1", "mAP"] | None = None,
-    sets: list[str] | None = None,
-    horizon: Count = 300,
+    sets: list[str] | str | None = None,
+    horizon: Count = Rule.horizon,
     target: str | None = None,
     fairness: bool = False,
     significance: bool = False,
@@ -92,8 +92,10 @@ def report(
         DataError: if a directory is not a run directory, or runs lack what an option needs.
     """
     _check_options(metric, compare, format)
-    if by is not None and rule != "oracle":
-        raise ConfigError("--by: is for --rule oracle; leave it out, or give --rule oracle")
+    _check_refinements(rule, {"by": by}, "oracle")
+    if rule is not None or (compare is None and html is None):  # else papers' tables may choose by best3
+        _check_refinements(rule, {"sets": sets, "horizon": None if horizon == Rule.horizon else horizon}, "best3")
+    sets = [sets] if isinstance(sets, str) else sets
     if html is not None:
         from fedsim.report.html.page import write_page
     folders = [named_folder(run) for run in runs]
@@ -133,6 +135,13 @@ def _check_options(metric: str | None, compare: str | None, format_: Format) -> 
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if compare is not None and format_ != "table":
         raise ConfigError(f"--format: {format_} does not support --compare; use table, or leave --compare out")
+
+
+def _check_refinements(rule: RuleName | None, values: Mapping[str, object], needed: RuleName) -> None:
+    """Refuse options, None if not given, that only have an effect with the ``needed`` rule."""
+    for name, value in values.items():
+        if value is not None and rule != needed:
+            raise ConfigError(f"--{name}: is for --rule {needed}; leave it out, or give --rule {needed}")
 
 
 def _tables_of_left_out(
