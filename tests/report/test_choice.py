@@ -94,6 +94,9 @@ def test_the_users_rule_counts_but_never_the_oracle(tmp_path, capsys):
         for other in ([], ["--rule=last"], ["--compare=003", "--rule=last"]):
             line = refuse(capsys, "report", run, option, *other)
             assert f"{option.partition('=')[0]}: is for --rule {rule}; leave it out" in line
+    for option in ("--target=mAP=1", "--fairness", "--significance"):
+        line = refuse(capsys, "report", run, "--compare=003", option)
+        assert f"{option.partition('=')[0]}: has no effect with --compare; leave one of them out" in line
 
 
 def test_the_oracle_of_a_plain_report_is_by_rank_1_or_by_map(tmp_path, capsys):

@@ -91,10 +91,11 @@ def report(
         ConfigError: if an option is wrong.
         DataError: if a directory is not a run directory, or runs lack what an option needs.
     """
-    _check_options(metric, compare, format)
+    _check_options(metric, compare, format, {"target": target, "fairness": fairness, "significance": significance})
     _check_refinements(rule, {"by": by}, "oracle")
-    if rule is not None or (compare is None and html is None):  # else papers' tables may choose by best3
-        _check_refinements(rule, {"sets": sets, "horizon": None if horizon == Rule.horizon else horizon}, "best3")
+    is_papers = rule is None and (compare is not None or html is not None)  # which may be best3
+    refinements = {"sets": sets, "horizon": None if horizon == Rule.horizon else horizon}
+    _check_refinements("best3" if is_papers else rule, refinements, "best3")
     sets = [sets] if isinstance(sets, str) else sets
     if html is not None:
         from fedsim.report.html.page import write_page
@@ -130,11 +131,14 @@ def report(
     return "\n\n".join(parts)
 
 
-def _check_options(metric: str | None, compare: str | None, format_: Format) -> None:
+def _check_options(metric: str | None, compare: str | None, format_: Format, tables: Mapping[str, object]) -> None:
+    """Refuse options that contradict each other; ``tables``: options of further tables, and their values."""
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if compare is not None and format_ != "table":
         raise ConfigError(f"--format: {format_} does not support --compare; use table, or leave --compare out")
+    if compare is not None and (given := next((name for name, value in tables.items() if value), None)):
+        raise ConfigError(f"--{given}: has no effect with --compare; leave one of them out")
 
 
 def _check_refinements(rule: RuleName | None, values: Mapping[str, object], needed: RuleName) -> None:
