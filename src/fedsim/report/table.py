@@ -137,8 +137,8 @@ def _check_options(metric: str | None, compare: str | None, format_: Format, tab
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if compare is not None and format_ != "table":
         raise ConfigError(f"--format: {format_} does not support --compare; use table, or leave --compare out")
-    if compare is not None and (given := next((name for name, value in tables.items() if value), None)):
-        raise ConfigError(f"--{given}: has no effect with --compare; leave one of them out")
+    if compare is not None and (unused := next((name for name, value in tables.items() if value), None)):
+        raise ConfigError(f"--{unused}: has no effect with --compare; leave one of them out")
 
 
 def _check_refinements(rule: RuleName | None, values: Mapping[str, object], needed: RuleName) -> None:
