@@ -146,7 +146,7 @@ def test_what_cannot_be_exported_is_refused_in_a_line(lottery, dip, tmp_path, ca
     for checkpoint, options, expected in (
         (lottery, ["--client", "twon0"], "there is no client twon0; choose from town0, town1, town2"),
         (lottery, [], "no global model to export"),  # statistics are the clients' own
-        (dip, ["--arch", "resnet"], "choose one of the checkpoint's architectures: smallcnn"),
+        (dip, ["--arch", "resnet"], "--arch: there is no architecture resnet; choose from smallcnn"),
     ):
         assert expected in refuse(capsys, "export", "--ckpt_path", checkpoint, "--output", output, *options)
     assert not output.exists()

@@ -80,6 +80,7 @@ def bad_paths(kind, folder):
     if kind.suffixes:
         yield folder / "x.xyz", "ends with .xyz"
         yield folder / f"file/x{kind.suffixes[0]}", "cannot be written"
+        yield folder / f"run/queries/x{kind.suffixes[0]}", "exists already" if kind.is_new else "is a file of"
     if kind.holds == "folder" and kind.is_written:
         yield folder / "file", "cannot be a folder"
 
@@ -105,6 +106,9 @@ def folder(tmp_path, monkeypatch):
     for kind in (k for function in COMMANDS.values() for k in kinds_of(function).values()):
         for suffix in getattr(kind, "suffixes", ()):
             (tmp_path / f"folder{suffix}").mkdir(exist_ok=True)
+            (tmp_path / "run/queries").mkdir(parents=True, exist_ok=True)
+            (tmp_path / f"run/queries/x{suffix}").touch()
+            (tmp_path / "run/summary.json").touch()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     return tmp_path
@@ -119,7 +123,7 @@ def test_what_a_kind_refuses_is_refused_by_each_command_before_anything_is_writt
             wrong = [(value, name) for value in (-1, float("nan"), float("inf"), 2**40 if "4294967295" in kind.interval
                                                  else -(2**70), True)]  # fmt: skip
         elif isinstance(kind, DeviceKind):
-            wrong = [(value, "there is no device") for value in ("", "gpu", "cuda:-1", "meta", "cpu:3", 3, ["cpu"])]
+            wrong = [(value, "there is no device") for value in ("gpu", "cuda:-1", "meta", "cpu:3", 3, ["cpu"])]
         elif isinstance(kind, SizeKind):
             wrong = [(value, "is not a height and a width") for value in
                      ((0, 8), (8,), (8, 8, 8), (8.5, 8), (True, 8), 8, "8x8", (2**40, 8))]  # fmt: skip
@@ -139,7 +143,7 @@ def test_an_output_never_replaces_an_input_or_another_output(folder):
     (folder / "f.npz").touch()
     (folder / "link.npz").symlink_to("f.npz")
     for output in ("f.npz", "./f.npz", "link.npz"):
-        with pytest.raises(ConfigError, match=r"^--save_ranking: .* is the file of --features, too"):
+        with pytest.raises(ConfigError, match=r"^--save_ranking: .* is the file of features, too"):
             rank_file("f.npz", save_ranking=output)
     with pytest.raises(ConfigError, match=r"^--curves: a.png is the file of --figure, too"):
         report(["folder"], figure="a.png", curves="a.png")
@@ -154,6 +158,37 @@ def test_a_number_with_a_colon_is_none(folder, capsys):
                   ["fit", "--config=quickstart", "--data.limit_client_batches=1:30"]):  # fmt: skip
         assert main(words) == 2
         assert "1:30 is not a number; write it without colons" in capsys.readouterr().err
+
+
+OF_TEXTS = [
+    ("report", "folder", "--queries"), ("report", "folder", "--projection"), ("report", "folder", "--metric"),
+    ("report", "folder", "--compare"), ("report", "folder", "--target"), ("report", "folder", "--sets"),
+    ("report", "folder", "--rule"), ("rank", "f.npz", "--distance"), ("rank", "f.npz", "--device"),
+    ("export", "--ckpt_path=folder", "--client"), ("export", "--ckpt_path=folder", "--arch"),
+    ("sweep", "--left_out"), ("sweep", "--compare"), ("predict", "--images=folder", "--client"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", OF_TEXTS)
+def test_an_empty_text_is_refused_before_anything_is_read(words, folder, capsys):
+    for end in ([f"{words[-1]}="], [words[-1], ""], [words[-1], "  "]):
+        assert main([*words[:-1], *end]) == 2
+        line = capsys.readouterr().err
+        assert f"error: {words[-1]}: is empty; is a variable of your command not set?" in line, line
+    assert main(["report", "folder", "--sets=['']"]) == main(["report", "folder", ""]) == 2
+    lines = capsys.readouterr().err
+    assert "error: --sets: is empty" in lines
+    assert "error: runs: is empty" in lines
+    with pytest.raises(ConfigError, match=r"^client: is empty"):
+        fedsim.load_model("folder", client="")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_called_so(value, folder, capsys):
+    (folder / "f.npz").touch()
+    for words in (["rank", "f.npz", f"--alpha={value}"], ["rank", "f.npz", "--rerank", f"--lambda_={value}"]):
+        assert main(words) == 2
+        assert f"{value} is no finite number" in capsys.readouterr().err
 
 
 def test_none_is_refused_where_it_has_no_meaning(folder):

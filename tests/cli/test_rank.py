@@ -425,7 +425,7 @@ def test_wrong_files(capsys, tmp_path):
 
 MISTAKES = [
     (["--rerank", "--k1=0"], "k1: 0"),
-    (["--rerank", "--k2=30"], "k2: 30"),
+    (["--rerank", "--k2=30"], "--k2: 30"),
     (["--rerank", "--lambda_=2"], "lambda_: 2.0"),
     (["--rerank", "--distance=euclidean"], "--rerank"),
     (["--rerank", "--verification"], "--verification: not with --rerank"),

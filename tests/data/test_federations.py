@@ -174,6 +174,12 @@ def test_the_public_data_set_is_neither_a_client_nor_tested(three):
     assert shown(federated.public) == [*shown(b.train), *shown(b.query), *shown(b.gallery)]
 
 
+@pytest.mark.parametrize("name", ["b", "c"])
+def test_a_public_data_set_that_is_named_as_unseen_is_refused(three, name):
+    with pytest.raises(ConfigError, match=rf"^data\.public: {name} is named in data\.unseen, too"):
+        build_federation(three, unseen=["b", "c"], public=name)
+
+
 def test_a_test_only_data_set_can_be_public(three):
     federated = build_federation(three, public="c")
     assert [client.name for client in federated.clients] == ["a", "b"]

@@ -448,6 +448,7 @@ def test_describe_predicts_what_a_run_without_drop_outs_logs():
     method, rows = Counting(seen=({},)), Rows()
     fit_here(make_model(method, **options), make_data(public="new0"), rounds=4, callbacks=[rows])
     text = describe_federation(make_model(method, **options), make_data(public="new0"), 1, 4)
+    assert [line.split()[0] for line in text.splitlines() if line.endswith(" public")] == ["new0"]
     assert number(text, "bytes of 4 rounds, both ways, without drop-outs") == rows.rows[-1]["comm/total_bytes"]
     assert number(text, "of these, in addition to shared tensors") == sum(row["comm/extra_bytes"] for row in rows.rows)
     seconds = [row["time/simulated_seconds"] for row in rows.rows]

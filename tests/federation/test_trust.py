@@ -273,14 +273,31 @@ def test_a_server_whose_training_diverges_is_named_with_its_images():
 
 
 def test_other_people_on_the_server_are_refused_at_a_resume(tmp_path):
-    def trained(public, rounds, **options):
-        data = make_data(SyntheticReID(clients=6, unseen=0, scale=0.2), public=public, unseen=["town4", "town5"])
+    def trained(public, unseen, rounds, **options):
+        data = make_data(SyntheticReID(clients=6, unseen=0, scale=0.2), public=public, unseen=[unseen])
         model = make_model(FedAvg(share_head=False), aggregation=FLTrust())
         return fit(model, data, rounds=rounds, **options)
 
-    trained("town5", 1).trainer.save_checkpoint(tmp_path / "last.ckpt")
+    trained("town5", "town4", 1).trainer.save_checkpoint(tmp_path / "last.ckpt")
     with pytest.raises(ConfigError, match=r"trained on town5 on the server .* use the data\.public of that run"):
-        trained("town4", 2, ckpt_path=str(tmp_path / "last.ckpt"))
+        trained("town4", "town5", 2, ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+def test_public_images_that_nothing_uses_are_named(caplog):
+    """A user's method may use them, as the server has them."""
+    options = {"plain": {}, "statistics": {"bn_stats": "recalibrate"}, "trust": {"aggregation": FLTrust()}}
+    for name, of_model in options.items():
+        caplog.clear()
+        make_model(FedAvg(share_head=False), **of_model).assemble(five(), 0, 1, torch.device("cpu"))
+        line = f"data.public: no setting uses the images of {ROOT}, and it is neither a client nor a test set"
+        assert (line in caplog.text) == (name == "plain")
+    caplog.clear()
+    make_model(Mine(share_head=False)).assemble(five(), 0, 1, torch.device("cpu"))
+    assert "data.public" not in caplog.text
+
+
+class Mine(FedAvg):
+    """A user's method."""
 
 
 def test_the_root_is_the_labelled_training_images_of_the_public_data_set():

@@ -149,7 +149,7 @@ def test_a_model_that_the_run_has_not_scored_has_no_scores(run, tmp_path):
         ),
         (["--output", "a.safetensors", "--licence", "mit"], "--licence: stands in the card of --folder"),
         (["--folder", "new", "--sparse", "true"], "--sparse: is for .safetensors files"),
-        (["--folder", "new", "--licence", ""], "--licence: '' is no word of the hub"),
+        (["--folder", "new", "--licence", ""], "--licence: is empty"),
         (["--folder", "new", "--licence", "My own\nterms"], "is no word of the hub, such as mit or cc-by-4.0"),
         (["--folder", "full"], "--folder: full is not empty"),
         (["--folder", "new", "--client", "nobody"], "--client: there is no client nobody"),

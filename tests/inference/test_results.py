@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,9 @@ from PIL import Image
 import fedsim
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.evaluation.feature_file import write_features
+from fedsim.evaluation.ranking import RetrievalLabels
+from fedsim.report.run_files import read_queries
 from tiny_run import TINY
 
 
@@ -119,8 +124,10 @@ def test_features_of_a_folder_are_those_of_the_model_with_their_files(run, pictu
         (["--images", "nowhere"], "nowhere is not there: no such folder"),
         (["--images", "empty"], "--images: empty holds no images"),
         (["--images", "damaged"], "damaged/a.png"),
-        (["--client", "nobody"], "client"),
-        (["--checkpoint", "first"], "checkpoint: there is no first"),
+        (["--images", "with_pipe"], "with_pipe/a.png is a pipe or a device"),
+        (["--ckpt_path", "tiny"], "tiny: is a file; checkpoints of fedsim are directories"),
+        (["--client", "nobody"], "--client: there is no client nobody"),
+        (["--checkpoint", "first"], "--checkpoint: there is no first"),
         (["--images_of", "x"], "images_of"),
         (["--output", "tiny/x.npz"], "cannot be written"),
     ],
@@ -131,6 +138,74 @@ def test_mistakes_are_one_line(run, pictures, change, message, tmp_path, capsys,
     Path("damaged").mkdir()
     Path("damaged/a.png").write_bytes(b"no image")
     Path("tiny").write_text("a file")
+    Path("with_pipe").mkdir()
+    os.mkfifo("with_pipe/a.png")
     assert main(["predict", "--ckpt_path", str(run), "--images", str(pictures), *change]) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedsim: error: ")]
     assert message in line
+    assert line.startswith("fedsim: error: --") or {"damaged", "tiny"} & set(change)
+
+
+def test_an_earlier_file_of_another_folder_of_that_name_is_replaced_with_a_word(run, pictures, tmp_path, capsys):
+    shutil.copytree(pictures, tmp_path / "other/query")
+    lines = []
+    for folder in (pictures, tmp_path / "other/query"):
+        assert main(["predict", f"--ckpt_path={run}", f"--images={folder}", f"--output={tmp_path / 'a.npz'}"]) == 0
+        lines.append(capsys.readouterr().out)
+    assert ["in the place of an earlier one" in line for line in lines] == [False, True]
+
+
+def test_the_files_of_a_run_and_other_arrays_are_not_replaced(run, pictures, tmp_path, capsys):
+    """By a command's output, wherever its input lies; other files beside them are."""
+    content = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    in_checkpoint = next((run / "checkpoints/best.ckpt").glob("v*/*.safetensors"))
+    shutil.copytree(run / "checkpoints/best.ckpt", tmp_path / "copy.ckpt", dirs_exist_ok=True)
+    features = tmp_path / "features.npz"
+    labels = RetrievalLabels(np.array([1, 2]), np.zeros(2, int), np.array([1, 2]), np.ones(2, int))
+    write_features(features, torch.eye(2), torch.eye(2), labels)
+    copied = tmp_path / "copy.ckpt" / in_checkpoint.relative_to(run / "checkpoints/best.ckpt")
+    for words in (
+        ["export", f"--ckpt_path={run}", f"--output={in_checkpoint}"],
+        ["export", f"--ckpt_path={tmp_path / 'copy.ckpt'}", f"--output={copied}"],
+        ["predict", f"--ckpt_path={run}", f"--images={pictures}", f"--output={run / 'queries.npz'}"],
+        ["rank", str(features), f"--save_ranking={run / 'queries.npz'}"],
+    ):
+        assert main(words) == 2
+        assert "is a file of" in capsys.readouterr().err
+    shutil.copy(run / "queries.npz", tmp_path / "queries.npz")
+    for words in (
+        ["predict", f"--ckpt_path={run}", f"--images={pictures}", f"--output={tmp_path / 'queries.npz'}"],
+        ["rank", str(features), f"--save_ranking={tmp_path / 'queries.npz'}"],
+    ):
+        assert main(words) == 2
+        assert "queries.npz holds other results (round, " in capsys.readouterr().err
+    assert content == {path: path.read_bytes() for path in run.rglob("*") if path in content}
+    for words in (
+        ["export", f"--ckpt_path={run}", f"--output={run / 'checkpoints/mine.safetensors'}"],
+        ["predict", f"--ckpt_path={run}", f"--images={pictures}"],
+        ["rank", str(features), f"--save_ranking={tmp_path / 'lists.npz'}"],
+    ):
+        assert main(words) == main(words) == 0, capsys.readouterr().err
+
+
+def test_scores_of_queries_without_their_arrays_are_called_so(run, tmp_path):
+    np.savez(tmp_path / "queries.npz", features=np.ones(2))
+    with pytest.raises(DataError, match="it holds no per-query scores"):
+        read_queries(tmp_path / "queries.npz")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--images=imgs", "--save_maps=true"], "--save_maps: is for the run's test sets; leave --images out"),
+        (["--images=imgs", "--trainer.devices=1"], "--trainer.devices: is for the run's test sets; leave --images out"),
+        (["--ckpt_path=run1", "--output", "a.npz"], "--output: is for --images FOLDER; add that"),
+        (["--client=town1"], "--client: is for --images FOLDER; add that"),
+        (["--device", "cpu"], "--device: is for --images FOLDER; add that"),
+        (["--images=imgs", "--clint=town1"], "--clint: there is no such option; did you mean --client?"),
+        (["--clint=town1"], "--clint: there is no such option"),
+    ],
+)
+def test_an_option_of_the_other_form_of_predict_is_called_so(words, line, capsys):
+    assert main(["predict", *words]) == 2
+    assert f"error: {line}" in capsys.readouterr().err

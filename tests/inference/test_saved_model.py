@@ -95,7 +95,7 @@ def test_a_clients_model_is_its_personalised_one(run):
     ("options", "error", "message"),
     [
         ({"client": "town9"}, ConfigError, "client: there is no client town9; choose from town0, town1"),
-        ({"arch": "resnet"}, ConfigError, "arch: choose one of the checkpoint's architectures: smallcnn"),
+        ({"arch": "resnet"}, ConfigError, "arch: there is no architecture resnet; choose from smallcnn"),
         ({"checkpoint": "v1"}, ConfigError, "checkpoint: there is no v1; choose best or last, or give the path"),
         ({"device": "cuda:7"}, ConfigError, "cuda:7"),
     ],

@@ -90,7 +90,13 @@ def test_the_users_rule_counts_but_never_the_oracle(tmp_path, capsys):
     assert "15.0 / 45.0" in report([str(run)], left_out=True, rule="last").splitlines()[2]
     line = refuse(capsys, "report", run, "--left_out", "true", "--rule", "oracle")
     assert "--rule: oracle is the best round on the target itself" in line
-    assert "--by: is for --rule oracle" in refuse(capsys, "report", run, "--by", "mAP")
+    for option, rule in (("--by=mAP", "oracle"), ("--sets=[town0]", "best3"), ("--horizon=1", "best3")):
+        for other in ([], ["--rule=last"], ["--compare=003", "--rule=last"]):
+            line = refuse(capsys, "report", run, option, *other)
+            assert f"{option.partition('=')[0]}: is for --rule {rule}; leave it out" in line
+    for option in ("--target=mAP=1", "--fairness", "--significance"):
+        line = refuse(capsys, "report", run, "--compare=003", option)
+        assert f"{option.partition('=')[0]}: has no effect with --compare; leave one of them out" in line
 
 
 def test_the_oracle_of_a_plain_report_is_by_rank_1_or_by_map(tmp_path, capsys):

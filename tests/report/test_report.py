@@ -274,6 +274,7 @@ def test_wrong_options_are_one_line(tmp_path, capsys):
     line = refuse(capsys, "report", run, "--rule", "best3", "--sets", "[msmt17]")
     assert "--sets" in line
     assert "choose from market1501, cuhk03np, viper" in line
+    assert "has no test set msmt17" in refuse(capsys, "report", run, "--rule", "best3", "--sets", "msmt17")
     assert "--horizon" in refuse(capsys, "report", run, "--rule", "best3", "--horizon", "0")
     assert "its logs hold 1" in refuse(capsys, "report", run, "--rule", "best3", "--horizon", "15")
     assert "--best: contradicts" in refuse(capsys, "report", run, "--best", "--rule", "best3")

@@ -100,7 +100,7 @@ def test_the_field_is_each_method_without_each_set_with_each_seed(capsys):
 
 @pytest.mark.parametrize(("words", "line"), [
     (["--left_out", "a", "b", "a"], "--left_out: a is given twice; give it once"),
-    (["--left_out", ""], "--left_out: the name is empty"),
+    (["--left_out", ""], "--left_out: is empty"),
     (["--seeds", "1", "1"], "--seeds: 1 is given twice; give it once"),
     (["--seeds", "-1"], "--seeds: -1"),
     (["--html", "field.txt"], "field.txt ends with .txt, not with one of .html, .htm; name another"),

@@ -12,6 +12,7 @@ import yaml
 from jsonargparse import get_loader, set_loader, set_parsing_settings
 
 from fedsim.cli.commands import call, plain_command
+from fedsim.cli.predict_forms import refuse_other_form
 from fedsim.core.collector import imports_without_collection
 from fedsim.core.errors import PeerError, RunStoppedError, StopSignal
 from fedsim.core.false_alarms import ignore_false_alarms
@@ -95,7 +96,9 @@ def _run(command: str, words: list[str]) -> None:
         words = [word for i, word in enumerate(words) if word != "all" or words[i - 1 : i] not in (["-h"], ["--help"])]
     helps = asks_for_help(words)
     set_parsing_settings(docstring_parse_attribute_docstrings=helps)
-    names = {name for name, _ in options_in(words)}
+    names = dict(options_in(words)).keys()
+    if command == "predict":
+        refuse_other_form(names)
     if command == "fit" and not helps and ("left_out" in names or rotation_in(words)):
         from fedsim.sweep.rotation import run as run_rotation
 

@@ -61,7 +61,7 @@ def describe_federation(
         if not flat.serves(layer, method.server_tensors(model.parts.server, arch)):
             scorers = "all clients' models together" if method.delivers == "ensemble" else "the clients' own models"
             parts.append(f"While the server has no complete model, unseen domains are scored by {scorers}.")
-    parts += ["\nData sets, as they are listed", _data_table(data.identity(MAX_LISTED))]
+    parts += ["\nData sets, as they are listed", _data_table(data.identity(MAX_LISTED), data.federated.public_name)]
     parts += ["\nData of the clients", _client_table(model, placement)]
     tables = list(clock_of(model.listeners).timetables(rounds))
     traffic = [_traffic_of(model.parts.ledger, t, table) for t, table in enumerate(tables)]
@@ -112,7 +112,7 @@ def group_table(model: FlatModel) -> str:
     return tabulate(rows, headers=["group", "tensors", "elements", "bytes", "use"], intfmt=",")
 
 
-def _data_table(identity: Mapping[str, Any]) -> str:
+def _data_table(identity: Mapping[str, Any], public: str | None) -> str:
     """Return people, cameras and images of each data set, and its digest; of very many, only sums of images."""
     digest_line = f"Digest of all: {identity['digest']}" + ", of DRAWN STAND-INS" * ("dry_run" in identity)
     if generated := identity.get("generated"):
@@ -123,7 +123,8 @@ def _data_table(identity: Mapping[str, Any]) -> str:
     rows = []
     for name, counts in identity["sets"].items():
         pool = f"first of {counts['splits']} splits of {_people_and_images(counts['pool'])}" if "pool" in counts else ""
-        rows.append([name, *(_people_and_images(counts[role]) for role in ROLES), counts["digest"], pool])
+        notes = ", ".join(filter(None, [pool, "public" if name == public else ""]))
+        rows.append([name, *(_people_and_images(counts[role]) for role in ROLES), counts["digest"], notes])
     table = tabulate(rows, ["data set", *ROLES, "digest", ""], disable_numparse=True)
     return f"{table}\n{digest_line}; numbers are people / cameras / images"
 

@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from fedsim.cli.app import set_up_messages
 from fedsim.core.errors import DataError
 from fedsim.core.names import printable
-from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, PROJECTIONS, QUERIES
+from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, OF_IMAGES, PROJECTIONS, QUERIES
 from fedsim.inference.feature_pictures import write_confusion, write_projections, write_queries
 from fedsim.inference.run_features import read_run_features
 from fedsim.report.course import course_blocks
@@ -61,7 +61,7 @@ def feature_blocks(
 
 def _predict(run: Run) -> None:
     """Write a run's features, on one rank, unless it has those of its checkpoint."""
-    files = [path for path in (run.folder / FEATURES).glob("*.npz") if not path.name.startswith("images-")]
+    files = [path for path in (run.folder / FEATURES).glob("*.npz") if not path.name.startswith(OF_IMAGES)]
     if not (run.folder / CHECKPOINTS).is_dir():
         if not files:
             raise DataError(

@@ -22,7 +22,7 @@ from fedsim.core.checks import Count, Natural, Share, Weight
 from fedsim.core.devices import Device
 from fedsim.core.errors import ConfigError, DataError, FedSimError, first_line
 from fedsim.core.metrics import METRICS
-from fedsim.core.paths import Arrays, InputFile
+from fedsim.core.paths import InputFile, RankedLists
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
 from fedsim.evaluation.ranker import Ranker, score_blocks
@@ -35,7 +35,7 @@ from fedsim.parsing.error_lines import parsed
 T = TypeVar("T")
 
 
-@checked("--")
+@checked("--", positional="features")
 def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import fedsim.rank
     features: InputFile,
     distance: Distance = "cosine",
@@ -53,7 +53,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     k2: Count = 6,
     lambda_: Share = 0.3,
     verification: bool = False,
-    save_ranking: Arrays | None = None,
+    save_ranking: RankedLists | None = None,
     json: bool = False,
 ) -> str:
     """Score features of queries and gallery.

@@ -6,9 +6,11 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.names import check_filled
 from fedsim.core.paths import PathKind
 
 P = ParamSpec("P")
@@ -23,12 +25,14 @@ class Kind(Protocol):
         """Return the value to use; raise ConfigError or DataError, beginning with ``name``, if it cannot be used."""
 
 
-def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def checked(prefix: str = "", positional: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function check those of its arguments that have a kind; an output never replaces an input.
 
-    None is not checked where the argument may be None.
+    No text may be empty. None is not checked where the argument may be None.
 
-    ``prefix``: before an argument's name in messages: hyphens for an option.
+    Args:
+        prefix: before an argument's name in messages, also in those of the function: hyphens for an option.
+        positional: the argument that is no option.
 
     >>> from fedsim.core.checks import Count
     >>> @checked("--")
@@ -41,6 +45,7 @@ def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def with_checks(function: Callable[P, R]) -> Callable[P, R]:
         signature, kinds, plain = inspect.signature(function), kinds_of(function), get_type_hints(function)
+        words = {name: name if name == positional else f"{prefix}{name}" for name in signature.parameters}
         optional = {name for name, hint in plain.items() if type(None) in get_args(hint)}
 
         @functools.wraps(function)
@@ -48,17 +53,33 @@ def checked(prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             values = bound.arguments
+            for name, value in values.items():
+                if name not in kinds or not isinstance(kinds[name], PathKind):  # which has a remedy of its own
+                    check_filled(value, words[name])
             for name, kind in kinds.items():
                 if values[name] is not None or name not in optional:
-                    values[name] = kind.check(values[name], f"{prefix}{name}")
-            _check_outputs(values, kinds, prefix)
-            return function(*bound.args, **bound.kwargs)
+                    values[name] = kind.check(values[name], words[name])
+            _check_outputs(values, kinds, words)
+            with _naming(words):
+                return function(*bound.args, **bound.kwargs)
 
         parameters = [p.replace(annotation=plain.get(name, p.annotation)) for name, p in signature.parameters.items()]
         call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # for the parser
         return call
 
     return with_checks
+
+
+@contextmanager
+def _naming(words: Mapping[str, str]) -> Iterator[None]:
+    """Let errors that begin with an argument's name begin with its word: functions below know no options."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        name = str(error).partition(":")[0]
+        if words.get(name, name) == name:
+            raise
+        raise type(error)(str(error).replace(name, words[name], 1)) from error
 
 
 def kinds_of(function: Callable[..., Any]) -> dict[str, Kind]:
@@ -75,7 +96,7 @@ def _kinds_in(hint: Any) -> Iterator[Kind]:
         yield from _kinds_in(member)
 
 
-def _check_outputs(values: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> None:
+def _check_outputs(values: Mapping[str, Any], kinds: Mapping[str, Kind], words: Mapping[str, str]) -> None:
     """Refuse a file to write that is also another argument."""
     files: dict[str, str] = {}
     of_paths = {name: kind for name, kind in kinds.items() if isinstance(kind, PathKind) and values[name] is not None}
@@ -83,4 +104,4 @@ def _check_outputs(values: Mapping[str, Any], kinds: Mapping[str, Kind], prefix:
         for path in values[name] if isinstance(values[name], list) else [values[name]]:
             first_name = files.setdefault(os.path.realpath(path), name)
             if kind.is_written and first_name != name:
-                raise ConfigError(f"{prefix}{name}: {path} is the file of {prefix}{first_name}, too; name another")
+                raise ConfigError(f"{words[name]}: {path} is the file of {words[first_name]}, too; name another")

@@ -83,6 +83,19 @@ def check_text(text: str, field: str) -> None:
         raise ConfigError(f"{field}: {printable(text)} holds bytes that are not UTF-8, as configs are; rename it")
 
 
+def check_filled(value: object, field: str, remedy: str = "give a value, or leave it out") -> None:
+    """Refuse an empty or blank text, or a list with one: raise ConfigError with the ``field`` and the ``remedy``.
+
+    >>> check_filled("town1", "--client")
+    >>> check_filled("", "--client")
+    Traceback (most recent call last):
+    fedsim.core.errors.ConfigError: --client: is empty; is a variable of your command not set? give a value, or ...
+    """
+    texts = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(text, str) and not text.strip() for text in texts):
+        raise ConfigError(f"{field}: is empty; is a variable of your command not set? {remedy}")
+
+
 def printable(text: str) -> str:
     r"""Return a text with escapes for what no terminal shows: line ends, and bytes of names that are no UTF-8.
 

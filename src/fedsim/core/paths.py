@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import stat
+import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import problem_of_folder
-from fedsim.core.names import one_line
-from fedsim.core.replaced_run import bring_back_at
-
-_REMEDY = "is a variable of your command not set? name a file or folder, or leave it out"
+from fedsim.core.names import check_filled, one_line
+from fedsim.core.replaced_run import bring_back_at, run_with
 
 
 def expanded(value: object, setting: str) -> str:
@@ -35,8 +35,7 @@ def expanded(value: object, setting: str) -> str:
                 f"{setting}: {raw_path} names the variable {name}, which is not set; set it, or write the path"
             )
     path = os.path.expanduser(os.path.expandvars(raw_path))
-    if not path.strip():
-        raise ConfigError(f"{setting}: is empty; {_REMEDY}")
+    check_filled(path, setting, "name a file or folder, or leave it out")
     if path.startswith("~") and not os.path.lexists(path):
         raise ConfigError(
             f"{setting}: {path} is in the home of a user who is not known here; write the path, or ./{path}"
@@ -67,6 +66,8 @@ class PathKind:
     """whether the file must not be there yet"""
     is_read_later: bool = False
     """whether a reader with better advice checks it"""
+    arrays: tuple[str, ...] = ()
+    """those of the npz file that is written"""
 
     def check(self, value: Any, name: str, remedy: str = "name another") -> Any:
         """Return a path as text, or all of a list, with ``~`` replaced; ``name``: of the option, for messages.
@@ -107,6 +108,24 @@ class PathKind:
             return f"is a pipe or a device, no {self.holds}"
         return "is no folder" if self.holds == "folder" else ""
 
+    def _problem_replaced(self, path: Path) -> str:
+        """Return why a file that is there cannot be replaced; empty if it can."""
+        if self.is_new:
+            return "exists already, and this command replaces no file"
+        if (run := run_with(path)) is not None:
+            return f"is a file of {run}, which no other command replaces"
+        if held := self._other_arrays(path):
+            return f"holds other results ({one_line(', '.join(held), 60)}), not {', '.join(self.arrays)}"
+        return "" if os.access(path, os.W_OK) else "cannot be written (Permission denied)"
+
+    def _other_arrays(self, path: Path) -> list[str]:
+        """Return the arrays of an npz file if they are not those to write."""
+        names = list[str]()
+        if self.arrays and zipfile.is_zipfile(path):
+            with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as file:  # a damaged one can be replaced
+                names = [name.removesuffix(".npy") for name in file.namelist()]
+        return names if set(names) != set(self.arrays) else []
+
     def _problem_written(self, path: Path) -> str:
         """Return why a path cannot be written; empty if it can."""
         if self.holds == "folder":
@@ -119,10 +138,8 @@ class PathKind:
         except OSError as error:
             return f"cannot be written ({error.strerror})"
         else:
-            if self.is_new:
-                return "exists already, and this command replaces no file"
-            if not os.access(path, os.W_OK):
-                return "cannot be written (Permission denied)"
+            if problem := self._problem_replaced(path):
+                return problem
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             return f"ends with {path.suffix or 'no suffix'}, not with one of {', '.join(self.suffixes)}"
         problem = problem_of_folder(path.parent)
@@ -147,7 +164,10 @@ Picture = Annotated[str, PathKind("file", is_written=True, suffixes=_IMAGES)]
 NewPicture = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=_IMAGES)]
 Figure = Annotated[str, PathKind("file", is_written=True, suffixes=_FIGURES)]
 Page = Annotated[str, PAGE]
-Arrays = Annotated[str, PathKind("file", is_written=True, suffixes=(".npz",))]
+ImageFeatures = Annotated[str, PathKind("file", is_written=True, suffixes=(".npz",), arrays=("features", "files"))]
+RankedLists = Annotated[
+    str, PathKind("file", is_written=True, suffixes=(".npz",), arrays=("index", "similarity", "is_match"))
+]
 Table = Annotated[str, PathKind("file", is_written=True, suffixes=(".csv",))]
 Settings = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=(".yaml", ".yml", ".json"))]
 Model = Annotated[str, PathKind("file", is_written=True, suffixes=(".safetensors", ".onnx"))]

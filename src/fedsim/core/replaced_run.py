@@ -33,6 +33,8 @@ FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS = "features", "rankings", "maps",
 """folders of features, ranked lists, attention maps, pictures and tables of single queries, and features as points"""
 PICTURES = "pictures"
 """folder of the pictures that a fit draws over its rounds"""
+OF_IMAGES = "images-"
+"""begin of the names of files in FEATURES that fedsim predict --images writes"""
 _WRITTEN = ("config.yaml", QUERIES_FILE, FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS, PICTURES, TESTS)
 _ASIDE, _MOVING, _REMOVED = "replaced-run", "replaced-run.tmp", "replaced-run.removed.tmp"
 
@@ -42,12 +44,29 @@ log = logging.getLogger(__name__)
 def files_of_run(folder: Path, with_ids: bool = True) -> Iterator[Path]:
     """Yield the files and folders of a run; the summary, which marks a run, is the last."""
     summary, checkpoints = folder / "summary.json", [*(folder / CHECKPOINTS).glob("*.ckpt*")]
-    # else folders of these names are the user's
-    is_run = summary.exists() or bool(checkpoints) or stands_alone(folder / _ASIDE)
+    is_run = _holds_run(folder)
     names = (*((RUN_ID_FILE, MLFLOW_ID_FILE) if with_ids else ()), *(_WRITTEN if is_run else ()))
     metrics = metrics_files(folder) if is_run else folder.glob(METRICS_FILE)
     paths = [*metrics, *(folder / name for name in names), *checkpoints, summary]
     return (path for path in paths if path.is_symlink() or path.exists())
+
+
+def _holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a run; in another one, folders of a run's names are the user's."""
+    has_checkpoint = any((folder / CHECKPOINTS).glob("*.ckpt*"))
+    return has_checkpoint or (folder / "summary.json").exists() or stands_alone(folder / _ASIDE)
+
+
+def run_with(file: Path) -> Path | None:
+    """Return the run or checkpoint that a file is a part of; None of other files, also if these are in its folder."""
+    real = Path(os.path.realpath(file))
+    if real.parent.name == FEATURES and real.name.startswith(OF_IMAGES):
+        return None
+    for folder in real.parents:
+        is_of_run = _holds_run(folder) and not {real, *real.parents}.isdisjoint(files_of_run(folder))
+        if is_of_run or (folder.suffix == ".ckpt" and current_version(folder) is not None):
+            return folder
+    return None
 
 
 def stands_alone(folder: Path) -> bool:

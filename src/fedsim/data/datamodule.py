@@ -65,8 +65,8 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
         parts: clients per data set, for by_identity, iid, dirichlet and shards; clients in all, for stratified.
         alpha: of dirichlet; small values give each identity to few clients.
         unseen: data sets on which no client trains, in addition to those without training images.
-        public: an unseen data set whose images the server may use, without labels (bn_stats: recalibrate); FLTrust
-            trains on its training images with theirs.
+        public: a data set, none of unseen, whose images the server may use, without labels (bn_stats: recalibrate), in
+            place of clients and tests; FLTrust trains on its training images with theirs.
         val: images that each client holds out for model selection: identities (all images of a random share),
             first_image (of each identity), images (a random share), or none.
         val_fraction: share of the identities (val: identities) or of the images (val: images) to hold out.

@@ -53,13 +53,19 @@ def build_federation(
     :class:`fedsim.data.FederatedDataModule`, and for details :func:`fedsim.data.partitions.divide`,
     :func:`fedsim.data.partitions.cap_training` (before validation images are held out) and :func:`split_validation`.
 
-    Raises ConfigError if a name does not exist, no client is left to train, a client trains on people of an unseen data
-    set, or ``val`` would hold out classes; DataError if a client's data cannot be split.
+    Raises ConfigError if a name does not exist, the public data set is named as unseen, no client is left to train, a
+    client trains on people of an unseen data set, or ``val`` would hold out classes; DataError if a client's data
+    cannot be split.
     """
     check_names(domains)
     names = [domain.name for domain in domains]
     known("data.unseen", unseen, names, "data set")
     known("data.public", [public] if public else [], names, "data set")
+    if public in unseen:
+        raise ConfigError(
+            f"data.public: {public} is named in data.unseen, too, and images of the server are no test set; leave it "
+            "out of one of them"
+        )
     hidden = {*unseen, *([public] if public else [])}
     seen = {d.name: d.train for d in domains if d.train is not None and d.name not in hidden}
     if not seen:

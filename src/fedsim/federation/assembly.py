@@ -25,6 +25,7 @@ from fedsim.federation.checks.requirements import (
     check_received_statistics,
     check_settings,
     settings_by_client,
+    warn_of_unused_images,
 )
 from fedsim.federation.components.ledger import Ledger
 from fedsim.federation.parts import Parts, layout_of, trains_alone
@@ -75,6 +76,8 @@ def assemble(
     federated = data.federated.without_identities({n for n, s in client_settings.items() if s.clusters})
     check_settings(federated, settings.overrides, settings.bn_stats, settings.method, settings.hardware)
     roots = root_of(settings, federated)
+    if rank == 0 and not roots:
+        warn_of_unused_images(federated, settings.bn_stats, settings.method)
     everyone = [*federated.clients, *roots]
     client_settings |= {root.name: training for root in roots}
     check_batches(everyone, client_settings, logs=rank == 0)

@@ -19,8 +19,8 @@ from fedsim.core.checks import Count, Pixels
 from fedsim.core.devices import Device
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
-from fedsim.core.paths import FILE, Arrays, InputFolder, Saved, SavedRun
-from fedsim.core.replaced_run import FEATURES
+from fedsim.core.paths import FILE, ImageFeatures, InputFolder, Saved, SavedRun
+from fedsim.core.replaced_run import FEATURES, OF_IMAGES
 from fedsim.core.versions import holding
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
 from fedsim.data.leftovers import has_image_suffix, is_rubbish, left_out_in, summary
@@ -142,7 +142,7 @@ def load_model(
     torch_device = torch.device(device)
     if is_model_folder(Path(run)):
         if (client, checkpoint, arch, module, size) != (None, "best", None, None, None):
-            raise ConfigError(f"run: {run} holds one model, and no run; leave the other arguments but device out")
+            raise ConfigError(f"{run}: holds one model, and no run; leave all arguments but device out")
         (network, layer, size), about = read_model_folder(Path(run))
         return SavedModel(network, layer, size, about).to(torch_device)
     path = _checkpoint(Path(run), checkpoint)
@@ -173,7 +173,7 @@ log = logging.getLogger(__name__)
 
 @checked("--")
 def predict_images(
-    ckpt_path: SavedRun, images: InputFolder, output: Arrays | None = None, client: str | None = None,
+    ckpt_path: SavedRun, images: InputFolder, output: ImageFeatures | None = None, client: str | None = None,
     checkpoint: str = "best", arch: str | None = None, device: Device = "cpu", batch_size: Count = 64,
 ) -> str:  # fmt: skip
     """Write the features of all images in a folder and its sub-folders, with their files, into an npz file.
@@ -183,7 +183,8 @@ def predict_images(
     Args:
         ckpt_path: a run directory of fedsim fit, or a checkpoint.
         images: the folder.
-        output: the file to write; default: features/images-FOLDER.npz in the run directory.
+        output: the file to write; default: features/images-FOLDER.npz in the run directory, where FOLDER is the last
+            part of the folder's path.
         client: the client whose personalised model embeds; default: the global model.
         checkpoint: of a run directory: best, or the last if none is best; last.
         arch: the architecture, if the federation has several.
@@ -199,9 +200,12 @@ def predict_images(
     files = sorted(path for path in candidates if not any(map(is_rubbish, path.relative_to(folder).parts)))
     if not files:
         raise DataError(f"--images: {folder} holds no images; their names end with .jpg, .png and the like")
+    if not is_model_folder(run):
+        _checkpoint(run, checkpoint)  # before the output, which depends on what it is
     if output is None and not (run / "checkpoints").is_dir():
         raise DataError(f"--output: {run} is no run directory; name the file for the features")
-    path = run / FEATURES / f"images-{folder.resolve().name}.npz" if output is None else Path(output)
+    path = run / FEATURES / f"{OF_IMAGES}{folder.resolve().name}.npz" if output is None else Path(output)
+    is_new = not path.exists()
     features = load_model(run, client, checkpoint, arch, device).embed(files, batch_size)
     if unread := summary(list(left_out_in(folder, set(map(str, files)), is_deep=True))):
         log.warning("%s: files that are not read: %s", folder, unread)
@@ -211,4 +215,5 @@ def predict_images(
             np.savez(file, features=features.numpy(), files=names)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror}); choose another --output") from error
-    return f"wrote {path}: features {list(features.shape)} of {len(files)} images"
+    place = "" if is_new else ", in the place of an earlier one"
+    return f"wrote {path}{place}: features {list(features.shape)} of {len(files)} images"

@@ -116,7 +116,8 @@ def _chosen(checkpoint: dict[str, Any], arch: str | None) -> str:
     if arch is None and len(layouts) == 1:
         arch = next(iter(layouts))
     if arch is None or arch not in layouts:
-        raise ConfigError(f"--arch: choose one of the checkpoint's architectures: {', '.join(layouts)}")
+        problem = "the checkpoint has several architectures" if arch is None else f"there is no architecture {arch}"
+        raise ConfigError(f"--arch: {problem}; choose from {', '.join(layouts)}")
     return arch
 
 

@@ -26,7 +26,7 @@ from fedsim.core.errors import (
     StopSignal,
 )
 from fedsim.core.extras import to_install
-from fedsim.core.names import did_you_mean, one_line
+from fedsim.core.names import check_filled, did_you_mean, one_line
 from fedsim.parsing.class_names import missing_class, unknown_argument, without_class
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.config_files import shipped_configs
@@ -148,8 +148,15 @@ def parsed(parser: ArgumentParser, args: list[str], start: Namespace | None = No
     if needs_short_help(parser, args):
         print_text(screen_of(parser))
         parser.exit()
+    for before, word in itertools.pairwise(["", *args]):  # before the parser, which names no empty text
+        option, sign, value_text = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if sign and option.startswith("--"):
+            check_filled(value_text, option)
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
         values = parser.parse_args(args, start)
+    for action in parser._actions:
+        if (value := values.get(action.dest)) != action.default:  # also of a list, and without an option
+            check_filled(value, f"--{action.dest}" if action.option_strings else action.dest)
     for option, value_text in options_in(args):
         if isinstance(values.get(option), int | float):
             refuse_base_60(value_text, f"--{option}")
@@ -292,7 +299,7 @@ def _field_problem(key: str, message: str) -> str:
     is_empty = re.search(r"Got value: *(\.|$)", message) is not None
     value = match[1] if match and match[1] else "an empty text" if is_empty else "this"
     message = re.sub(r"\s+", " ", message).strip()
-    if unknown := unknown_argument(key, message):
+    if unknown := unknown_argument(key, message) or _not_finite(message, value):
         return unknown
     if lacking := re.search(r"class_path '([\w.]+)': the following arguments are required: ([\w, ]+)", message):
         first = lacking[2].partition(",")[0]
@@ -322,6 +329,12 @@ def _field_problem(key: str, message: str) -> str:
     message = re.sub(r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (.*)$", r"\2 is not one of \1", message)
     message = re.sub(r"Expected a tuple with (\d+) elements\. Got value: (.*)$", r"expected \1 values, got \2", message)
     return re.sub(r"Expected a <class '([^']*)'>\. Got value: (.*)$", r"expected \1, got \2", message)
+
+
+def _not_finite(message: str, value: str) -> str:
+    """Return the problem of a value that the parser does not take for a number, as it is not finite; else nothing."""
+    is_one = "float" in message and value.lower().lstrip("+-.") in ("nan", "inf", "infinity")
+    return f"{value} is no finite number" if is_one else ""
 
 
 def _readable(types: str) -> str:

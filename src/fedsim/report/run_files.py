@@ -254,6 +254,8 @@ def read_queries(path: Path) -> QueryFile | None:
     try:
         with np.load(path) as file:  # never a pickle: that is numpy's default
             arrays = {name: file[name] for name in file.files}
+        if "round" not in arrays:
+            raise ValueError("it holds no per-query scores")
         results = {}
         for name in arrays:
             model, _, last = name.rpartition("/")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -28,14 +28,14 @@ from fedsim.report.scores import all_sets, differences_table, fairness_table, in
 log = logging.getLogger(__name__)
 
 
-@checked("--")
+@checked("--", positional="runs")
 def report(
     runs: list[str],
     metric: str | None = None,
     rule: RuleName | None = None,
     by: Literal["rank1", "mAP"] | None = None,
-    sets: list[str] | None = None,
-    horizon: Count = 300,
+    sets: list[str] | str | None = None,
+    horizon: Count = Rule.horizon,
     target: str | None = None,
     fairness: bool = False,
     significance: bool = False,
@@ -91,9 +91,12 @@ def report(
         ConfigError: if an option is wrong.
         DataError: if a directory is not a run directory, or runs lack what an option needs.
     """
-    _check_options(metric, compare, format)
-    if by is not None and rule != "oracle":
-        raise ConfigError("--by: is for --rule oracle; leave it out, or give --rule oracle")
+    _check_options(metric, compare, format, {"target": target, "fairness": fairness, "significance": significance})
+    _check_refinements(rule, {"by": by}, "oracle")
+    is_papers = rule is None and (compare is not None or html is not None)  # which may be best3
+    refinements = {"sets": sets, "horizon": None if horizon == Rule.horizon else horizon}
+    _check_refinements("best3" if is_papers else rule, refinements, "best3")
+    sets = [sets] if isinstance(sets, str) else sets
     if html is not None:
         from fedsim.report.html.page import write_page
     folders = [named_folder(run) for run in runs]
@@ -128,11 +131,21 @@ def report(
     return "\n\n".join(parts)
 
 
-def _check_options(metric: str | None, compare: str | None, format_: Format) -> None:
+def _check_options(metric: str | None, compare: str | None, format_: Format, tables: Mapping[str, object]) -> None:
+    """Refuse options that contradict each other; ``tables``: options of further tables, and their values."""
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"--metric: {metric} is unknown; choose from {', '.join(METRICS)}")
     if compare is not None and format_ != "table":
         raise ConfigError(f"--format: {format_} does not support --compare; use table, or leave --compare out")
+    if compare is not None and (unused := next((name for name, value in tables.items() if value), None)):
+        raise ConfigError(f"--{unused}: has no effect with --compare; leave one of them out")
+
+
+def _check_refinements(rule: RuleName | None, values: Mapping[str, object], needed: RuleName) -> None:
+    """Refuse options, None if not given, that only have an effect with the ``needed`` rule."""
+    for name, value in values.items():
+        if value is not None and rule != needed:
+            raise ConfigError(f"--{name}: is for --rule {needed}; leave it out, or give --rule {needed}")
 
 
 def _tables_of_left_out(

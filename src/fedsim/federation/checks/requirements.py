@@ -74,6 +74,16 @@ def check_settings(
             )
 
 
+def warn_of_unused_images(federated: FederatedData, bn_stats: StatisticsPolicy, method: Method) -> None:
+    """Warn of public images that nothing uses, on a server that does not train; a user's method may."""
+    is_used = bn_stats == "recalibrate" or "public_images" in method.requires
+    if federated.public is not None and not is_used and type(method).__module__.startswith("fedsim."):
+        log.warning(
+            "data.public: no setting uses the images of %s, and it is neither a client nor a test set; leave it out",
+            federated.public_name,
+        )
+
+
 def check_own_module(method: Method, task: str, has_ladder: bool) -> None:
     """Raise ConfigError if a part of the federation needs fedsim's own model, where clients have a user's module."""
     name = type(method).__name__
