@@ -1,4 +1,4 @@
-"""Rows about parts of every kind: own modules, components with deterministic algorithms, flat steps, order of maps."""
+"""Rows about parts of every kind: own modules, components with deterministic algorithms, order of maps."""
 
 from __future__ import annotations
 

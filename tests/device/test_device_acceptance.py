@@ -120,7 +120,7 @@ def test_nccl_that_sums_wrongly_fails_its_row(bench, monkeypatch):
     assert "wrong sum" in result.figure
 
 
-@pytest.mark.parametrize("name", ["components", "flat", "formats", "own-module"])
+@pytest.mark.parametrize("name", ["components", "formats", "own-module"])
 def test_rows_of_components(bench, name):
     result = judged(bench, name)
     assert result.verdict == "pass", result

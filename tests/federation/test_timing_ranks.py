@@ -20,17 +20,19 @@ from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.training.labels import BottomUp
 from fedsim.training.settings import LocalTraining
 from small import fit, labels_of, make_data, make_model
+from small_tower import small_tower
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 METHODS = {name: kind for name, kind in vars(fedsim.methods).items() if isinstance(kind, type) and kind is not Method}
 METHODS = {name: kind for name, kind in METHODS.items() if issubclass(kind, Method)}
 NEED_ROUNDS = {
-    "FedDIP", "FedDyn", "FedKLPR", "FedProto", "GPerXAN", "IFCA", "LotteryFL", "Scaffold", "SubFedAvg"
+    "FedDIP", "FedDyn", "FedKLPR", "FedProto", "GPerXAN", "IFCA", "LotteryFL", "Scaffold", "StyleBank",
+    "SubFedAvg",
 }  # fmt: skip
 """methods that Buffered refuses, see test_timing.py"""
 ALLOWED = [name for name in METHODS if name not in NEED_ROUNDS]
-OPTIONS = {"MOON": {"mu": 0.1}}
+OPTIONS = {"MOON": {"mu": 0.1}, "TextAnchors": {"tower": small_tower(), "prompt_epochs": 1}}
 TIMINGS = {
     "buffered": (Buffered(buffer=2), 4),
     "deadline": (Deadline(seconds=1.0, late="partial"), 2),

@@ -20,6 +20,7 @@ VARIANTS = {  # with settings that are neither defaults of the method nor those 
     "feducc": "FedBN weighting size",
     "fedper": "FedAvg share_head false, share_neck false",
     "parameter_average": "FedAvg weighting uniform, share_head false, share_neck false",
+    "stylebank_random": "StyleBank styles random",
 }
 
 

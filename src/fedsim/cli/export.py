@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim._version import __version__
@@ -22,6 +20,7 @@ from fedsim.core.names import one_line
 from fedsim.core.paths import Model, OutputFolder, SavedRun
 from fedsim.core.replaced_run import run_around
 from fedsim.core.sparse_file import write_sparse
+from fedsim.core.tensor_file import write_tensors
 from fedsim.core.versions import holding
 from fedsim.inference.model_card import model_card
 from fedsim.inference.model_folder import write_model_folder
@@ -97,7 +96,7 @@ def export(
         model = PixelsToFeatures(network.model, network.layer)
         _write(path, lambda partial: write_onnx(partial, model, network.size, about))
     else:
-        _write(path, lambda partial: save_file(tensors, partial, about))
+        _write(path, lambda partial: write_tensors(partial, tensors, about))
     lines = [
         f"wrote {path}: {about['model']} model of {about['method']}, round {about['round']}; {len(tensors)} tensors"
     ]
@@ -177,7 +176,7 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
         with replacing(path) as partial:
             write(partial)
             follow_umask(partial)  # the library makes files that only their owner can read
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise DataError(f"{path}: cannot be written ({error}); choose another --output") from error
 
 

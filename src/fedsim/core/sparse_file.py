@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.core.errors import DataError
+from fedsim.core.tensor_file import write_tensors
 
 _FORMAT = "fedsim sparse 1"
 
@@ -35,7 +35,7 @@ def write_sparse(tensors: Mapping[str, Tensor], pruned: Collection[str], path: P
         parts[f"bitmap/{name}"] = torch.from_numpy(np.packbits(left.numpy()))
         parts[f"values/{name}"] = values[left]
         shapes[name] = list(tensor.shape)
-    save_file(parts, path, metadata={"format": _FORMAT, "shapes": json.dumps(shapes)})
+    write_tensors(path, parts, {"format": _FORMAT, "shapes": json.dumps(shapes)})
 
 
 def read_sparse(path: Path) -> dict[str, Tensor]:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
+from fedsim.core.tensor_file import write_tensors
 from fedsim.data.federated import ClientData
 from fedsim.data.images import Index, Size
 from fedsim.generation.quality import SwapQuality
@@ -68,7 +68,7 @@ def write_trained(
     description = {"format": _FORMAT, **content, "size": size, "images": images_hash}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(folder / _FILE) as partial:
-        save_file(contiguous, partial, {_KEY: json.dumps(description)})  # one entry, since several have no order
+        write_tensors(partial, contiguous, {_KEY: json.dumps(description)})  # one entry, since several have no order
 
 
 def write_losses(folder: Path, history: Sequence[Mapping[str, float]]) -> None:

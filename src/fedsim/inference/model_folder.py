@@ -13,12 +13,13 @@ from typing import Any
 
 from PIL import Image
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim._version import __version__
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, new_folder
+from fedsim.core.tensor_file import write_tensors
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.inference.networks import Network
 from fedsim.models.onnx_file import network_of, size_in
@@ -62,13 +63,13 @@ def write_model_folder(
     height, width = size_in(content, folder / CONFIG)
     try:
         with new_folder(folder) as partial:
-            save_file(dict(tensors), partial / WEIGHTS, {"format": "pt"})
+            write_tensors(partial / WEIGHTS, tensors, {"format": "pt"})
             follow_umask(partial / WEIGHTS)
             config = {"library_name": "fedsim", "fedsim_version": __version__, "trained": dict(about), **content}
             _write_json(partial / CONFIG, config)
             _write_json(partial / PREPROCESSING, _preprocessing(height, width))
             (partial / CARD).write_text(card, encoding="utf-8")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error}); choose another --folder") from error
 
 

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import flush_file
 from fedsim.core.store import STORABLE
+from fedsim.core.tensor_file import write_tensors
 from fedsim.core.versions import begin_version, current_version
 from fedsim.strategy.checkpoint_content import INITIAL_KEY, check_checkpoint, digest_of_header, is_sealed, seal
 
@@ -134,7 +134,7 @@ def write_shards(version: Path, rank: int, states: Iterable[tuple[str, Mapping[s
 def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous CPU tensors to a safetensors file."""
     header = {n: {"dtype": STORABLE[t.dtype], "shape": list(t.shape)} for n, t in tensors.items()}
-    save_file(dict(tensors), path, {_LAYOUT: digest_of_header(header)})
+    write_tensors(path, tensors, {_LAYOUT: digest_of_header(header)})
     flush_file(path)
 
 
