@@ -68,7 +68,7 @@ def archs(run, capsys):
     """The names of the architectures, as the line says that asks to choose."""
     capsys.readouterr()
     assert export(run, "x.safetensors") == 2
-    return capsys.readouterr().err.strip().rpartition(": ")[2].split(", ")
+    return capsys.readouterr().err.strip().rpartition("choose from ")[2].split(", ")
 
 
 def test_the_network_is_found_among_those_of_the_config(run):

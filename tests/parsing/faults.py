@@ -35,7 +35,7 @@ model:
 data:
   source: {class_path: SyntheticReID, init_args: {clients: 3, unseen: 1, scale: 0.2}}
   unseen: [town2]
-  public: town2
+  public: new0
   max_images: 1000
   max_identities: 100
   test_size: [32, 16]

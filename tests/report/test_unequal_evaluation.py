@@ -21,10 +21,9 @@ SCORED_BY = {
 OF_OTHER_GROUPS = {"batch_size": [100, 200], "backend": ["torch", "faiss"]}  # no number depends on them
 
 
-def run_with(folder, method="FedPav", unseen=None, test_size=None, **evaluation):
+def run_with(folder, method="FedPav", unseen=None, data=None, **evaluation):
     """A run whose config has some settings of its evaluation."""
-    data = {"test_size": test_size, "unseen": unseen or []}
-    config = {"model": {"method": method, "evaluation": evaluation}, "data": data}
+    config = {"model": {"method": method, "evaluation": evaluation}, "data": (data or {}) | {"unseen": unseen or []}}
     scores = scores_of({"market1501": 0.5, "msmt17": 0.4})
     summary = {"method": method, "unseen": unseen or [], "fingerprint": fingerprint_of(config)}
     return write_run(folder, {2: scores}, config=config, **summary)
@@ -48,11 +47,18 @@ def test_a_drawn_difference_is_named_and_nothing_else(tmp_path):
     assert wrong == []
 
 
-def test_the_size_of_test_images_counts(tmp_path):
-    small, large = run_with(tmp_path / "a", test_size=[64, 32]), run_with(tmp_path / "b", "SKA", test_size=[256, 128])
-    assert lines(small, large) == [
-        "NOT EQUAL EVALUATION: FedPav and SKA differ in data.test_size [64, 32] / [256, 128]"
-    ]
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        ({"test_size": [64, 32]}, {"test_size": [256, 128]}, True),
+        ({"size": [64, 32]}, {"size": [256, 128]}, True),  # of training and test images alike
+        ({"size": [256, 128], "test_size": [64, 32]}, {"size": [64, 32]}, False),
+    ],
+)
+def test_the_size_of_test_images_counts(first, second, differs, tmp_path):
+    small, large = run_with(tmp_path / "a", data=first), run_with(tmp_path / "b", "SKA", data=second)
+    words = "NOT EQUAL EVALUATION: FedPav and SKA differ in the size of test images [64, 32] / [256, 128]"
+    assert lines(small, large) == [words] * differs
 
 
 def test_a_run_without_its_config_is_not_judged(tmp_path):

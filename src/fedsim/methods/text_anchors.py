@@ -21,6 +21,8 @@ Deviations and silences:
   once; the sum is averaged over the people of a batch, whose texts are those of the softmax, too.
 - Temperature of (A1) is that of (A2). Batches of 64, 120 epochs and the rate 3.5e-4 of Adam are those of CLIP-ReID,
   without its schedule and weight decay. Tokens begin at a normal draw with deviation 0.02.
+- Both terms of (A1) are means over people: the sums of CLIP-ReID's code run over images, and its softmax has a text for
+  each image of a batch.
 - (A2) compares the neck's feature with the texts of all people of the client.
 - (A1) counts neither in loss and accuracy of the log nor in simulated seconds.
 """
@@ -49,8 +51,8 @@ from fedsim.training.client import Client
 if TYPE_CHECKING:
     from fedsim.training.settings import LocalTraining
 
-_TEXTS = "texts"
-"""kept by a client: [Z, D], a row for each of its people"""
+_TEXTS, _SPACE = "texts", "texts_space"
+"""kept by a client: texts [Z, D], a row for each of its people, and the mark of their space [D]"""
 _FIELD = "model.method.tower"
 _BATCH = 64
 _DEVIATION = 0.02
@@ -97,21 +99,24 @@ class TextAnchors(BodySharing, WeightingChoice, Method):
         """Learn the texts, if it is the first time; then step on each batch."""
         tower = self._load(client.device)
         projection = _projection(client, tower.num_features)
+        people = send(client.images.labels.unique(), client.device)  # with common labels some are elsewhere
         if _TEXTS not in client.kept:
             client.keep(_TEXTS, self._learn(client, tower, normalize(client.plain_features() @ projection)))
-        texts = client.kept[_TEXTS]
+            client.keep(_SPACE, _space(tower, projection))
+        texts = _texts_of(client, _space(tower, projection))
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 output = client.output(batch)
                 images = normalize(output.features.neck.float() @ projection)
-                anchored = image_to_text(images, texts, batch.labels, self.temperature)
+                anchored = image_to_text(images, texts, torch.searchsorted(people, batch.labels), self.temperature)
                 client.step(client.supervised_loss(output, batch) + self.lam * anchored)  # (A2)
 
     def _learn(self, client: Client, tower: TextTower, images: Tensor) -> Tensor:
-        """Return texts [Z, D] of length 1 for features of images [n, D] of length 1 (A1)."""
-        labels, stream = send(client.images.labels, client.device), client.generator("prompts")
-        means, owners = _camera_means(client, images)
-        draw = torch.randn((client.num_classes, self.tokens, tower.width), generator=stream)
+        """Return texts [Z, D] of length 1 for features of images [n, D] of length 1, of people with images (A1)."""
+        names, rows_of_images = client.images.labels.unique(return_inverse=True)
+        labels, stream = send(rows_of_images, client.device), client.generator("prompts")
+        means, owners = _camera_means(rows_of_images, client.images.cameras, images)
+        draw = torch.randn((len(names), self.tokens, tower.width), generator=stream)
         prompts = send(_DEVIATION * draw, client.device).requires_grad_()
         optimizer = torch.optim.Adam([prompts], lr=self.prompt_lr)
         for index in _batches(len(images), self.prompt_epochs, stream):
@@ -150,9 +155,28 @@ def _projection(client: Client, width: int) -> Tensor:
     return send(draw / width**0.5, client.device)
 
 
-def _camera_means(client: Client, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean feature of each person at each camera, [M, D] of length 1, and the people [M] int64."""
-    pairs = torch.stack([client.images.labels, client.images.cameras], dim=1)
+def _space(tower: TextTower, projection: Tensor) -> Tensor:
+    """Return numbers [D] that tell the spaces of two towers or projections apart."""
+    return projection[0] + tower.get_buffer("text_projection")[0]
+
+
+def _texts_of(client: Client, space: Tensor) -> Tensor:
+    """Return the texts [Z, D] that a client keeps, or refuse those of another space."""
+    kept = client.kept[_SPACE]
+    if kept.shape != space.shape or not torch.equal(kept, space):
+        raise ConfigError(
+            f"{_FIELD}: client {client.name} has learned its texts with another tower or seed; give those of its first "
+            "rounds, or begin a new run"
+        )
+    return client.kept[_TEXTS]
+
+
+def _camera_means(people: Tensor, cameras: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean feature of each person at each camera, [M, D] of length 1, and the people [M] int64.
+
+    ``people`` [n] int64 and ``cameras`` [n] are those of the images [n, D].
+    """
+    pairs = torch.stack([people, cameras], dim=1)
     names, rows = pairs.unique(dim=0, return_inverse=True)
     sums = torch.zeros(len(names), images.shape[1]).index_add_(0, rows, images.cpu())  # in the order of images
     return send(normalize(sums), images.device), send(names[:, 0].contiguous(), images.device)

@@ -190,6 +190,9 @@ def unequal_evaluation(groups: Sequence[RunGroup]) -> Iterator[str]:
     for group in groups[1:]:
         differing = (d for d in compare(first.runs[0].settings, group.runs[0].settings) if is_of_experiment(d))
         texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in differing if d.option.startswith(_SCORING)]
+        sizes = [run.setting("data.test_size") or run.setting("data.size") for run in (first.runs[0], group.runs[0])]
+        if sizes[0] != sizes[1]:
+            texts.append(f"the size of test images {text_of(sizes[0])} / {text_of(sizes[1])}")
         if texts and first.runs[0].config and group.runs[0].config:
             yield f"NOT EQUAL EVALUATION: {first.label} and {group.label} differ in {'; '.join(texts)}"
 
@@ -338,7 +341,7 @@ def _non_default_settings(runs: Sequence[Run]) -> list[str]:
     return texts + [f"server_optimizer {name}" for name in optimizers - {"none"} if len(optimizers) == 1]
 
 
-_METHOD, _SERVER, _SCORING = "model.method", "model.server_optimizer", ("model.evaluation.", "data.test_size")
+_METHOD, _SERVER, _SCORING = "model.method", "model.server_optimizer", "model.evaluation."
 
 
 def _of_method(settings: Flat) -> Flat:
