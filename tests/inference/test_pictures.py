@@ -217,9 +217,31 @@ def test_a_picture_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog
     monkeypatch.setattr("fedsim.inference.pictures.write_confusion", fail)
     model = make_model(FedPav())
     trainer_of(tmp_path / "run", Pictures()).fit(model, datamodule=make_data())
-    assert "round 1: not all pictures are drawn: no space left" in caplog.messages
+    assert "round 1: not all pictures are drawn (confusion): no space left" in caplog.messages
+    drawn = {path.name for path in (tmp_path / "run" / "pictures").rglob("*.png")}
+    assert "pca-global.png" in drawn  # the others are there
+    assert "confusion.png" not in drawn
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished"]
     assert vector(model).isfinite().all()
+
+
+def test_two_of_them_are_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"^trainer\.callbacks: Pictures is there twice"):
+        trainer_of(tmp_path / "run", Pictures(), Pictures(queries="best"))
+
+
+@pytest.mark.parametrize("options", [{"projection": "umap"}, {"queries": "wrst"}])
+def test_unknown_choices_are_refused(options):
+    with pytest.raises(ConfigError, match=r"there is no .*choose from"):
+        Pictures(**options)
+
+
+def test_an_object_counts_anew_in_its_second_fit(tmp_path):
+    pictures = Pictures(every=2, queries=None, projection=None)
+    for name in ("a", "b"):
+        trainer = trainer_of(tmp_path / name, pictures)
+        trainer.fit(make_model(FedPav()), datamodule=make_data())
+        assert not (tmp_path / name / "pictures").exists()  # of one round
 
 
 def test_a_quick_check_draws_nothing(tmp_path):

@@ -1,5 +1,7 @@
 """TextAnchors against plain loops; what stays on clients; pauses and refusals."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from fedsim.core.seeding import torch_generator
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.memory import device_memory
 from fedsim.methods import FedPav, TextAnchors
+from fedsim.methods.text_anchors import _texts_of
 from fedsim.models.text_tower import AFTER, BEFORE
 from plain_loops import LR, Federation, assert_close, play, shares
 from small import fit, make_data, make_model, refuse, state_of
@@ -131,6 +134,23 @@ def test_texts_are_learned_once_and_stay_on_their_client():
     assert later.round_metrics["comm/total_bytes"] == plain.round_metrics["comm/total_bytes"]
     assert later.server.tables == {}
     assert not any(later.server.kept.values())
+
+
+def test_texts_of_another_space_are_refused():
+    client = SimpleNamespace(name="town0", kept={"texts": torch.ones(2, 3), "texts_space": torch.ones(3)})
+    assert torch.equal(_texts_of(client, torch.ones(3)), torch.ones(2, 3))
+    for other in (torch.tensor([1.0, 1.0, 0.5]), torch.ones(4)):  # of another seed, or another width
+        with pytest.raises(ConfigError, match=r"client town0 has learned its texts with another tower or seed"):
+            _texts_of(client, other)
+
+
+def test_with_common_labels_texts_are_those_of_people_with_images():
+    model = fit(make_model(method(share_head=True)), make_data(labels="common"), rounds=1)
+    for client in model.parts.clients.values():
+        people = client.images.labels.unique()
+        assert client.private_state()["kept.texts"].shape == (len(people), FEATURES)
+    clients = model.parts.clients.values()
+    assert any(len(client.images.labels.unique()) < client.num_classes for client in clients)
 
 
 def test_with_weight_zero_it_is_fedpav():

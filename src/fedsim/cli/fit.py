@@ -59,7 +59,7 @@ from fedsim.federation.callbacks import (
     in_run_folder,
 )
 from fedsim.federation.callbacks.tracking import keep_artifacts
-from fedsim.federation.checks.compatibility import check_bars, naming_the_field
+from fedsim.federation.checks.compatibility import check_callbacks, naming_the_field
 from fedsim.federation.components.selection import AllClients
 from fedsim.federation.events import as_list
 from fedsim.federation.federation import Federation
@@ -274,7 +274,7 @@ class FedSimCLI(LightningCLI):
 
     def _callbacks(self, config: Namespace) -> list[Callback]:
         callbacks: list[Callback] = as_list(config["callbacks"])
-        check_bars(callbacks)
+        check_callbacks(callbacks)
         if self.subcommand != "fit":
             return callbacks
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):

@@ -34,7 +34,7 @@ from fedsim.federation.callbacks import (
     describe_script,
     in_run_folder,
 )
-from fedsim.federation.checks.compatibility import check_bars, check_trainer
+from fedsim.federation.checks.compatibility import check_callbacks, check_trainer
 from fedsim.federation.events import as_list, callbacks_of
 from fedsim.federation.federation import Federation
 from fedsim.settings.changes import Change
@@ -74,7 +74,7 @@ class Trainer(lightning.Trainer):
         self, *, run_dir: str | Path | None = None, resume: bool = False, overwrite: bool = False, **options: Any
     ) -> None:
         callbacks = as_list(options.pop("callbacks", None))
-        check_bars(callbacks)
+        check_callbacks(callbacks)
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         options["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in callbacks)

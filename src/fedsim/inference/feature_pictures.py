@@ -46,12 +46,12 @@ def write_confusion(folder: Path, features: RunFeatures) -> list[Row]:
     return rows
 
 
-def write_projections(folder: Path, features: RunFeatures, projector: Projector) -> list[Projection]:
-    """Write a figure and rows per model, beside those of the other projector.
+def write_projections(folder: Path, features: RunFeatures, projector: Projector, num: int = IMAGES) -> list[Projection]:
+    """Write a figure and rows per model, of at most ``num`` images of a set, beside those of the other projector.
 
     See :func:`fedsim.inference.projection.project_features` for errors.
     """
-    projections = project_features(features, projector, IMAGES)
+    projections = project_features(features, projector, num)
     owners = file_names(dict.fromkeys(p.file_owner for p in projections if p.file_owner))
     for projection in projections:
         name = "@".join(filter(None, [f"{projector}-{projection.model}", owners.get(projection.file_owner)]))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning import Callback, LightningModule, Trainer
 
-from fedsim.core.checks import at_least
+from fedsim.core.checks import at_least, known
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import one_line
 from fedsim.core.replaced_run import PICTURES
@@ -27,7 +29,7 @@ from fedsim.federation.callbacks.summary import RunSummary, federation_of
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import callbacks_of, strategy_of
 from fedsim.inference.feature_pictures import write_confusion, write_projections, write_queries
-from fedsim.inference.projection import IMAGES, draw_thumbnails, sample_people
+from fedsim.inference.projection import draw_thumbnails, sample_people
 from fedsim.inference.run_features import ModelOnSet, RunFeatures
 from fedsim.report.course import COURSE, add_to_course, round_folder, rounds_with_pictures
 from fedsim.report.projection import Projection, Projector
@@ -61,12 +63,18 @@ class Pictures(Callback):
         projection: Projector | None = "pca",
         sample: int = 1000,
     ) -> None:
+        known(f"{_FIELD}.queries", [queries or "worst"], ("worst", "best"), "choice")
+        known(f"{_FIELD}.projection", [projection or "pca"], get_args(Projector), "projector")
         at_least(_FIELD, 1, every=every, num_queries=num_queries, sample=sample)
         self.every, self.queries, self.num_queries = every, queries, num_queries
         self.confusion, self.projection, self.sample = confusion, projection, sample
         self._scored = 0
         self._run: Path | None = None
         self._evaluator: Evaluator | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002 - Lightning's
+        """Count anew; a checkpoint's count comes after it."""
+        self._scored = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the images.
@@ -107,28 +115,30 @@ class Pictures(Callback):
             ]
         if trainer.is_global_zero:
             round_ = trainer.current_epoch + 1
-            try:
-                self._draw(trainer, RunFeatures(models, settings, data_of(trainer)), self._run, round_)
-            except Exception as error:  # of any logger or library
-                log.warning("round %d: not all pictures are drawn: %s", round_, one_line(str(error), 200))
+            self._draw(trainer, RunFeatures(models, settings, data_of(trainer)), self._run, round_)
 
     def _draw(self, trainer: Trainer, features: RunFeatures, run: Path, round_: int) -> None:
-        """Write the pictures of a round, and give them to the loggers."""
-        folder = round_folder(run, round_)
+        """Write the pictures of a round, and give them to the loggers; one that fails leaves the others."""
+        folder, projections = round_folder(run, round_), list[Projection]()
         for later in rounds_with_pictures(run):
             if later >= round_:  # of rounds that a resumed run trains again
                 shutil.rmtree(round_folder(run, later), ignore_errors=True)
-        if self.queries is not None:
-            write_queries(folder, features, self.queries, self.num_queries)
-        if self.confusion and len({model.data_set for model in features.models}) > 1:
-            add_to_course(run, round_, write_confusion(folder, features))
-        projections = [] if self.projection is None else write_projections(folder, features, self.projection)
+        with _going_on(round_, "queries"):
+            if self.queries is not None:
+                write_queries(folder, features, self.queries, self.num_queries)
+        with _going_on(round_, "confusion"):
+            if self.confusion and len({model.data_set for model in features.models}) > 1:
+                add_to_course(run, round_, write_confusion(folder, features))
+        with _going_on(round_, "projection"):
+            if self.projection is not None:
+                projections += write_projections(folder, features, self.projection, self.sample)
         course = run / PICTURES / f"{COURSE}.png"
-        for path in [*sorted(folder.glob("*.png")), *([course] if course.is_file() else [])]:
-            log_picture(trainer, path, round_)
-        if has_projector(trainer):
-            for projection in projections:
-                log_embedding(trainer, _embedding(features, projection), round_)
+        with _going_on(round_, "loggers"):
+            for path in [*sorted(folder.glob("*.png")), *([course] if course.is_file() else [])]:
+                log_picture(trainer, path, round_)
+        with _going_on(round_, "projector"):
+            for projection in projections if has_projector(trainer) else ():
+                log_embedding(trainer, _embedding(features, projection, self.sample), round_)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of scored rounds."""
@@ -137,6 +147,15 @@ class Pictures(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting."""
         self._scored = state_dict["scored"]
+
+
+@contextmanager
+def _going_on(round_: int, pictures: str) -> Iterator[None]:
+    """Log an error of the block, of any library, and go on: a missing picture does not end a run."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("round %d: not all pictures are drawn (%s): %s", round_, pictures, one_line(str(error), 200))
 
 
 def sampled(evaluator: Evaluator, settings: Evaluation, precision: str, num: int) -> Evaluator:
@@ -173,11 +192,11 @@ def _model_of(evaluator: Evaluator, job: ScoringJob, outputs: Outputs, settings:
     return ModelOnSet(*names, query, gallery, labels, *first_images(job.data.images))
 
 
-def _embedding(features: RunFeatures, projection: Projection) -> Embedding:
+def _embedding(features: RunFeatures, projection: Projection, num: int) -> Embedding:
     columns = ("data set", "client", "camera", "identity", "part", "image")
     rows = [
         [str({**row, "client": projection.clients[number]}[name]) for name in columns]
         for row, number in zip(projection.rows(), projection.of_set.tolist(), strict=True)
     ]
-    thumbnails = draw_thumbnails(features, projection, IMAGES, _SIDE)
+    thumbnails = draw_thumbnails(features, projection, num, _SIDE)
     return Embedding(projection.title.replace(" ", "-"), projection.features, columns, rows, thumbnails)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -74,13 +75,21 @@ def _refusal(message: str, options: Mapping[str, Any]) -> str:
     return f"trainer.{name}: {options[name]} cannot be used ({message}){remedy}"
 
 
-def check_bars(callbacks: Sequence[Callback]) -> None:
-    """Raise ConfigError for a second progress bar: Lightning's line has the addresses of the objects."""
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raise ConfigError for a second progress bar, or a second callback of one state.
+
+    Lightning's lines have the addresses of the objects, or a traceback.
+    """
     bars = [type(callback).__name__ for callback in callbacks if isinstance(callback, ProgressBar)]
     if len(bars) > 1:
         raise ConfigError(
             f"trainer.callbacks: {', '.join(bars)} are progress bars, and a run shows one; leave the others out"
         )
+    keys = Counter(c.state_key for c in callbacks if type(c).state_dict is not Callback.state_dict)
+    for callback in callbacks:
+        if keys[callback.state_key] > 1:
+            name = type(callback).__name__
+            raise ConfigError(f"trainer.callbacks: {name} is there twice, and a checkpoint holds one state; give one")
 
 
 def check_trainer(
