@@ -156,7 +156,7 @@ def _projection(client: Client, width: int) -> Tensor:
 
 
 def _space(tower: TextTower, projection: Tensor) -> Tensor:
-    """Return numbers [D] that tell the spaces of two towers or projections apart."""
+    """Return a mark [D] of the texts' space, which another tower or projection has not."""
     return projection[0] + tower.get_buffer("text_projection")[0]
 
 
