@@ -188,12 +188,15 @@ def unequal_evaluation(groups: Sequence[RunGroup]) -> Iterator[str]:
     """Yield a line about each group whose test images are scored in another way than those of the first group."""
     first = groups[0]
     for group in groups[1:]:
-        differing = (d for d in compare(first.runs[0].settings, group.runs[0].settings) if is_of_experiment(d))
+        old, new = first.runs[0], group.runs[0]
+        if not old.config or not new.config:
+            continue
+        differing = (d for d in compare(old.settings, new.settings) if is_of_experiment(d))
         texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in differing if d.option.startswith(_SCORING)]
-        sizes = [run.setting("data.test_size") or run.setting("data.size") for run in (first.runs[0], group.runs[0])]
+        sizes = [run.settings["data.test_size"].value for run in (old, new)]  # of null: that of data.size
         if sizes[0] != sizes[1]:
             texts.append(f"the size of test images {text_of(sizes[0])} / {text_of(sizes[1])}")
-        if texts and first.runs[0].config and group.runs[0].config:
+        if texts:
             yield f"NOT EQUAL EVALUATION: {first.label} and {group.label} differ in {'; '.join(texts)}"
 
 
