@@ -247,7 +247,7 @@ def test_the_unreleased_section_of_the_changelog_is_short_and_begins_with_highli
         assert len(section.splitlines()) <= 60
         assert re.findall(r"^### (.*)$", section, re.MULTILINE)[:2] == ["Highlights", "Numbers change"]
         assert section.startswith("### Highlights\n")
-        assert 5 <= len(re.findall(r"^- ", section.partition("\n### ")[0], re.MULTILINE)) <= 8
+        assert 1 <= len(re.findall(r"^- ", section.partition("\n### ")[0], re.MULTILINE)) <= 8
 
 
 def slow_dry_runs(text):
