@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fedsim.__main__ import main
+from fedsim.core.versions import current_version
 from fedsim.report.table import open_runs
 from tiny_run import TINY
 
@@ -157,7 +158,7 @@ def test_nothing_to_train_says_no_change_and_writes_nothing(run, caplog):
 
 
 def test_the_settings_of_a_checkpoint_that_cannot_be_read_are_one_line(run, capsys):
-    config = next((run / "checkpoints" / "last.ckpt").glob("v*/config.yaml"))
+    config = current_version(run / "checkpoints" / "last.ckpt") / "config.yaml"
     text = config.read_text()
     for damaged in ("a: [", f"x: &a [1]\ny: *a\n{text}"):
         config.write_text(damaged)

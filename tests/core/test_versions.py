@@ -3,13 +3,12 @@
 import errno
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from fedsim.core import versions
-from fedsim.core.versions import begin_version, current_version, holding, publish_version
+from fedsim.core.versions import begin_version, current_version, end_removals, holding, publish_version
 
 
 def write(folder, text):
@@ -97,7 +96,7 @@ def test_a_version_that_is_read_stays_until_the_reader_has_ended(tmp_path):
         assert newest_elsewhere(folder) == folder / "v3"
     assert read(folder) == "three"
     publish_version(write(folder, "four"))
-    wait_for_removals()
+    end_removals()
     assert sorted(path.name for path in folder.iterdir()) == ["current", "v4"]
 
 
@@ -110,7 +109,7 @@ def test_a_version_that_goes_while_it_is_found_is_found_again(tmp_path, monkeypa
         version = found(place)
         monkeypatch.setattr(versions, "_newest", found)
         publish_version(write(folder, "two"))
-        wait_for_removals()
+        end_removals()
         return version
 
     monkeypatch.setattr(versions, "_newest", newest)
@@ -135,9 +134,3 @@ def test_without_locks_of_the_file_system_a_version_is_found(tmp_path, monkeypat
         assert read(folder) == "one"
     publish_version(write(folder, "two"))
     assert read(folder) == "two"
-
-
-def wait_for_removals():
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()

@@ -15,6 +15,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.room import Room
 from fedsim.core.seeding import numpy_generator
 from fedsim.core.store import FileStore, MemoryStore
+from fedsim.core.versions import current_version
 from fedsim.data import FederatedDataModule, SyntheticReID
 from fedsim.data.federations import check_names
 from fedsim.data.images import Domain, ImageArray, Split
@@ -164,9 +165,7 @@ def test_lost_states_are_noticed(tmp_path):
     train(tmp_path, 1)
     (tmp_path / "part.ckpt").rename(tmp_path / "early.ckpt")
     train(tmp_path, 3)
-    early, late = (
-        next((tmp_path / name).glob("v*")) / "clients-0-0.safetensors" for name in ("early.ckpt", "part.ckpt")
-    )
+    early, late = (current_version(tmp_path / name) / "clients-0-0.safetensors" for name in ("early.ckpt", "part.ckpt"))
     late.write_bytes(early.read_bytes())
     with pytest.raises(DataError, match=r"holds no private state of town\d+; is it complete\?"):
         train(tmp_path, 4, ckpt_path=tmp_path / "part.ckpt")

@@ -4,8 +4,10 @@ import csv
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
+import time
 
 import lightning
 import pytest
@@ -16,7 +18,9 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 import fedsim
 from environment import is_of_a_launcher
 from fedsim.__main__ import main
+from fedsim.core import versions
 from fedsim.core.errors import ConfigError
+from fedsim.core.versions import current_version
 from fedsim.data import Augmentation
 from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.callbacks.script_config import describe_script
@@ -61,7 +65,7 @@ def summary_of(run):
 
 
 def weights_of(run):
-    version = next((run / "checkpoints" / "last.ckpt").glob("v*"))
+    version = current_version(run / "checkpoints" / "last.ckpt")
     state = torch.load(version / "global.ckpt", weights_only=True)["state_dict"]
     return next(iter(state.values()))
 
@@ -78,6 +82,14 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(tmp_path):
     assert parts["final"] == whole["final"]
     assert [change["setting"] for change in parts["changes"]] == ["trainer.max_epochs"]
     assert parts["data"] == whole["data"] == data_of().identity(1000)
+
+
+def test_a_finished_fit_leaves_its_folder_at_rest(tmp_path, monkeypatch):
+    """A script may copy it at once; without the wait, half a version would still be on its way out."""
+    remove = shutil.rmtree
+    monkeypatch.setattr(versions.shutil, "rmtree", lambda *a, **k: (time.sleep(0.3), remove(*a, **k)))
+    fit(tmp_path / "run", rounds=2)
+    assert list(tmp_path.rglob("*.tmp")) == []
 
 
 def test_a_cell_that_runs_twice_names_both_ways_on(tmp_path):

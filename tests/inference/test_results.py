@@ -14,6 +14,7 @@ from PIL import Image
 import fedsim
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.versions import current_version
 from fedsim.evaluation.feature_file import write_features
 from fedsim.evaluation.ranking import RetrievalLabels
 from fedsim.report.run_files import read_queries
@@ -158,7 +159,7 @@ def test_an_earlier_file_of_another_folder_of_that_name_is_replaced_with_a_word(
 def test_the_files_of_a_run_and_other_arrays_are_not_replaced(run, pictures, tmp_path, capsys):
     """By a command's output, wherever its input lies; other files beside them are."""
     content = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    in_checkpoint = next((run / "checkpoints/best.ckpt").glob("v*/*.safetensors"))
+    in_checkpoint = next(current_version(run / "checkpoints/best.ckpt").glob("*.safetensors"))
     shutil.copytree(run / "checkpoints/best.ckpt", tmp_path / "copy.ckpt", dirs_exist_ok=True)
     features = tmp_path / "features.npz"
     labels = RetrievalLabels(np.array([1, 2]), np.zeros(2, int), np.array([1, 2]), np.ones(2, int))

@@ -22,6 +22,7 @@ from pathlib import Path
 from fedsim.core.files import flush_file, replacing
 
 _POINTER = "current"
+_removals: list[threading.Thread] = []
 
 
 def begin_version(folder: Path) -> Path:
@@ -49,8 +50,15 @@ def publish_version(partial: Path) -> Path:
             doomed = old.rename(old.with_name(old.name + ".tmp"))
             os.close(file)
             # in a thread: removing gigabytes takes a noticeable time
-            threading.Thread(target=shutil.rmtree, args=(doomed, True)).start()
+            _removals.append(thread := threading.Thread(target=shutil.rmtree, args=(doomed, True)))
+            thread.start()
     return version
+
+
+def end_removals() -> None:
+    """Wait until replaced versions are gone: who copies a finished run meets no half of one."""
+    while _removals:
+        _removals.pop().join()
 
 
 _held: dict[Path, tuple[Path, int]] | None = None

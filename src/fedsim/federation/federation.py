@@ -17,7 +17,7 @@ from fedsim.core.arguments import takes_fields
 from fedsim.core.devices import allow_tf32
 from fedsim.core.errors import ConfigError
 from fedsim.core.replaced_run import FEATURES
-from fedsim.core.versions import let_go
+from fedsim.core.versions import end_removals, let_go
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.classification import Classification
 from fedsim.evaluation.evaluator import Evaluator
@@ -188,7 +188,8 @@ class Federation(LightningModule):
             check_equal_start(strategy, self.parts.models, "backbone" if self.settings.module is None else "module")
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
-        """Give torch back what the run has set."""
+        """Leave the run's folder at rest, and give torch back its settings."""
+        end_removals()
         if not self.settings.tf32:
             allow_tf32(self._allowed_tf32)
 
