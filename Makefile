@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 JOBS ?= 4
 PYTEST = pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # one thread per process: else the threads of one wait for cores that another process has
-test test-fast test-others test-oldest coverage durations: export OMP_NUM_THREADS ?= 1
+test test-apart test-changed test-fast test-others test-oldest coverage durations: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-others test-cluster test-oldest durations rows coverage acceptance check format docs release clean
+.PHONY: help setup quickstart test test-apart test-changed test-fast test-others test-cluster test-oldest durations rows coverage acceptance check format docs release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -38,7 +38,14 @@ quickstart: $(STAMP)  ## train FedPav and Local on synthetic people (about a min
 	@echo "      $(BIN)/fedsim report $(RUNS)/fedpav $(RUNS)/local --html $(RUNS)/report.html (all of it as a page)"
 
 test: $(STAMP)  ## test each part of fedsim on some configs, rows and random cases, in four processes (JOBS=8: in eight)
-	$(BIN)/python -m $(PYTEST) -m "not others and not cluster"
+	$(BIN)/python -m $(PYTEST) -m "not others and not cluster and not apart"
+
+test-apart: $(STAMP)  ## test on a simulated GPU, and the site and the wheel, as CI does
+	$(BIN)/python -m $(PYTEST) -m "apart and not others and not cluster"
+
+BASE ?= main
+test-changed: $(STAMP)  ## test the rooms that the branch has changed since BASE, and all that know them, also on a simulated GPU
+	$(BIN)/python -m $(PYTEST) -m "not others and not cluster" $$(PYTHONPATH=src:tests $(BIN)/python tests/changed.py $(BASE))
 
 SHARE ?= 1/1
 test-others: $(STAMP)  ## test each part on the configs, rows and random cases that `make test` leaves out (SHARE=2/12: the second twelfth)

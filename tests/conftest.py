@@ -15,6 +15,8 @@ from environment import is_of_a_launcher
 from seen_by import measure_for
 from warm import WarmWorkers
 
+APART, NOT_APART = "device", {"test_simulated.py", "test_group_timeouts.py"}
+"""folder of tests on a simulated GPU, and its files that try the simulation itself"""
 collect_ignore = ["frozen.py"]  # to import it changes what a process draws and parses
 DURATIONS = read_durations()
 
@@ -51,6 +53,9 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
     items[:] = [item for item in items if chosen[item]]
     for item in items:
+        on_device = item.path.parent.name == APART and item.path.name not in NOT_APART
+        if on_device or "site" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.apart)
         if "fedsim" in getattr(item, "fixturenames", ()) or function_of(item.nodeid) in DURATIONS:
             item.add_marker(pytest.mark.slow)
     # files that take long come first, so that no worker is left with one at the end

@@ -30,6 +30,7 @@ def test_every_config_of_the_repository_is_in_the_package():
     assert {path.resolve() for path in shipped_configs().values()} <= packed
 
 
+@pytest.mark.apart
 def test_a_wheel_holds_every_config(tmp_path):
     """As pip builds it: the configs lie beside the sources, which have a link to them."""
     found = {part.metadata["Name"]: part.version for part in distributions()}  # to import setuptools changes Python
