@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -210,7 +211,7 @@ def test_schedulers_end_a_fit_in_order(name, config, tmp_path, monkeypatch, caps
         save(self, trainer, module)
         os.kill(os.getpid(), getattr(signal, name))
 
-    monkeypatch.setattr(augment_processes, "requeue", lambda: asked.append(name))
+    monkeypatch.setattr("fedsim.cli.app.requeue", lambda: asked.append(name))
     with monkeypatch.context() as patch:
         patch.setattr(fitting._SaveTraining, "on_train_epoch_end", end)
         fit(config, tmp_path / "g", "--clients", "[town2]", code=128 + getattr(signal, name))
@@ -230,7 +231,7 @@ def test_a_fit_that_is_ended_ends_its_processes(config, tmp_path, monkeypatch):
     def start(*args, **options):
         started.append(own(*args, **options))
         if len(started) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return started[-1]
 
     monkeypatch.setattr(augment_processes, "_command", lambda *_: wait)

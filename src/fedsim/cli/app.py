@@ -74,7 +74,7 @@ def _code_of(args: list[str]) -> tuple[int, bool]:
         if (
             isinstance(error, StopSignal)
             and error.signum == signal.SIGUSR1
-            and args[0] == "fit"
+            and (args[0] == "fit" or (args[:2] == ["augment", "fit"] and "row" not in dict(options_in(args))))
             and rank_of_this_process() == 0
         ):
             failure = failure._replace(message="; ".join(filter(None, (failure.message, requeue()))))

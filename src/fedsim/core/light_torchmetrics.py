@@ -10,77 +10,55 @@ them. So the first import of torchmetrics in a process that has imported fedsim 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader, MetaPathFinder
-else:
-    Loader = MetaPathFinder = object  # importlib.abc takes 10 ms, which `fedsim --help` would wait for
+from typing import Any
 
 PACKAGE = "torchmetrics"
 _CLASSES = {"Metric": "metric", "MetricCollection": "collections"}
 
 
-class LightPackage(ModuleType):
-    """torchmetrics with two classes, until something else of it is used."""
+def _exec_light(module: ModuleType, whole: Callable[[ModuleType], None]) -> None:
+    """Import the two classes in place of the package's ``__init__``; the whole package, if its files are others."""
+    names = vars(module)
+    before = dict(names)
 
-    def __getattr__(self, name: str) -> Any:
-        """Run the package's ``__init__``, then return the attribute."""
+    def run_whole() -> None:
+        for name in ("__getattr__", "__dir__"):
+            names.pop(name, None)
+        whole(module)
+
+    def attribute(name: str) -> Any:
         if name.startswith("__") and name != "__all__":  # the import system and debuggers ask for such names
             raise AttributeError(f"module '{PACKAGE}' has no attribute '{name}'")
-        _run_whole(self)
-        return getattr(self, name)
+        run_whole()
+        return getattr(module, name)
 
-    def __dir__(self) -> list[str]:
-        """Run the package's ``__init__``, then return the names."""
-        _run_whole(self)
-        return dir(self)
+    def listed() -> list[str]:
+        run_whole()
+        return dir(module)
 
-
-class LightLoader(Loader):
-    """Imports the two classes in place of the package's ``__init__``.
-
-    Args:
-        whole: the package's own loader.
-    """
-
-    def __init__(self, whole: Loader) -> None:
-        self.whole = whole
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave it to the package's own loader."""
-        return self.whole.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Import the two classes; the whole package, if its files are not as they were."""
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self.whole  # readers of its source ask the loader
-        module.__class__ = LightPackage
-        before = dict(vars(module))
-        try:
-            vars(module)["_logger"] = import_module("logging").getLogger(PACKAGE)
-            vars(module)["__version__"] = import_module(f"{PACKAGE}.__about__").__version__
-            import_module(f"{PACKAGE}.utilities")  # first: it and metric import each other
-            for name, part in _CLASSES.items():
-                vars(module)[name] = getattr(import_module(f"{PACKAGE}.{part}"), name)
-        except Exception:  # another version of torchmetrics
-            for name in [name for name in sys.modules if name.startswith(f"{PACKAGE}.")]:
-                del sys.modules[name]
-            vars(module).clear()
-            vars(module).update(before)
-            _run_whole(module)
+    names.update(__getattr__=attribute, __dir__=listed)
+    try:
+        names["_logger"] = import_module("logging").getLogger(PACKAGE)
+        names["__version__"] = import_module(f"{PACKAGE}.__about__").__version__
+        import_module(f"{PACKAGE}.utilities")  # first: it and metric import each other
+        for name, part in _CLASSES.items():
+            names[name] = getattr(import_module(f"{PACKAGE}.{part}"), name)
+    except Exception:  # another version of torchmetrics
+        for name in [name for name in sys.modules if name.startswith(f"{PACKAGE}.")]:
+            del sys.modules[name]
+        names.clear()
+        names.update(before)
+        whole(module)
 
 
-class LightFinder(MetaPathFinder):
-    """Gives torchmetrics the loader above, once."""
+class LightFinder:
+    """Gives torchmetrics the import above, once."""
 
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
         """Return torchmetrics's spec; None for all other modules."""
         if fullname != PACKAGE:
             return None
@@ -88,8 +66,14 @@ class LightFinder(MetaPathFinder):
 
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = LightLoader(spec.loader)
+        if spec is not None and (loader := spec.loader) is not None:
+            whole = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module  # the loader's own again, also for who reads its source
+                _exec_light(module, whole)
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]  # of this object alone
         return spec
 
 
@@ -97,10 +81,3 @@ def lighten() -> None:
     """Let the first import of torchmetrics be a light one; nothing changes after that import."""
     if PACKAGE not in sys.modules and not any(isinstance(finder, LightFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, LightFinder())
-
-
-def _run_whole(module: ModuleType) -> None:
-    module.__class__ = ModuleType
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
-    module.__spec__.loader.exec_module(module)

@@ -16,7 +16,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.cli.augment.processes import ending_on_signals, fit_in_processes
+from fedsim.cli.augment.processes import fit_in_processes
 from fedsim.cli.augment.settings import (
     check_fit,
     check_pretrain,
@@ -29,7 +29,7 @@ from fedsim.cli.commands import run_subcommand
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count, Pixels, Seed
 from fedsim.core.devices import AnyDevice
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, StopSignal
 from fedsim.core.files import make_folder
 from fedsim.core.paths import Config, OutputFolder
 from fedsim.core.seeding import derive_seed, seeded_host
@@ -214,5 +214,9 @@ def _fit(args: list[str]) -> str:
         )
     leave_launcher()  # otherwise Lightning would take a scheduler's single task for a rank
     options = yaml.safe_load(parser.dump(arguments, skip_none=False))
-    with ending_on_signals(is_first=arguments.row is None):
+    try:
         return fit(**built(parser, arguments), options=options)
+    except StopSignal:
+        if arguments.row is None:  # the first process of the call
+            log.info("the training so far is kept; the same command continues it")
+        raise

@@ -1,4 +1,4 @@
-"""Processes of ``fedsim augment fit``, each with some of the clients, and their orderly end after a signal.
+"""Processes of ``fedsim augment fit``, each with some of the clients.
 
 The processes share only the output folder.
 """
@@ -9,62 +9,15 @@ import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsim.core.errors import DataError, RunStoppedError, StopSignal
+from fedsim.core.errors import DataError
 from fedsim.core.parents import following
 from fedsim.core.placement import place
-from fedsim.core.slurm_job import requeue
 from fedsim.parsing.documents import as_yaml
 
 log = logging.getLogger(__name__)
-
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-@contextmanager
-def ending_on_signals(is_first: bool) -> Iterator[None]:
-    """Turn the signals of schedulers into RunStoppedError, so that files and processes are left in order.
-
-    Slurm sends SIGUSR1 to a job whose time runs out; then Slurm is asked to start the job again. Only the first process
-    of a call makes this request and logs a message.
-    """
-
-    def stop(number: int, _: FrameType | None) -> None:
-        raise StopSignal(number)
-
-    with _handling(stop):
-        try:
-            yield
-        except StopSignal as received:
-            if is_first:
-                log.info("the training so far is kept; the same command continues it")
-            if is_first and received.signum == signal.SIGUSR1 and (remark := requeue()):
-                log.warning(remark)
-            raise RunStoppedError(received.signum) from None
-
-
-@contextmanager
-def _without_interruption() -> Iterator[None]:
-    """Delay signals to the end of the block, so that no started process is missing from the list."""
-    waiting: list[int] = []
-    with _handling(lambda number, _: waiting.append(number)):
-        yield
-    if waiting:
-        signal.raise_signal(waiting[0])
 
 
 def fit_in_processes(names: Sequence[str], processes: int, pretrain: str | None, options: Mapping[str, Any]) -> None:
@@ -91,8 +44,7 @@ def _run(shares: Sequence[Sequence[str]], options: Mapping[str, Any]) -> None:
     try:
         for row, share in enumerate(shares):
             argv = _command(share, row, options)
-            with _without_interruption():
-                running.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, preexec_fn=following(signal.SIGTERM)))
+            running.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, preexec_fn=following(signal.SIGTERM)))
         codes = [process.wait() for process in running]
     finally:
         for process in running:  # no effect on processes that have ended

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json as json_format
 import socket
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
@@ -14,6 +15,7 @@ from fedsim.cli.doctor.checkup import Checkup, examine
 from fedsim.cli.doctor.facts import MachineFacts, RequestedFit, gather
 from fedsim.core.errors import NotReadyError
 from fedsim.papers.files import with_paper
+from fedsim.parsing.command_line import given, merged
 from fedsim.parsing.config_files import join_configs, read_config, read_sections
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.output import print_text
@@ -33,8 +35,9 @@ def run(args: list[str]) -> str:
     Raises:
         NotReadyError: if a problem prevents the fit; the page is written before.
     """
-    arguments = parsed(_parser(), join_configs(with_paper(args)))
-    requested = _requested_fit(arguments.as_dict())
+    words = with_paper(args)
+    arguments = parsed(_parser(), join_configs(words))
+    requested = _requested_fit(words)
     facts = gather(requested)
     checkup = examine(facts, requested)
     page = as_json(facts, checkup) if arguments.json else as_page(checkup)
@@ -67,22 +70,14 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _requested_fit(options: dict[str, Any]) -> RequestedFit:
-    """Read the machine's part of the fit from its configs, then from options."""
-    configs = options.pop("config")
-    contents = [_sections(path) for path in ([configs] if isinstance(configs, str) else configs or [])]
-    fields: dict[str, Any] = {}
-    for content in (*contents, options):
-        trainer = content.get("trainer") or {}
-        evaluation = (content.get("model") or {}).get("evaluation") or {}
-        stated = {name: trainer.get(name) for name in ("accelerator", "devices", "num_nodes")}
-        stated |= {"backend": evaluation.get("backend"), "run_dir": content.get("run_dir")}
-        if isinstance(strategy := trainer.get("strategy"), dict):
-            arguments = strategy | (strategy.get("init_args") or {})
-            stated |= {name: arguments.get(name) for name in ("ranks_per_device", "process_group_backend")}
-        stated["tracked"] = "Wandb" in str(trainer["logger"]) if "logger" in trainer else None
-        fields |= {name: value for name, value in stated.items() if value is not None}
-    return RequestedFit(**fields)
+def _requested_fit(words: Sequence[str]) -> RequestedFit:
+    """Read the machine's part of the fit from its configs and options."""
+    settings = merged(given(words, _sections))
+    names = ["model.evaluation.backend", "run_dir", *(name for name in settings if name.startswith("trainer."))]
+    stated: dict[str, Any] = {name.rpartition(".")[2]: settings.get(name) for name in names}
+    if "trainer.logger" in settings:
+        stated["tracked"] = "Wandb" in str(settings["trainer.logger"])
+    return RequestedFit(**{f.name: stated[f.name] for f in fields(RequestedFit) if stated.get(f.name) is not None})
 
 
 def _sections(path: str) -> dict[str, Any]:

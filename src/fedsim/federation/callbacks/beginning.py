@@ -61,7 +61,8 @@ class HeldLoggers(DummyLogger):
 
     def release(self, trainer: Trainer, module: LightningModule) -> None:
         """Give the trainer its loggers, and these the numbers that were kept."""
-        for logger in self.loggers:
+        for logger in sorted(self.loggers, key=lambda logger: isinstance(logger, MetricsFile)):
+            # last the file, which drops the rows of rounds that are repeated: what fails before has changed no file
             if hasattr(logger, "experiment"):  # as Lightning begins loggers
                 _ = logger.experiment
             logger.log_graph(module)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.replaced_run import drop_replaced, is_finished, move_aside, put_back, stands_alone
 from fedsim.core.run_lock import WAYS
 from fedsim.strategy.run_checkpoints import checkpoint_named
-
-_COPIES = "metrics-before-"  # begin of the name of a folder with copies of a continued run's metrics
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class FolderStart:
     def prepare(self, begin: Callable[[], None] = lambda: None) -> None:
         """Make room for the fit, and let it ``begin``; call it on the first rank only.
 
-        A checkpoint in the folder continues its run, and ``begin`` may change its files of metrics. Otherwise
+        A checkpoint in the folder continues its run; what ``begin`` changes last are its metrics. Otherwise
         ``overwrite`` replaces a run in the folder; files of two runs are never mixed. The older run is moved aside
         until :meth:`settle`; if ``begin`` fails, everything is back in its place.
 
@@ -72,7 +66,7 @@ class FolderStart:
         """
         self.check_free()
         if self.continues:
-            self._continue(begin)
+            begin()
             return
         keeps = self.overwrite and stands_alone(self.folder)
         # a fit that begins again is still the same run of W&B or MLflow
@@ -85,29 +79,7 @@ class FolderStart:
         if not keeps:
             drop_replaced(self.folder)
 
-    def _continue(self, begin: Callable[[], None]) -> None:
-        """Let a fit ``begin`` that changes the files of metrics; if that fails, they are as they were."""
-        aside = self.folder / f"{_COPIES}{secrets.token_hex(4)}.tmp"
-        try:
-            with _copied([(path, aside / path.name) for path in metrics_files(self.folder)]):
-                begin()
-        finally:
-            for leftover in self.folder.glob(f"{_COPIES}*.tmp"):  # also of a killed fit
-                shutil.rmtree(leftover, ignore_errors=True)
-
     def settle(self, ends: bool = False) -> None:
         """Remove the replaced run if the new one has a whole checkpoint, or ``ends``; for the first rank only."""
         if self.overwrite and (ends or stands_alone(self.folder)):
             drop_replaced(self.folder)
-
-
-@contextmanager
-def _copied(copies: Iterable[tuple[Path, Path]]) -> Iterator[None]:
-    """Copy files for a block; if it fails, the copies are put back."""
-    with ExitStack() as back:
-        for source, target in copies:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
-            back.callback(target.replace, source)
-        yield
-        back.pop_all()
