@@ -66,7 +66,8 @@ class TextAnchors(BodySharing, WeightingChoice, Method):
     # a text for each person; a loop of its own
 
     tower: Annotated[str | None, Facts(is_file=True)] = None
-    """file of CLIP's text tower by OpenAI's names (``.pt``, ``.pth`` or ``.safetensors``); it must be given"""
+    """file of CLIP's text tower by OpenAI's or Hugging Face's names (``.pt``, ``.pth`` or ``.safetensors``); it must be
+    given"""
     lam: float = 1.0  # Paper silent
     """$\\lambda$, weight of the cross entropy over texts"""
     temperature: float = 0.07
