@@ -93,6 +93,7 @@ class Bad:
         return print, ("run",)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # OpenAI made such files
 def test_files_that_are_no_tower_are_refused_in_a_line(tmp_path, capsys):
     state = tensors(words=49408, depth=1)
 
@@ -118,7 +119,9 @@ def test_files_that_are_no_tower_are_refused_in_a_line(tmp_path, capsys):
     for name in ("ViT-B-16.pt", "named.safetensors"):
         torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / name)
         remedy = "save its tensors: torch.save(torch.jit.load(FILE, 'cpu').state_dict(), 'tensors.pt')"
-        assert f"{name} is a TorchScript program, as OpenAI's files of CLIP are, and" in (line := refused(tmp_path / name))
+        assert f"{name} is a TorchScript program, as OpenAI's files of CLIP are, and" in (
+            line := refused(tmp_path / name)
+        )
         assert line.endswith(remedy)
     assert "is not there: no such file; give an existing file" in refused(tmp_path / "none.pt")
     assert "run" not in capsys.readouterr().out

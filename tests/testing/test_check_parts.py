@@ -33,8 +33,7 @@ from PIL import Image
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.models import OSNet, ResNet, SmallCNN
-from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source
-from fedsim.testing import trials
+from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source, trials
 from fedsim.testing.backbone import check_building, plain_method
 from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import hashed

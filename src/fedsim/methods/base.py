@@ -40,6 +40,9 @@ Replicas = Mapping[str, Literal["trained", "frozen"]]
 KeptModels = Mapping[str, Literal["model", "shared", "private"]]
 """name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it"""
 
+Stage = tuple[torch.nn.Module, tuple[int, ...], int]
+"""a network through which gradients pass to inputs, the shape of a batch of these, and the bytes of other tensors"""
+
 
 @dataclass(frozen=True)
 class Payload:
@@ -147,7 +150,7 @@ class Method(ABC):
         """
         return frozenset()
 
-    # the next five, and session_copies, are for the memory that fedsim describe counts
+    # the next six, and session_copies, are for the memory that fedsim describe counts
     @property
     def replicas(self) -> Replicas:
         """The further models that a client has on the rank."""
@@ -179,6 +182,10 @@ class Method(ABC):
     def fixed_bytes(self) -> int:
         """Return the bytes of networks that a rank has once, for all clients, and that are never trained or sent."""
         return 0
+
+    def first_stage(self, images: int, people: int, features: int) -> Stage | None:
+        """Return what a client with so many images, people and features trains before its batches."""
+        return None
 
     @property
     def measures(self) -> Mapping[str, Signal]:

@@ -38,7 +38,7 @@ from fedsim.strategy.checkpoint_files import SERVER_KEY, read_checkpoint, read_s
 from fedsim.testing.findings import described
 from fedsim.testing.fingerprint import unsettle
 from fedsim.testing.pythons import REMEDY_OF_HASHES, clean_process, ready, received, sent
-from fedsim.testing.watch import Watch, watch
+from fedsim.testing.watch import Watch
 from fedsim.training.own_module.inner_trainer import package_of
 from fedsim.training.settings import LocalTraining
 
@@ -270,7 +270,7 @@ class _Notes:
 
 
 def _train(fit: Fit, note: Callable[[str], None]) -> None:
-    watcher = watch(fit.method, note, fit.free_streams)
+    watcher = Watch(fit.method, note, fit.free_streams)
     model, data = fit.build(watcher.watched_copy)
     saving = ModelCheckpoint(
         fit.folder / "checkpoints", filename="{epoch}", auto_insert_metric_name=False, save_top_k=-1,
