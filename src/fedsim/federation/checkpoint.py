@@ -20,8 +20,8 @@ from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
 from fedsim.strategy.checkpoint_content import INITIAL_KEY, SERVED_KEY, difference, naming_old_damage, pack_clients
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
-from fedsim.training.client import kept_tensors
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.private_state import kept_tensors
 
 log = logging.getLogger(__name__)
 

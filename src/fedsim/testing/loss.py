@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsim.methods.fedpav import FedPav
 from fedsim.models.reid import Features
-from fedsim.testing.backbone import compare_fits, plain_method
+from fedsim.testing.backbone import compare_fits
 from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import changed, global_settings, global_streams, moved, num_hooks, state_of
 from fedsim.testing.trials import Fit
@@ -59,7 +60,7 @@ def check_loss(loss: nn.Module | MetricLoss, *, fits: bool = True) -> None:
     if fits:
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
             settings = {"objective": Objective(metric=loss)}
-            compare_fits(Fit(plain_method(), Path(folder) / "one", settings), findings)
+            compare_fits(Fit(FedPav(), Path(folder) / "one", settings), findings)
     findings.settle()
 
 

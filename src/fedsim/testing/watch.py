@@ -129,7 +129,7 @@ class Watch:
             )
 
     def _compare_streams(self, hook: str, streams: Mapping[str, bytes], free: frozenset[str]) -> None:
-        for library in (name for name, state in global_streams().items() if state != streams[name] and name not in free):
+        for library in (name for name, now in global_streams().items() if now != streams[name] and name not in free):
             self.say(
                 f"{hook} draws from the global random stream of {library}, whose state depends on what ran before on "
                 "the rank; use client.generator(purpose), or fedsim.core.seeding.torch_generator(server.seed, round, "
