@@ -32,7 +32,6 @@ from PIL import Image
 
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
-from fedsim.methods import FedPav
 from fedsim.models import OSNet, ResNet, SmallCNN
 from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source, trials
 from fedsim.testing.backbone import check_building
@@ -201,12 +200,12 @@ def test_a_rank_that_waits_for_a_failed_one_is_not_late(monkeypatch, tmp_path):
 
     monkeypatch.setattr(trials.Fit, "_started", started)
     monkeypatch.setattr(trials, "_AFTER_A_FAILURE", 0.0)
-    fit = trials.Fit(FedPav(), tmp_path / "two", ranks=2)
+    fit = trials.Fit(trials.BodyAverage(), tmp_path / "two", ranks=2)
     [finding] = fit.run()
     assert finding.startswith("a fit on 2 rank(s) ended without a message, code 3; its output:")
     assert not fit.is_late
     monkeypatch.setattr(trials, "PATIENCE", 0.0)
-    slow = trials.Fit(FedPav(), tmp_path / "one")
+    slow = trials.Fit(trials.BodyAverage(), tmp_path / "one")
     assert slow.run()[0].startswith("a fit on 1 rank(s) did not end in 0 seconds")
     assert slow.is_late
 

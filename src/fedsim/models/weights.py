@@ -116,7 +116,7 @@ def read_file(weights: str, setting: str = "backbone.weights") -> dict[str, Tens
 
 
 def _is_script(path: Path) -> bool:
-    """Whether a file is a zip archive of TorchScript, by the member that tells it from those of torch.save."""
+    """Whether a file is a zip archive of TorchScript, by the member that those of torch.save lack."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/constants.pkl") for name in archive.namelist())

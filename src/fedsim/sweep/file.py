@@ -358,7 +358,7 @@ class _Reader:
             or not math.isclose(sum(shares), 1, abs_tol=1e-6)
         ):
             self._refuse(f"{field}.probabilities", "expected one number >= 0 per value, with a sum of 1")
-        return Parameter(distribution="categorical", values=tuple(values), probabilities=shares and tuple(shares))
+        return Parameter(distribution="categorical", values=tuple(values), probabilities=tuple(shares or ()) or None)
 
     def _range(self, name: str, fields: dict[str, Any], field: str) -> Parameter:
         numbers = {key: fields[key] for key in ("min", "max", "q", "mu", "sigma") if key in fields}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.methods.fedpav import FedPav
 from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import (
     changed,
@@ -29,7 +28,7 @@ from fedsim.testing.fingerprint import (
     unsettle,
 )
 from fedsim.testing.pythons import REMEDY_OF_HASHES, Question
-from fedsim.testing.trials import ROUNDS, Fit, compare
+from fedsim.testing.trials import ROUNDS, BodyAverage, Fit, compare
 
 _IMAGES = 5
 _MANY = 72
@@ -80,7 +79,7 @@ def check_backbone(
         check_building(backbone, findings)
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
             settings = {"backbone": backbone}
-            whole = Fit(FedPav(), Path(folder) / "one", settings, size=sizes[0], is_drawn=True)
+            whole = Fit(BodyAverage(), Path(folder) / "one", settings, size=sizes[0], is_drawn=True)
             compare_fits(whole, findings)
     findings.settle()
 
@@ -389,10 +388,10 @@ def compare_fits(whole: Fit, findings: Findings) -> None:
     findings.add_all(whole.run())
     if findings:
         return
-    folder, other = whole.folder.parent, replace(whole, has_other_hashes=True)
+    folder, rehashed = whole.folder.parent, replace(whole, has_other_hashes=True)
     trials = {
-        "two ranks": replace(other, folder=folder / "two", ranks=2),
-        "a pause": replace(other, folder=folder / "resumed", resumed_from=whole.checkpoint(ROUNDS - 1)),
+        "two ranks": replace(rehashed, folder=folder / "two", ranks=2),
+        "a pause": replace(rehashed, folder=folder / "resumed", resumed_from=whole.checkpoint(ROUNDS - 1)),
     }
     for name, fit in trials.items():
         problem = f"a fit with {name} comes to other bits than on one rank: {{difference}}"

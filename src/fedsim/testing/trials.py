@@ -34,6 +34,7 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import Trainer
 from fedsim.methods.base import Method, message_to
 from fedsim.models import Neck, SmallCNN
+from fedsim.models.groups import BODY
 from fedsim.strategy.checkpoint_files import SERVER_KEY, read_checkpoint, read_states
 from fedsim.testing.findings import described
 from fedsim.testing.fingerprint import unsettle
@@ -73,6 +74,12 @@ class TrialPeople(SyntheticReID):
             kept = np.flatnonzero(train.camids == 0) if number == 3 else np.array([0, 1, len(train) - 1])
             domains[number] = replace(domains[number], train=train.take(kept))
         return domains
+
+
+class BodyAverage(Method):
+    """Averages backbone and neck, to try a backbone or a loss with."""
+
+    shared_groups = BODY
 
 
 class MapsOnly(nn.Module):
@@ -206,7 +213,7 @@ def _is_whole(backbone: Any) -> bool:
 def _codes(processes: Sequence[Any]) -> list[int | None]:
     """Wait until all have ended, or, if one has failed, not for long; return exit codes, None of those that have not.
 
-    These are told before anybody ends them: else ranks that wait for a failed one would look as if they were slow.
+    These are from before the processes are killed: else ranks that wait for a failed one would look slow.
     """
     deadline = time.monotonic() + PATIENCE
     while running := [process for process in processes if process.exitcode is None]:

@@ -190,9 +190,9 @@ class Watch:
                 f"network {place.rpartition(' ')[0]}",
             )
 
-    def misses(self, name: str, whose: str = "the server's", place: str = "down or known") -> None:
+    def misses(self, name: str, owner: str = "the server's", place: str = "down or known") -> None:
         """Note that the current hook asks for a tensor that no message has."""
-        self.say(f"{self.hook} asks for {whose} tensor {name}, which payload does not declare in {place}")
+        self.say(f"{self.hook} asks for {owner} tensor {name}, which payload does not declare in {place}")
 
     def end(self) -> None:
         """Note what was declared and never used."""
@@ -346,7 +346,7 @@ def _aggregate(
 
 def _server_step(watch: Watch, plain: Callable[..., Any], server: Server) -> None:
     watch.is_server_step_seen = True
-    missed = partial(watch.misses, whose="the clients'", place="up")
+    missed = partial(watch.misses, owner="the clients'", place="up")
     server.answers = {
         arch: replace(answers, extras=Received(answers.extras, watch.answered, missed))
         for arch, answers in server.answers.items()

@@ -1,4 +1,4 @@
-"""What a client has between its sessions: private groups, its own head, and the tensors that it keeps."""
+"""The tensors of a client between its sessions: private groups, its own head, and those that it keeps."""
 
 from __future__ import annotations
 
