@@ -152,6 +152,15 @@ def test_what_cannot_be_exported_is_refused_in_a_line(lottery, dip, tmp_path, ca
     assert not output.exists()
 
 
+def test_the_sparse_file_passes_the_same_door_as_the_dense_one(dip, tmp_path, capsys):
+    (tmp_path / "m.sparse.safetensors").mkdir()
+    args = ["--ckpt_path", dip[1], "--output", tmp_path / "m.safetensors", "--sparse", "true"]
+    line = refuse(capsys, "export", *args)
+    assert "--sparse: " in line
+    assert "m.sparse.safetensors is a folder, not a file; name another --output" in line
+    assert not (tmp_path / "m.safetensors").exists()
+
+
 def test_a_model_without_pruned_weights_has_no_sparse_file(tmp_path, capsys):
     model = fit(make_model(LotteryFL(target=0.0)), rounds=1)
     model.trainer.save_checkpoint(tmp_path / "last.ckpt")

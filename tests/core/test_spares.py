@@ -44,6 +44,21 @@ def test_a_spare_becomes_the_rank_that_it_is_told(spare, said):
     assert said.read_text() == "['fit', '--config', 'a.yaml'] 3 False default_int_handler"
 
 
+def test_a_spare_does_not_wait_for_forks_of_the_first_rank(spare, said):
+    held = os.dup(spare.stdin.fileno())  # as a process has it that reads images
+    spares.begin(spare, [], {"LOCAL_RANK": "1"})
+    await_true(lambda: spare.poll() is not None, PATIENCE, lambda: "it waits")
+    os.close(held)
+    assert said.read_text().startswith("[] 1 False")
+
+
+def test_a_spare_whose_message_is_cut_off_ends_without_a_word(spare, said):
+    with spare.stdin as pipe:
+        pipe.write(b'{"arguments": [')
+    assert spare.wait() == 0
+    assert said.read_text() == "waits"
+
+
 def test_a_spare_that_nobody_needs_ends_without_a_word(spare, said):
     spare.stdin.close()  # as when the first rank ends, however it does
     assert spare.wait() == 0

@@ -187,7 +187,7 @@ def test_an_attack_on_nobody_changes_no_bit():
 def test_one_chunk_and_many_give_the_same_bits(name, monkeypatch):
     play_one = lambda: vector(fit(make_model(FedPav(), attack=ATTACKS[name]), five()))  # noqa: E731 - twice
     whole = play_one()
-    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 4 * 100)
+    monkeypatch.setattr("fedsim.training.uploads.CHUNK", 4 * 100)
     assert torch.equal(play_one(), whole)
 
 

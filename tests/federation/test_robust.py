@@ -132,13 +132,13 @@ def test_the_new_global_model_is_that_of_a_loop(name):
 
 def test_one_chunk_and_many_give_the_same_bits(monkeypatch):
     whole = [vector(fit(make_model(FedPav(), aggregation=rule), five(), rounds=1)) for rule in RULES.values()]
-    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 4 * 100)
+    monkeypatch.setattr("fedsim.training.uploads.CHUNK", 4 * 100)
     for rule, expected in zip(RULES.values(), whole, strict=True):
         assert torch.equal(vector(fit(make_model(FedPav(), aggregation=rule), five(), rounds=1)), expected)
 
 
 def test_chunks_cover_the_vectors_once(monkeypatch):
-    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 7)
+    monkeypatch.setattr("fedsim.training.uploads.CHUNK", 7)
     vectors = torch.arange(30.0).view(3, 10)
     chunks = list(Uploads("abc", 10, lambda span: vectors[:, span]).chunks())
     assert [span.stop - span.start for span, _ in chunks] == [2, 2, 2, 2, 2]
@@ -147,7 +147,7 @@ def test_chunks_cover_the_vectors_once(monkeypatch):
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 20])
 def test_ranks_share_the_chunks(num_ranks, monkeypatch):
-    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 3 * 5)
+    monkeypatch.setattr("fedsim.training.uploads.CHUNK", 3 * 5)
     vectors = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
     computed = Counter()
 
@@ -216,7 +216,7 @@ def test_buckets_are_drawn_anew_in_each_round():
 
 
 def test_means_of_uploads_are_exchanged_in_chunks_as_short_as_uploads(monkeypatch):
-    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 6)
+    monkeypatch.setattr("fedsim.training.uploads.CHUNK", 6)
     uploads = Uploads("abc", 10, lambda span: torch.arange(30.0).view(3, 10)[:, span])
     mixed = [*uploads.averaged([[0, 2]]).chunks()]
     assert [span.stop - span.start for span, _ in mixed] == [2] * 5

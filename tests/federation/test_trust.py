@@ -9,15 +9,31 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from failing import run_on_ranks
 from fedsim.core.errors import ConfigError, TrainingError
 from fedsim.data import SyntheticReID
+from fedsim.federation.aggregation.gathered import gathered_bytes
 from fedsim.federation.components.attacks import SignFlip
-from fedsim.federation.components.robust import Bucketing, FLTrust, Median
+from fedsim.federation.components.collusion import ALIE, Collusion, InnerProduct, MinMax, MinSum, Numbers
+from fedsim.federation.components.robust import (
+    Bucketing,
+    Bulyan,
+    CentredClipping,
+    FLTrust,
+    GeometricMedian,
+    Krum,
+    Median,
+    NearestNeighbourMixing,
+    NormClipping,
+    TrimmedMean,
+)
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.memory import device_memory, most_of_a_rank, placement_of, training_pixels
-from fedsim.methods import FedAvg, FedPav, Local
+from fedsim.methods import IFCA, FedAvg, FedPav, Local
 from fedsim.methods.fedpav import Distillation
 from fedsim.models import SmallCNN
 from fedsim.training.labels import Clustering
@@ -167,7 +183,7 @@ def test_lies_of_all_clients_move_the_model_no_further_than_the_servers_own_step
 
 def test_one_chunk_and_many_give_the_same_bits(monkeypatch):
     whole = vector(run(1))
-    monkeypatch.setattr("fedsim.training.uploads._CHUNK", 4 * 100)
+    monkeypatch.setattr("fedsim.training.uploads.CHUNK", 4 * 100)
     assert torch.equal(vector(run(1)), whole)
 
 
@@ -223,7 +239,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(kind, tmp_path):
 
 def on_two(folder):
     """What each of two ranks does."""
-    with mock.patch("fedsim.training.uploads._CHUNK", 400):  # both ranks compute with the server's model
+    with mock.patch("fedsim.training.uploads.CHUNK", 400):  # both ranks compute with the server's model
         found = {kind: make(devices=2) for kind, make in KINDS.items()}
     rank = found["buckets"].strategy.global_rank
     work = {f"{kind} work": torch.tensor(model.server.work) for kind, model in found.items()}
@@ -378,3 +394,64 @@ def test_the_server_s_images_are_on_rank_0():
 def test_described_memory_has_the_batches_of_a_distillation():
     plain, distilling = (memory_of(method=FedPav(distillation=d))[0] for d in (None, Distillation(batch_size=24)))
     assert (plain.images, distilling.images) == (8, 24)
+
+
+class Live(TorchDispatchMode):
+    """The most bytes of the tensors that operations make and that live at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.living, self.most = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in (t for t in tree_leaves(made) if isinstance(t, torch.Tensor)):
+            storage = tensor.untyped_storage()
+            self.living[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.living = {key: held for key, held in self.living.items() if not held[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.living.values()))
+        return made
+
+
+CLIENTS, LENGTH = 12, 40_000
+RULES = [
+    Median(), TrimmedMean(0.2), Krum(1, 3), NormClipping(1.0), GeometricMedian(), Bulyan(2), CentredClipping(1.0),
+    FLTrust(), Bucketing(Krum(1)), NearestNeighbourMixing(Bulyan(1)), ALIE(attackers=["a"], z=1.0), InnerProduct(),
+    MinMax(), MinSum(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_no_rule_needs_more_than_is_described(rule):
+    vectors, start, own = torch.randn(CLIENTS, LENGTH), torch.randn(LENGTH), torch.randn(LENGTH)
+    flat = SimpleNamespace(num_shared_parameters=LENGTH - 100)
+    server = SimpleNamespace(
+        vector=lambda arch: start, trained={"a": own}, models={"a": SimpleNamespace(flat=flat)}, seed=0, round=0
+    )
+    uploads = Uploads([f"c{i}" for i in range(CLIENTS)], LENGTH, lambda span: vectors[:, span].clone())
+    with Live() as live:
+        if isinstance(rule, Collusion):
+            rule.lie(uploads, start, Numbers(CLIENTS, 2))
+        else:
+            rule.aggregate(server, "a", uploads, {})
+    described = gathered_bytes(CLIENTS, LENGTH)
+    assert described / 3 < live.most <= described
+
+
+def test_described_memory_has_the_uploads_that_a_rule_or_an_attack_gathers():
+    plain, *others = (
+        memory_of(**options)[0]
+        for options in ({}, {"aggregation": Median()}, {"attack": ALIE(attackers=["town0"], z=1.0)})
+    )
+    ifca, _, _ = memory_of(method=IFCA(clusters=2))
+    length = sum(model.shared.numel() for model in memory_of()[1].models.values())
+    assert plain.uploads == 0
+    assert {memory.uploads for memory in (*others, ifca)} == {gathered_bytes(4, length)}
+    for memory in others:
+        assert memory.tensors - plain.tensors == max(memory.uploads - plain.activations, 0)
+
+
+def test_long_vectors_are_gathered_in_chunks_of_one_size():
+    sizes = [gathered_bytes(clients, 10**9) - 12 * 10**9 for clients in (10, 100, 1000)]
+    assert max(sizes) < 1.11 * min(sizes)
+    assert max(sizes) < 12 * 4 * 2**24

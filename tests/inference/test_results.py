@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -102,10 +103,14 @@ def pictures(tmp_path):
     return folder
 
 
+def default_of(folder):
+    return f"images-query-{sha256(bytes(folder)).hexdigest()[:8]}.npz"
+
+
 def test_features_of_a_folder_are_those_of_the_model_with_their_files(run, pictures, tmp_path, capsys, caplog):
     names = ["a.png", "b.jpg", "sub/c.bmp"]
     for options, client, path in (
-        ([], None, run / "features" / "images-query.npz"),
+        ([], None, run / "features" / default_of(pictures)),
         (["--client=town1", f"--output={tmp_path / 'own.npz'}", "--batch_size=2"], "town1", tmp_path / "own.npz"),
     ):
         assert main(["predict", "--ckpt_path", str(run), "--images", str(pictures), *options]) == 0
@@ -147,13 +152,22 @@ def test_mistakes_are_one_line(run, pictures, change, message, tmp_path, capsys,
     assert line.startswith("fedsim: error: --") or {"damaged", "tiny"} & set(change)
 
 
-def test_an_earlier_file_of_another_folder_of_that_name_is_replaced_with_a_word(run, pictures, tmp_path, capsys):
+def test_an_earlier_file_of_this_folder_alone_is_replaced_with_a_word(run, pictures, tmp_path, capsys):
     shutil.copytree(pictures, tmp_path / "other/query")
+    shutil.copytree(run, tmp_path / "run", symlinks=True)
     lines = []
-    for folder in (pictures, tmp_path / "other/query"):
-        assert main(["predict", f"--ckpt_path={run}", f"--images={folder}", f"--output={tmp_path / 'a.npz'}"]) == 0
+    for folder in (pictures, tmp_path / "other/query", pictures):
+        assert main(["predict", f"--ckpt_path={tmp_path / 'run'}", f"--images={folder}"]) == 0
         lines.append(capsys.readouterr().out)
-    assert ["in the place of an earlier one" in line for line in lines] == [False, True]
+    assert ["in the place of an earlier one" in line for line in lines] == [False, False, True]
+
+
+def test_the_default_file_is_checked_before_anything_is_embedded(run, pictures, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "run", symlinks=True)
+    (tmp_path / f"run/features/{default_of(pictures)}").mkdir(parents=True)
+    (pictures / "a.png").write_bytes(b"no image")
+    assert main(["predict", f"--ckpt_path={tmp_path / 'run'}", f"--images={pictures}"]) == 2
+    assert "is a folder, not a file; name a file" in capsys.readouterr().err
 
 
 def test_the_files_of_a_run_and_other_arrays_are_not_replaced(run, pictures, tmp_path, capsys):

@@ -294,15 +294,45 @@ def _noted(sizes, images, style):
     return images
 
 
-def test_losses_of_several_views_and_changing_backbones_are_refused_at_once():
-    class Two(BatchLoss):
-        views = 2
+class Two(BatchLoss):
+    """The difference of two views."""
 
-        def forward(self, seen):
-            return seen.logits.sum() * 0
+    views = 2
 
-    with pytest.raises(ConfigError, match="compares several views"):
-        fit(make_model(StyleBank(), objective=Objective(metric=Two())), rounds=1)
+    def forward(self, seen):
+        one, other = (view.neck for view in seen.views)
+        return (one - other).square().mean()
+
+
+def test_a_loss_of_two_views_sees_both_in_the_same_style(monkeypatch):
+    restyled, styles, losses = [], [], []
+
+    def in_style(images, style):
+        restyled.append(images)
+        styles.append(style)
+        return images * 0.5
+
+    def of(loss, output, batch):
+        losses.append((len(output.views), batch.images, *batch.views))
+        return original(loss, output, batch)
+
+    original = BatchLoss.of
+    monkeypatch.setattr("fedsim.methods.stylebank._in_style", in_style)
+    monkeypatch.setattr(BatchLoss, "of", of)
+    data = make_data(augmentation=Augmentation(pad=2))
+    model = fit(make_model(StyleBank(), objective=Objective(metric=Two())), data)
+    values = [value for name, value in model.round_metrics.items() if name.endswith("/metric")]
+    assert values
+    assert min(values) > 0
+    assert {views for views, *_ in losses} == {1}, "the further view, of x and of x'"
+    assert all(one is other for one, other in zip(styles[::2], styles[1::2], strict=True))
+    plain = [(images, view) for _, images, view in losses]
+    pairs = [*zip(restyled[::2], restyled[1::2], strict=True)]
+    assert pairs
+    assert all(any(a is images and b is view for images, view in plain) for a, b in pairs)
+
+
+def test_changing_backbones_are_refused_at_once():
     ladder = AdaptiveBackbones(ladder=[SmallCNN(width=4), SmallCNN(width=8)])
     with pytest.raises(ConfigError, match="adaptive_backbones: StyleBank keeps what a client has sent"):
         fit(make_model(StyleBank(), adaptive_backbones=ladder, selection=UCB(), backbone=SmallCNN(width=4)), rounds=1)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import saved_tensors_hooks
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import place
@@ -13,7 +14,7 @@ from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.memory import device_memory
 from fedsim.methods import FedPav, TextAnchors
 from fedsim.methods.text_anchors import _texts_of
-from fedsim.models.text_tower import AFTER, BEFORE
+from fedsim.models.text_tower import AFTER, BEFORE, load_tower
 from plain_loops import LR, Federation, assert_close, play, shares
 from small import fit, make_data, make_model, refuse, state_of
 from small_tower import FEATURES, WIDTH, loop_texts, small_tower, tensors
@@ -189,8 +190,28 @@ def memory_of(method):
     return device_memory(model.settings, model.parts, data, placement, "32-true")
 
 
-def test_the_memory_of_a_rank_has_the_tower_once():
-    assert memory_of(method()).total - memory_of(FedPav()).total == method().fixed_bytes
+def test_the_memory_of_a_rank_has_the_tower_once_and_what_the_first_stage_keeps():
+    anchors, plain, clients = memory_of(method()), memory_of(FedPav()), make_data().federated.clients
+    assert plain.stage == 0
+    assert anchors.models - plain.models == method().fixed_bytes
+    assert anchors.stage > anchors.activations, "the larger one counts"
+    assert anchors.tensors == plain.tensors - plain.activations + method().fixed_bytes + anchors.stage
+    images, people = max(c.num_images for c in clients), max(c.num_classes for c in clients)
+    tower = load_tower(small_tower(), "field", torch.device("cpu"))
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        texts = tower(torch.zeros(min(64, people), 4, WIDTH, requires_grad=True))
+    frozen = {tensor.untyped_storage()._cdata for tensor in tower.buffers()}
+    of_tower = sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in frozen)
+    tokens = 4 * torch.zeros(people, 4, WIDTH).nbytes  # with gradient and two moments
+    features = 4 * (images * (6 + FEATURES) + 6 * FEATURES + people * FEATURES)
+    assert anchors.stage == pytest.approx(of_tower + tokens + features, rel=0.03)
+    assert texts.requires_grad
 
 
 @pytest.mark.parametrize("option", ["temperature", "prompt_lr", "tokens", "lam", "camera_weight", "prompt_epochs"])

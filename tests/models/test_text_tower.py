@@ -48,11 +48,52 @@ def test_the_tower_and_its_sentence_are_those_of_open_clip():
     torch.testing.assert_close(tower(learned), clip.encode_text(tokens[:1]), rtol=0, atol=1e-5)
 
 
+def by_hugging_face(state):
+    """The same numbers by the names of transformers' CLIPModel (models/clip/convert_clip_original_pytorch_to_hf.py)."""
+    named = {
+        "logit_scale": torch.tensor(2.0), "vision_model.post_layernorm.weight": torch.ones(3),
+        "visual_projection.weight": torch.ones(2, 3), "text_model.embeddings.position_ids": torch.arange(77)[None],
+        "text_model.embeddings.token_embedding.weight": state["token_embedding.weight"],
+        "text_model.embeddings.position_embedding.weight": state["positional_embedding"],
+        "text_projection.weight": state["text_projection"].T,
+    }  # fmt: skip
+    layers = {"ln_1": "layer_norm1", "ln_2": "layer_norm2", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+    layers["attn.out_proj"] = "self_attn.out_proj"
+    for part in ("weight", "bias"):
+        named[f"text_model.final_layer_norm.{part}"] = state[f"ln_final.{part}"]
+        for n in range(2):
+            openais, theirs = f"transformer.resblocks.{n}.", f"text_model.encoder.layers.{n}."
+            for name, own in layers.items():
+                named[f"{theirs}{own}.{part}"] = state[f"{openais}{name}.{part}"]
+            for name, tensor in zip("qkv", state[f"{openais}attn.in_proj_{part}"].chunk(3), strict=True):
+                named[f"{theirs}self_attn.{name}_proj.{part}"] = tensor
+    return {name: tensor.contiguous().clone() for name, tensor in named.items()}
+
+
+def test_a_file_by_hugging_face_s_names_gives_the_same_bits(tmp_path):
+    state = tensors()
+    files = {"openai": state, "hugging_face": by_hugging_face(state)}
+    towers = []
+    for name, content in files.items():
+        save_file(content, tmp_path / f"{name}.safetensors")
+        towers.append(load_tower(str(tmp_path / f"{name}.safetensors"), "field", torch.device("cpu")))
+    assert torch.equal(*(tower(prompts()) for tower in towers))
+    for lost, problem in (
+        ("text_projection.weight", "lacks text_projection; .* CLIPTextModelWithProjection"),
+        ("text_model.encoder.layers.1.self_attn.k_proj.bias", "lacks transformer.resblocks.1.attn.in_proj_bias"),
+    ):
+        content = {name: tensor for name, tensor in files["hugging_face"].items() if name != lost}
+        save_file(content, tmp_path / "part.safetensors")
+        with pytest.raises(ConfigError, match=problem):
+            load_tower(str(tmp_path / "part.safetensors"), "field", torch.device("cpu"))
+
+
 class Bad:
     def __reduce__(self):
         return print, ("run",)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # OpenAI made such files
 def test_files_that_are_no_tower_are_refused_in_a_line(tmp_path, capsys):
     state = tensors(words=49408, depth=1)
 
@@ -75,6 +116,13 @@ def test_files_that_are_no_tower_are_refused_in_a_line(tmp_path, capsys):
     assert "has 10 words, 77 positions" in refusal({"token_embedding.weight": torch.zeros(10, 64)})
     (tmp_path / "bad.pt").write_bytes(pickle.dumps({"ln_final.bias": Bad()}))
     assert "cannot read" in refused(tmp_path / "bad.pt")
+    for name in ("ViT-B-16.pt", "named.safetensors"):
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / name)
+        remedy = "save its tensors: torch.save(torch.jit.load(FILE, 'cpu').state_dict(), 'tensors.pt')"
+        assert f"{name} is a TorchScript program, as OpenAI's files of CLIP are, and" in (
+            line := refused(tmp_path / name)
+        )
+        assert line.endswith(remedy)
     assert "is not there: no such file; give an existing file" in refused(tmp_path / "none.pt")
     assert "run" not in capsys.readouterr().out
 

@@ -1,7 +1,9 @@
 """check_backbone, check_source and check_loss refuse what is wrong, name it, and accept what is sound."""
 
 import logging
+import multiprocessing
 import os
+import signal
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
@@ -31,7 +33,9 @@ from PIL import Image
 from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.models import OSNet, ResNet, SmallCNN
-from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source
+from fedsim.testing import PartRefusedError, check_backbone, check_loss, check_source, trials
+from fedsim.testing.backbone import check_building
+from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import hashed
 from fedsim.testing.pythons import sent
 from fedsim.training.metric_loss import MetricLoss
@@ -183,3 +187,35 @@ def test_losses_of_the_library_are_accepted(name):
     losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs fedsim-reid[models]")
     assert MetricLoss(name=name)
     check_loss(getattr(losses, name)(), fits=False)
+
+
+def test_a_rank_that_waits_for_a_failed_one_is_not_late(monkeypatch, tmp_path):
+    """Rank 0 waits without end for rank 1, which has ended by itself; that is the finding."""
+    ends = {0: signal.pause, 1: lambda: os._exit(3)}
+
+    def started(fit, rank, port, content):
+        process = multiprocessing.get_context("fork").Process(target=ends[rank])
+        process.start()
+        return process
+
+    monkeypatch.setattr(trials.Fit, "_started", started)
+    monkeypatch.setattr(trials, "_AFTER_A_FAILURE", 0.0)
+    fit = trials.Fit(trials.BodyAverage(), tmp_path / "two", ranks=2)
+    [finding] = fit.run()
+    assert finding.startswith("a fit on 2 rank(s) ended without a message, code 3; its output:")
+    assert not fit.is_late
+    monkeypatch.setattr(trials, "PATIENCE", 0.0)
+    slow = trials.Fit(trials.BodyAverage(), tmp_path / "one")
+    assert slow.run()[0].startswith("a fit on 1 rank(s) did not end in 0 seconds")
+    assert slow.is_late
+
+
+def test_a_network_that_cannot_be_built_again_leaves_no_process():
+    class Grows(SmallCNN):
+        def __init__(self, width=4):
+            super().__init__(width=width)
+            self.width = None
+
+    before = {*multiprocessing.active_children()}
+    check_building(Grows(), Findings("Grows"))
+    assert {*multiprocessing.active_children()} == before

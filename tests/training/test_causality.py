@@ -244,7 +244,7 @@ def test_classifiers_of_layers_are_heads_and_private():
     heads = [name for name, group in flat_model.groups.items() if group is Group.HEAD]
     assert heads == [f"stage_heads.{i}.{part}" for i in range(2) for part in ("weight", "bias")]
     assert flat_model.shared_bytes == plain.shared_bytes
-    assert flat_model.is_complete
+    assert flat_model.serves("pool")
     groups = group_names(flat_model.network)
     assert {name for name in groups if groups[name] is Group.HEAD} == set(heads)
 

@@ -180,7 +180,7 @@ def test_statistics_are_shared_with_the_body(policy):
     model = make_flat_model(policy)
     expected = [n for n, g in model.groups.items() if g is not Group.COUNTER]
     assert sorted(e.name for e in model.flat.shared_entries) == sorted(expected)
-    assert model.is_complete
+    assert model.serves("pool")
 
 
 def test_local_statistics_stay_with_the_client():
@@ -188,7 +188,7 @@ def test_local_statistics_stay_with_the_client():
     private = {e.name for e in model.flat.entries if not e.shared}
     assert private == {n for n, g in model.groups.items() if g in {Group.STAT, Group.NECKSTAT}}
     assert len(private) == 2 * 5
-    assert not model.is_complete
+    assert not model.serves("pool")
     statistics = BatchNormStatistics("local", model)
     assert statistics.span == slice(model.flat.num_shared, model.flat.num_shared)
     model.shared.fill_(0.5)

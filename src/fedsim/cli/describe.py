@@ -239,6 +239,8 @@ def _device_rows(memory: DeviceMemory, per_machine: int, ranks_per_device: int) 
         "tensors that a client keeps, and copies in its session": memory.kept,
         "training images of the busiest rank": memory.pixels,
         f"activations of {memory.images} images": memory.activations,
+        "before these, what a client trains first": memory.stage,
+        "after these, single uploads with copies": memory.uploads,
         "a captured step": memory.graphs,
         "together, with CUDA": memory.total,
     }

@@ -17,7 +17,7 @@ from fedsim.core.checked import checked
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.names import one_line
-from fedsim.core.paths import Model, OutputFolder, SavedRun
+from fedsim.core.paths import MODEL, Model, OutputFolder, SavedRun
 from fedsim.core.replaced_run import run_around
 from fedsim.core.sparse_file import write_sparse
 from fedsim.core.tensor_file import write_tensors
@@ -78,6 +78,9 @@ def export(
         licence: of the model in the folder, by the hub's word for it, such as cc-by-nc-4.0; default: not given.
     """
     path = _place(output, folder, sparse, licence)
+    sparse_path = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
+    if sparse:
+        MODEL.check(sparse_path, "--sparse", "name another --output")
     source, is_onnx = checkpoint_at(Path(ckpt_path)), folder is None and path.suffix == ".onnx"
     checkpoint = read_checkpoint(source)
     if mean and (client is not None or sparse):
@@ -101,7 +104,6 @@ def export(
         f"wrote {path}: {about['model']} model of {about['method']}, round {about['round']}; {len(tensors)} tensors"
     ]
     if sparse:
-        sparse_path = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
         _write(sparse_path, lambda partial: write_sparse(tensors, masks.keys(), partial))
         lines.append(_sizes(path, sparse_path, tensors, masks))
     log.info(describe_checkpoint(source, checkpoint))

@@ -152,6 +152,8 @@ _FIGURES = (".eps", ".jpeg", ".jpg", ".pdf", ".pgf", ".png", ".ps", ".svg", ".sv
 FILE, FOLDER, RUN = PathKind("file"), PathKind("folder"), PathKind("checkpoint or run directory")
 OUTPUT_FOLDER = PathKind("folder", is_written=True)
 PAGE = PathKind("file", is_written=True, suffixes=(".html", ".htm"))
+IMAGE_FEATURES = PathKind("file", is_written=True, suffixes=(".npz",), arrays=("features", "files"))
+MODEL = PathKind("file", is_written=True, suffixes=(".safetensors", ".onnx"))
 
 Config = Annotated[str | list[str], PathKind("file", is_read_later=True)]
 InputFile = Annotated[str, PathKind("file")]
@@ -164,10 +166,10 @@ Picture = Annotated[str, PathKind("file", is_written=True, suffixes=_IMAGES)]
 NewPicture = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=_IMAGES)]
 Figure = Annotated[str, PathKind("file", is_written=True, suffixes=_FIGURES)]
 Page = Annotated[str, PAGE]
-ImageFeatures = Annotated[str, PathKind("file", is_written=True, suffixes=(".npz",), arrays=("features", "files"))]
+ImageFeatures = Annotated[str, IMAGE_FEATURES]
 RankedLists = Annotated[
     str, PathKind("file", is_written=True, suffixes=(".npz",), arrays=("index", "similarity", "is_match"))
 ]
 Table = Annotated[str, PathKind("file", is_written=True, suffixes=(".csv",))]
 Settings = Annotated[str, PathKind("file", is_written=True, is_new=True, suffixes=(".yaml", ".yml", ".json"))]
-Model = Annotated[str, PathKind("file", is_written=True, suffixes=(".safetensors", ".onnx"))]
+Model = Annotated[str, MODEL]

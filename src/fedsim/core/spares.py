@@ -64,7 +64,7 @@ def dismiss() -> None:
 def begin(spare: Process, arguments: list[str], environment: Mapping[str, str]) -> None:
     """Let a spare become a rank with these command-line ``arguments`` and this ``environment``."""
     assert spare.stdin is not None
-    message = json.dumps({"arguments": arguments, "environment": dict(environment)}).encode()
+    message = json.dumps({"arguments": arguments, "environment": dict(environment)}).encode() + b"\n"
     with suppress(BrokenPipeError), spare.stdin as pipe:  # broken: the spare has ended, which Lightning detects
         pipe.write(message)
 
@@ -75,8 +75,8 @@ def become_rank() -> None:
     Ctrl-C reaches all processes of a terminal. Only the first rank reacts to it while the others are still spares.
     """
     with open(0, "rb", closefd=False) as pipe:
-        message = pipe.read()
-    if not message:
+        message = pipe.readline()  # not to the end, which would wait for each fork of the first rank that lives
+    if not message.endswith(b"\n"):
         os._exit(0)
     content = json.loads(message)
     os.environ.clear()

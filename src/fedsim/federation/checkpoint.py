@@ -20,8 +20,8 @@ from fedsim.federation.components.listener import RoundListener
 from fedsim.federation.parts import Parts
 from fedsim.strategy.checkpoint_content import INITIAL_KEY, SERVED_KEY, difference, naming_old_damage, pack_clients
 from fedsim.strategy.checkpoint_files import CONTENT_KEY, FORMAT, SERVER_KEY, STATES_KEY, read_states
-from fedsim.training.client import kept_tensors
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.private_state import kept_tensors
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
         "layouts": {arch: _layout(model.flat.shared_entries) for arch, model in models},
         "private_layouts": {arch: _layout(_private_entries(model)) for arch, model in models},
         "fixed": {arch: model.fixed_checksum for arch, model in models if model.fixed},
-        "complete": {arch: model.is_complete for arch, model in models},
+        "complete": {arch: model.serves("pool") for arch, model in models},
         "threads": threads,
         **({"root": [parts.root.data.name, parts.root.data.num_classes]} if parts.root is not None else {}),
         **pack_clients(parts.num_classes, parts.rank_share.placement.ranks),
@@ -66,7 +66,7 @@ def save(parts: Parts, listeners: Sequence[RoundListener], threads: int) -> dict
 
 def _served(parts: Parts) -> dict[str, dict[str, Tensor]]:
     """Return the tensors, by architecture and name, that complete the server's models where clients keep layers."""
-    models = {arch: model for arch, model in parts.models.items() if not model.is_complete}
+    models = {arch: model for arch, model in parts.models.items() if not model.serves("pool")}
     served = {arch: dict(parts.method.server_tensors(parts.server, arch)) for arch in models}
     return {arch: tensors for arch, tensors in served.items() if models[arch].serves("pool", tensors)}
 

@@ -1,4 +1,4 @@
-"""A rank's memory on a device: models, gradients, moments, sums, private states, images, activations of a batch."""
+"""A rank's memory on a device: models, gradients, moments, sums, private states, images, activations, uploads."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fedsim.core.shared import memory_folder, slow_folder
 from fedsim.core.store import StorePlace
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
+from fedsim.federation.aggregation.gathered import gathered_bytes
 from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
 from fedsim.federation.aggregation.sums import ModelSum
 from fedsim.federation.checks.requirements import settings_by_client
@@ -71,13 +72,17 @@ class DeviceMemory:
     """of the largest batch or micro-batch; None: they cannot be estimated for the backbone"""
     images: int
     """number of images in that batch or micro-batch"""
+    stage: int
+    """of what a client trains before its batches, when there are no activations yet"""
+    uploads: int
+    """of single uploads that a rule or an attack gathers, and of its copies of them, when no client trains"""
 
     @property
     def tensors(self) -> int:
         """All of it that torch allocates."""
         models = self.models + self.gradients + self.moments + self.server + self.sums + self.kept
         states = self.states if self.states_place == "device" else 0
-        return models + states + self.pixels + self.graphs + (self.activations or 0)
+        return models + states + self.pixels + self.graphs + max(self.activations or 0, self.stage, self.uploads)
 
     @property
     def total(self) -> int:
@@ -141,6 +146,8 @@ class _Estimate:
             graphs=gradients + (activations or 0) if records else 0,
             activations=activations,
             images=images,
+            stage=self._stage(),
+            uploads=self._uploads(),
         )
 
     @property
@@ -201,6 +208,18 @@ class _Estimate:
         if self._training[client].keeps_state(trains_alone(method, self._parts.federated)):
             kept += len(self._moments_of[id(self._training[client])]) * (self._trained * whole + self._loose)
         return kept
+
+    def _stage(self) -> int:
+        """Return the bytes of what the largest client trains before its batches."""
+        images, people = max(c.num_images for c in self._clients), max(c.num_classes for c in self._clients)
+        width = max(model.network.num_features for model in self._parts.models.values())
+        stage = self._settings.method.first_stage(images, people, width)
+        return 0 if stage is None else stage[2] + (kept_by(*stage[:2], to_inputs=True) or 0)
+
+    def _uploads(self) -> int:
+        """Return the bytes of a round's single uploads, at most: all clients may take part, with one architecture."""
+        lengths = [policy.num_shared for policy in self._parts.statistics.values()]
+        return gathered_bytes(len(self._parts.archs), max(lengths)) if self._settings.needs_all_uploads else 0
 
     def _activations(self) -> tuple[int | None, int]:
         """Return the bytes that the largest batch or micro-batch keeps for the backward pass, and its images."""
@@ -278,8 +297,10 @@ def _copies(state: Iterable[Tensor]) -> float:
     return sum(tensor.nbytes for tensor in state if tensor.numel() > 1) / (4 * 64 * 64)
 
 
-def kept_by(network: nn.Module, shape: tuple[int, ...]) -> int | None:
+def kept_by(network: nn.Module, shape: tuple[int, ...], *, to_inputs: bool = False) -> int | None:
     """Return the bytes that a forward pass of images of this shape keeps for the backward pass, in float32.
+
+    ``to_inputs``: gradients pass to the images, or other inputs.
 
     The pass runs on torch's device ``meta``, without memory or numbers. None: a layer does not support it.
 
@@ -302,7 +323,7 @@ def kept_by(network: nn.Module, shape: tuple[int, ...]) -> int | None:
             layer.eval()
     try:
         with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
-            functional_call(network, tensors, (torch.empty(shape, device="meta"),))
+            functional_call(network, tensors, (torch.empty(shape, device="meta", requires_grad=to_inputs),))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):  # of a user's layer
         return None
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ from fedsim.core.checks import Count, Pixels
 from fedsim.core.devices import Device
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
-from fedsim.core.paths import FILE, ImageFeatures, InputFolder, Saved, SavedRun
+from fedsim.core.paths import FILE, IMAGE_FEATURES, ImageFeatures, InputFolder, Saved, SavedRun
 from fedsim.core.replaced_run import FEATURES, OF_IMAGES
 from fedsim.core.versions import holding
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
@@ -183,8 +184,8 @@ def predict_images(
     Args:
         ckpt_path: a run directory of fedsim fit, or a checkpoint.
         images: the folder.
-        output: the file to write; default: features/images-FOLDER.npz in the run directory, where FOLDER is the last
-            part of the folder's path.
+        output: the file to write; default: features/images-FOLDER-MARK.npz in the run directory, where FOLDER is the
+            last part of the folder's path, and MARK are eight digits of a hash of the whole path.
         client: the client whose personalised model embeds; default: the global model.
         checkpoint: of a run directory: best, or the last if none is best; last.
         arch: the architecture, if the federation has several.
@@ -202,9 +203,13 @@ def predict_images(
         raise DataError(f"--images: {folder} holds no images; their names end with .jpg, .png and the like")
     if not is_model_folder(run):
         _checkpoint(run, checkpoint)  # before the output, which depends on what it is
-    if output is None and not (run / "checkpoints").is_dir():
-        raise DataError(f"--output: {run} is no run directory; name the file for the features")
-    path = run / FEATURES / f"{OF_IMAGES}{folder.resolve().name}.npz" if output is None else Path(output)
+    if output is None:
+        if not (run / "checkpoints").is_dir():
+            raise DataError(f"--output: {run} is no run directory; name the file for the features")
+        mark = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]  # folders of one name have one file each
+        default = run / FEATURES / f"{OF_IMAGES}{folder.resolve().name}-{mark}.npz"
+        output = IMAGE_FEATURES.check(default, "--output", "name a file")
+    path = Path(output)
     is_new = not path.exists()
     features = load_model(run, client, checkpoint, arch, device).embed(files, batch_size)
     if unread := summary(list(left_out_in(folder, set(map(str, files)), is_deep=True))):

@@ -40,6 +40,9 @@ Replicas = Mapping[str, Literal["trained", "frozen"]]
 KeptModels = Mapping[str, Literal["model", "shared", "private"]]
 """name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it"""
 
+Stage = tuple[torch.nn.Module, tuple[int, ...], int]
+"""a network through which gradients pass to inputs, the shape of a batch of these, and the bytes of other tensors"""
+
 
 @dataclass(frozen=True)
 class Payload:
@@ -136,18 +139,17 @@ class Method(ABC):
         """Conditions without which the method cannot run.
 
         ``identities``: clients have identity labels. ``common_classes``: of one label space, and some class is of two
-        clients. ``held_out``: they have images that ``data.val`` holds out.
-        ``public_images``: ``data.public``. ``speeds``: of devices, in ``model.hardware``. ``masks``: uploads may be
-        pruned, which costs a second vector in the sums. ``uploads``: the server gets single uploads, and
-        :meth:`aggregate` combines them. ``whole_batches``: a batch must not be cut into micro-batches
-        (``micro_batch``), because the method uses all of it at once, or steps more than once.
-        ``plain_steps``: a step must not be a CUDA graph (``graph``), because the host waits or decides in it, or the
+        clients. ``held_out``: ``data.val`` holds images out. ``public_images``: ``data.public``. ``speeds``: of
+        devices, in ``model.hardware``. ``masks``: uploads may be pruned, which costs a second vector in the sums.
+        ``uploads``: the server gets single uploads, and :meth:`aggregate` combines them. ``whole_batches``: a batch
+        must not be cut into micro-batches (``micro_batch``), as the method uses all of it at once, or steps more than
+        once. ``plain_steps``: a step must not be a CUDA graph (``graph``), as the host waits or decides in it, or the
         method does not train by ``client.train_on``. ``built_in_model``: the method works on features, logits or layers
-        of fedsim's own model, or steps two models in turn; a user's LightningModule (``model.module``) allows neither.
+        of fedsim's own model, or steps two in turn; a user's LightningModule (``model.module``) allows neither.
         """
         return frozenset()
 
-    # the next five, and session_copies, are for the memory that fedsim describe counts
+    # the next six, and session_copies, are for the memory that fedsim describe counts
     @property
     def replicas(self) -> Replicas:
         """The further models that a client has on the rank."""
@@ -179,6 +181,10 @@ class Method(ABC):
     def fixed_bytes(self) -> int:
         """Return the bytes of networks that a rank has once, for all clients, and that are never trained or sent."""
         return 0
+
+    def first_stage(self, images: int, people: int, features: int) -> Stage | None:
+        """Return the stage before the batches of a client with so many images, people and features; None: none."""
+        return None
 
     @property
     def measures(self) -> Mapping[str, Signal]:

@@ -26,7 +26,8 @@ Deviations and silences:
 - Each image of a batch draws a row, each camera with the same probability, its own included. So a client with more
   cameras gives more styles. Draws have a stream for each client and round, on the host.
 - x and x' have a forward pass each, x first: running statistics move by x, then by x'. Batch statistics do not mix.
-- The objective is the configured one. Left out: prompts of CLIP's text tower, and a loss of them.
+- The objective is the configured one. Where it compares views of an image, all of them get the style that the image has
+  drawn. Left out: prompts of CLIP's text tower, and a loss of them.
 - Loss and accuracy in the log are those of x. A batch costs two passes.
 - The bank discloses mean and variance of each channel by camera, light and colours of a place, to all clients. No noise
   covers it: differential privacy refuses the method.
@@ -40,7 +41,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
 from fedsim.core.transfer import send
 from fedsim.functional.style import (
     camera_styles,
@@ -81,19 +81,15 @@ class StyleBank(BodySharing, WeightingChoice, Method):
     def train(self, client: Client) -> None:
         """Step on each batch and on its restyled images together."""
         bank, stream = client.received.extras[_BANK], client.generator("styles")
-        if client.objective.num_views > 1:  # also in the first round, which has no restyled images
-            raise ConfigError(
-                "model.objective.metric: it compares several views, and StyleBank computes one of restyled images; "
-                "choose another loss or method"
-            )
         moments = spread_of_styles(bank) if self.styles == "random" and len(bank) else None
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
                 loss = client.training_step(batch)
                 if len(bank):
                     style = _draw(bank, moments, len(batch.images), stream)
-                    styled = _in_style(batch.images, style)
-                    loss = loss + client.supervised_loss(client.forward(styled), batch, counts=False)  # (G4)
+                    images, *views = (_in_style(view, style) for view in (batch.images, *batch.views))
+                    styled = client.output(batch._replace(images=images, views=tuple(views)))
+                    loss = loss + client.supervised_loss(styled, batch, counts=False)  # (G4)
                 client.step(loss)
 
     def upload(self, client: Client) -> Upload:

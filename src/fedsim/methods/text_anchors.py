@@ -43,7 +43,7 @@ from fedsim.core.progress import note_progress
 from fedsim.core.seeding import torch_generator
 from fedsim.core.transfer import send
 from fedsim.functional.anchors import camera_gap, image_to_text, text_to_image
-from fedsim.methods.base import BodySharing, Method, Need, WeightingChoice
+from fedsim.methods.base import BodySharing, Method, Need, Stage, WeightingChoice
 from fedsim.models.text_tower import TextTower, load_tower
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Client
@@ -66,7 +66,8 @@ class TextAnchors(BodySharing, WeightingChoice, Method):
     # a text for each person; a loop of its own
 
     tower: Annotated[str | None, Facts(is_file=True)] = None
-    """file of CLIP's text tower by OpenAI's names (``.pt``, ``.pth`` or ``.safetensors``); it must be given"""
+    """file of CLIP's text tower by OpenAI's or Hugging Face's names (``.pt``, ``.pth`` or ``.safetensors``); it must be
+    given"""
     lam: float = 1.0  # Paper silent
     """$\\lambda$, weight of the cross entropy over texts"""
     temperature: float = 0.07
@@ -90,6 +91,14 @@ class TextAnchors(BodySharing, WeightingChoice, Method):
     def fixed_bytes(self) -> int:
         """The tower's."""
         return sum(tensor.nbytes for tensor in self._load(torch.device("cpu")).buffers())
+
+    def first_stage(self, images: int, people: int, features: int) -> Stage:
+        """(A1): sentences in the tower; tokens with gradient and moments, texts, features and their projection."""
+        tower = self._load(torch.device("cpu"))
+        of_people = 4 * self.tokens * tower.width + tower.num_features
+        of_images = (images + tower.num_features) * features + images * tower.num_features
+        sentences = (min(_BATCH, images, people), self.tokens, tower.width)
+        return tower, sentences, 4 * (people * of_people + of_images)
 
     def check(self, training: LocalTraining, client: str) -> None:
         """Refuse a file that is no tower's, before anything is written."""

@@ -27,11 +27,25 @@ AFTER = (2533, 269, 49407)
 HEAD_WIDTH = 64
 """of CLIP's attention heads"""
 _BLOCK = "transformer.resblocks."
-_REMEDY = "give the state dict of a CLIP by OpenAI's names, such as open_clip's file of its weights openai"
+_REMEDY = (
+    "give the state dict of a CLIP by OpenAI's names, such as open_clip's file of its weights openai, or by Hugging "
+    "Face's, of CLIPModel or CLIPTextModelWithProjection"
+)
+_HUGGING_FACE = {
+    "text_model.embeddings.token_embedding.": "token_embedding.",
+    "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.encoder.layers.": _BLOCK,
+    "text_model.final_layer_norm.": "ln_final.",
+    ".self_attn.": ".attn.",
+    ".layer_norm": ".ln_",
+    ".mlp.fc1.": ".mlp.c_fc.",
+    ".mlp.fc2.": ".mlp.c_proj.",
+}
+"""parts of names in transformers -> OpenAI's, as in its models/clip/convert_clip_original_pytorch_to_hf.py"""
 
 
 class TextTower(nn.Module):
-    """A frozen tower of the ``tensors`` of a file by OpenAI's names; ``setting`` and ``file`` are for messages.
+    """A frozen tower of the ``tensors`` by OpenAI's names; ``setting`` and ``file`` are for messages.
 
     ``before`` and ``after`` are the numbers of the words around the learned tokens. All of it is float32; of the
     embeddings of tokens, only those of the sentence are held.
@@ -146,7 +160,28 @@ def load_tower(file: str, setting: str, device: torch.device) -> TextTower:
 @lru_cache(maxsize=1)
 def _loaded(file: str, changed: int, setting: str, device: torch.device) -> TextTower:  # noqa: ARG001 - of the cache
     """Return the tower of a file that was ``changed`` at this time in nanoseconds."""
-    return TextTower(read_file(file, setting), setting, file).to(device)
+    return TextTower(_by_openais_names(read_file(file, setting)), setting, file).to(device)
+
+
+def _by_openais_names(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors of a file by OpenAI's names, also of a file by Hugging Face's.
+
+    There, query, key and value of a block are three layers, and the projection is a layer, with its weight [D, C].
+    """
+    if not any(name.startswith("text_model.") for name in tensors):
+        return tensors
+    named = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        for theirs, openais in _HUGGING_FACE.items() if name.startswith("text_model.") else ():
+            name = name.replace(theirs, openais)
+        named[name] = tensor
+    for name in [name for name in named if name.startswith(_BLOCK) and ".q_proj." in name]:
+        parts = [named.get(name.replace(".q_proj.", f".{part}_proj."), torch.empty(0)) for part in "qkv"]
+        if parts[0].dim() and len({part.shape for part in parts}) == 1:
+            named[name.replace(".q_proj.", ".in_proj_")] = torch.cat(parts)
+    if (projection := named.get("text_projection.weight")) is not None and projection.dim() == 2:
+        named["text_projection"] = projection.T
+    return named
 
 
 def _flat(name: str) -> str:

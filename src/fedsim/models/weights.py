@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -98,6 +99,11 @@ def read_file(weights: str, setting: str = "backbone.weights") -> dict[str, Tens
         path = Path(FILE.check(weights, setting, "give an existing file or a name of public weights"))
     except DataError as error:
         raise ConfigError(str(error)) from error
+    if _is_script(path):
+        raise ConfigError(
+            f"{setting}: {path} is a TorchScript program, as OpenAI's files of CLIP are, and no program of a file is "
+            "run; if you trust it, save its tensors: torch.save(torch.jit.load(FILE, 'cpu').state_dict(), 'tensors.pt')"
+        )
     try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
         state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise many types for a damaged file
@@ -107,6 +113,15 @@ def read_file(weights: str, setting: str = "backbone.weights") -> dict[str, Tens
         raise ConfigError(f"{setting}: {path} holds no state dict but a {type(content).__name__}")
     tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     return {key.removeprefix("module."): value for key, value in tensors.items()}
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a file is a zip archive of TorchScript, by the member that those of torch.save lack."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except Exception:  # of many types: it is no such archive, or damaged
+        return False
 
 
 def _unwrapped(state: Any) -> Any:

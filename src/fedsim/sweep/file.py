@@ -206,11 +206,9 @@ def _as_text(value: Any) -> str:
 
 def _sample(sweep: Sweep, number: int, seed: int) -> Sample:
     """Sample each value with its own generator, so that other parameters in the file do not change it."""
-    sample: Sample = {}
-    for name, parameter in sweep.parameters.items():
-        generator = numpy_generator(seed, number, name, "sweep")
-        sample[name] = parameter.sample(float(generator.random()), float(generator.standard_normal()))
-    return sample
+    streams = {name: numpy_generator(seed, number, name, "sweep") for name in sweep.parameters}
+    draws = {name: (float(stream.random()), float(stream.standard_normal())) for name, stream in streams.items()}
+    return {name: parameter.sample(*draws[name]) for name, parameter in sweep.parameters.items()}
 
 
 def _step(value: float, parameter: Parameter) -> float:
@@ -244,8 +242,7 @@ class _Reader:
         parameters = self._parameters(fields.get("parameters"), method)
         self._refuse_test_scores(metric, parameters)
         command, program = self._command(fields)
-        cap = fields.get("run_cap")
-        if cap is not None and (type(cap) is not int or cap < 1):
+        if (cap := fields.get("run_cap")) is not None and (type(cap) is not int or cap < 1):
             self._refuse("run_cap", f"{cap} is not a number of runs")
         stop = fields.get("early_terminate")
         early_stop = None if stop is None else early_stop_of(self._mapping(stop, "early_terminate"), self._refuse)
@@ -361,8 +358,7 @@ class _Reader:
             or not math.isclose(sum(shares), 1, abs_tol=1e-6)
         ):
             self._refuse(f"{field}.probabilities", "expected one number >= 0 per value, with a sum of 1")
-        probabilities = None if shares is None else tuple(shares)
-        return Parameter(distribution="categorical", values=tuple(values), probabilities=probabilities)
+        return Parameter(distribution="categorical", values=tuple(values), probabilities=tuple(shares or ()) or None)
 
     def _range(self, name: str, fields: dict[str, Any], field: str) -> Parameter:
         numbers = {key: fields[key] for key in ("min", "max", "q", "mu", "sigma") if key in fields}
@@ -387,20 +383,16 @@ class _Reader:
 
 def _default_distribution(fields: Mapping[str, Any]) -> str:
     """W&B's default for a parameter without a distribution."""
-    if "value" in fields:
-        return "constant"
-    if "values" in fields:
-        return "categorical"
-    if "mu" in fields or "sigma" in fields:
-        return "normal"
+    kinds = {"value": "constant", "values": "categorical", "mu": "normal", "sigma": "normal"}
+    if names := [name for name in kinds if name in fields]:
+        return kinds[names[0]]
     are_integers = type(fields.get("min")) is int and type(fields.get("max")) is int
     return "int_uniform" if are_integers else "uniform"
 
 
 def _is_constant(parameter: Parameter) -> bool:
     """Return whether all runs of a sweep have one value."""
-    values = parameter.values
-    return bool(values) and all(repr(value) == repr(values[0]) for value in values)
+    return len({repr(value) for value in parameter.values}) == 1
 
 
 def _is_number(value: object) -> bool:

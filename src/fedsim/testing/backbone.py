@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.methods.base import Method
-from fedsim.models.groups import BODY
 from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import (
     changed,
@@ -30,7 +28,7 @@ from fedsim.testing.fingerprint import (
     unsettle,
 )
 from fedsim.testing.pythons import REMEDY_OF_HASHES, Question
-from fedsim.testing.trials import ROUNDS, Fit, compare
+from fedsim.testing.trials import ROUNDS, BodyAverage, Fit, compare
 
 _IMAGES = 5
 _MANY = 72
@@ -40,17 +38,6 @@ _STEPS = 3
 """of a training, after which all parameters have moved"""
 _TOLERANCE = 1e-4
 """of the largest value: sums of another order round differently"""
-
-
-class _BodyAverage(Method):
-    """Averages backbone and neck, to try a backbone or a loss with."""
-
-    shared_groups = BODY
-
-
-def plain_method() -> Method:
-    """Return a method that averages backbone and neck; ``fedsim list`` does not have it."""
-    return _BodyAverage()
 
 
 def check_backbone(
@@ -92,7 +79,7 @@ def check_backbone(
         check_building(backbone, findings)
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
             settings = {"backbone": backbone}
-            whole = Fit(plain_method(), Path(folder) / "one", settings, size=sizes[0], is_drawn=True)
+            whole = Fit(BodyAverage(), Path(folder) / "one", settings, size=sizes[0], is_drawn=True)
             compare_fits(whole, findings)
     findings.settle()
 
@@ -123,33 +110,31 @@ def _check_tensors(network: nn.Module, findings: Findings) -> None:
 def check_layers(network: nn.Module, findings: Findings) -> None:
     """Note layers that are in plain lists or dicts, and so no part of the network."""
     layers = {*network.modules()}
-    for layer in layers:
-        for name, inner in _attributes(layer):
-            if isinstance(inner, nn.Module) and inner not in layers and inner.state_dict():
-                findings.add(
-                    f"{name} has layers in a plain list or dict: they are neither trained, sent nor saved; use "
-                    "nn.ModuleList or nn.ModuleDict"
-                )
+    for _, name, inner in _attributes(network):
+        if isinstance(inner, nn.Module) and inner not in layers and inner.state_dict():
+            findings.add(
+                f"{name} has layers in a plain list or dict: they are neither trained, sent nor saved; use "
+                "nn.ModuleList or nn.ModuleDict"
+            )
 
 
 def _check_attributes(network: nn.Module, findings: Findings) -> None:
     """Note tensors that are plain attributes; in lists and dicts those with gradients, as constants may lie there."""
     registered = {id(tensor) for tensor in (*network.parameters(), *network.buffers())}
+    for layer, name, inner in _attributes(network):
+        is_hidden = isinstance(inner, Tensor) and id(inner) not in registered
+        if is_hidden and (inner.requires_grad or vars(layer)[name] is inner):
+            findings.add(
+                f"the tensor {name} is a plain attribute: it is neither sent nor saved; make it a parameter or a buffer"
+            )
+
+
+def _attributes(network: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Yield layers, attributes, and the objects that they hold beside a layer's parts, also in lists and dicts."""
     for layer in network.modules():
-        for name, inner in _attributes(layer):
-            is_hidden = isinstance(inner, Tensor) and id(inner) not in registered
-            if is_hidden and (inner.requires_grad or vars(layer)[name] is inner):
-                findings.add(
-                    f"the tensor {name} is a plain attribute: it is neither sent nor saved; make it a parameter, or a "
-                    "buffer"
-                )
-
-
-def _attributes(layer: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a layer holds beside its parts, also in lists and dicts, with the attribute's name."""
-    for name, held in vars(layer).items():
-        if name not in _OF_MODULES:
-            yield from ((name, inner) for inner in _inner(held))
+        for name, held in vars(layer).items():
+            if name not in _OF_MODULES:
+                yield from ((layer, name, inner) for inner in _inner(held))
 
 
 _OF_MODULES = {"_parameters", "_buffers", "_modules", "_hparams", "_hparams_initial"}  # the last two are of Lightning
@@ -255,7 +240,9 @@ def _leaving(network: nn.Module, images: Tensor, findings: Findings) -> Iterator
         findings.add(f"forward changes {place}, which all parts of a run share")
     for place in changed(shape, shape_of(network)):
         findings.add(f"forward changes {place}: build the network in __init__")
-    _note_state(kept, network, findings)
+    checked_elsewhere = {"self._buffers", "self._parameters", "self._modules", "self.training"}
+    for name in (name for name in changed(kept, state_of(network)) if name not in checked_elsewhere):
+        findings.add(f"forward changes {name}, which is neither sent nor saved; use a buffer")
 
 
 def _check_training(network: nn.Module, images: Tensor, findings: Findings) -> None:
@@ -268,11 +255,8 @@ def _check_training(network: nn.Module, images: Tensor, findings: Findings) -> N
             torch.manual_seed(seed)
             outputs.append(network(images))
             ends.append(global_streams())
-        for library in ("numpy", "random"):
-            if ends[-1][library] != streams[library]:
-                findings.add(
-                    f"forward draws from the global random stream of {library}, which no run seeds; use torch's"
-                )
+        for library in (name for name in ("numpy", "random") if ends[-1][name] != streams[name]):
+            findings.add(f"forward draws from the global random stream of {library}, which no run seeds; use torch's")
         if ends[1]["torch"] == ends[2]["torch"]:
             findings.add("forward seeds torch's global random stream, from which others draw, too")
         if not torch.equal(*outputs[:2]):
@@ -368,13 +352,12 @@ def check_building(backbone: nn.Module, findings: Findings) -> None:
     """Build a network of this class in several Pythons, where its arguments are known, and compare the tensors."""
     if (arguments := _arguments(backbone)) is None:
         return
-    question = Question(_built, type(backbone), arguments, hashes=(0, 1))
     try:
         with torch.random.fork_rng(devices=[]):
             expected = _built(type(backbone), arguments)
     except Exception:  # its attributes are not its arguments
-        expected = {}
-    for tensors in question.answers("building it again", findings) if expected else ():
+        return
+    for tensors in Question(_built, type(backbone), arguments, hashes=(0, 1)).answers("building it again", findings):
         if [*tensors] != [*expected]:
             findings.add(f"built again, its tensors come in another order: {REMEDY_OF_HASHES}")
         elif tensors != expected:
@@ -387,15 +370,11 @@ def check_building(backbone: nn.Module, findings: Findings) -> None:
 
 def _arguments(backbone: nn.Module) -> dict[str, Any] | None:
     """Return arguments for another network of this class: attributes of these names, or defaults; None: not known."""
-    arguments = {}
-    for name, parameter in inspect.signature(type(backbone)).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        value = getattr(backbone, name, parameter.default)
-        if value is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
-            return None
-        arguments[name] = value
-    return arguments
+    parameters = inspect.signature(type(backbone)).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    arguments = {p.name: getattr(backbone, p.name, p.default) for p in named}
+    are_known = all(p.kind is not p.POSITIONAL_ONLY and arguments[p.name] is not p.empty for p in named)
+    return arguments if are_known else None
 
 
 def _built(network_class: type[nn.Module], arguments: dict[str, Any]) -> dict[str, str]:
@@ -404,24 +383,15 @@ def _built(network_class: type[nn.Module], arguments: dict[str, Any]) -> dict[st
     return {name: hashed(tensor) for name, tensor in network_class(**arguments).state_dict().items()}
 
 
-def _note_state(kept: dict[str, str], network: nn.Module, findings: Findings) -> None:
-    places = changed(kept, state_of(network))
-    checked_elsewhere = {"self._buffers", "self._parameters", "self._modules", "self.training"}
-    for state_name in (state_name for state_name in places if state_name not in checked_elsewhere):
-        findings.add(f"forward changes {state_name}, which is neither sent nor saved; use a buffer")
-
-
 def compare_fits(whole: Fit, findings: Findings) -> None:
     """Run small fits on one rank, on two and after a pause, and note whether their bits differ."""
     findings.add_all(whole.run())
     if findings:
         return
-    folder = whole.folder.parent
+    folder, rehashed = whole.folder.parent, replace(whole, has_other_hashes=True)
     trials = {
-        "two ranks": replace(whole, folder=folder / "two", ranks=2, has_other_hashes=True),
-        "a pause": replace(
-            whole, folder=folder / "resumed", resumed_from=whole.checkpoint(ROUNDS - 1), has_other_hashes=True
-        ),
+        "two ranks": replace(rehashed, folder=folder / "two", ranks=2),
+        "a pause": replace(rehashed, folder=folder / "resumed", resumed_from=whole.checkpoint(ROUNDS - 1)),
     }
     for name, fit in trials.items():
         problem = f"a fit with {name} comes to other bits than on one rank: {{difference}}"

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.models.reid import Features
-from fedsim.testing.backbone import compare_fits, plain_method
+from fedsim.testing.backbone import compare_fits
 from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import changed, global_settings, global_streams, moved, num_hooks, state_of
-from fedsim.testing.trials import Fit
+from fedsim.testing.trials import BodyAverage, Fit
 from fedsim.training.batch_loss import BatchLoss, SeenBatch
 from fedsim.training.metric_loss import MetricLoss, as_metric_loss
 from fedsim.training.objective import Objective
@@ -59,7 +59,7 @@ def check_loss(loss: nn.Module | MetricLoss, *, fits: bool = True) -> None:
     if fits:
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as folder:
             settings = {"objective": Objective(metric=loss)}
-            compare_fits(Fit(plain_method(), Path(folder) / "one", settings), findings)
+            compare_fits(Fit(BodyAverage(), Path(folder) / "one", settings), findings)
     findings.settle()
 
 

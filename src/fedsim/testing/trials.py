@@ -34,17 +34,18 @@ from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import Trainer
 from fedsim.methods.base import Method, message_to
 from fedsim.models import Neck, SmallCNN
+from fedsim.models.groups import BODY
 from fedsim.strategy.checkpoint_files import SERVER_KEY, read_checkpoint, read_states
 from fedsim.testing.findings import described
 from fedsim.testing.fingerprint import unsettle
 from fedsim.testing.pythons import REMEDY_OF_HASHES, clean_process, ready, received, sent
-from fedsim.testing.watch import Watch, watch
+from fedsim.testing.watch import Watch
 from fedsim.training.own_module.inner_trainer import package_of
 from fedsim.training.settings import LocalTraining
 
 ROUNDS = 6
-PATIENCE = 300.0
-"""seconds after which a fit of seconds is ended"""
+PATIENCE = 420.0
+"""seconds after which a fit of seconds is ended; more than silence_timeout, so that ranks say first where they wait"""
 _AFTER_A_FAILURE = 20.0
 """seconds that other ranks have to end by themselves"""
 _STILL = 2**-39
@@ -73,6 +74,12 @@ class TrialPeople(SyntheticReID):
             kept = np.flatnonzero(train.camids == 0) if number == 3 else np.array([0, 1, len(train) - 1])
             domains[number] = replace(domains[number], train=train.take(kept))
         return domains
+
+
+class BodyAverage(Method):
+    """Averages backbone and neck, to try a backbone or a loss with."""
+
+    shared_groups = BODY
 
 
 class MapsOnly(nn.Module):
@@ -163,14 +170,13 @@ class Fit:
         self.folder.mkdir(parents=True)
         port = find_free_network_port()
         processes = [self._started(rank, port, sent(self)) for rank in range(self.ranks)]
-        _await(processes)
-        late = any(process.exitcode is None for process in processes)
-        if late:
+        codes = _codes(processes)
+        if None in codes and not any(codes):
             (self.folder / "late").touch()
         for process in processes:
             process.kill()
             process.join()
-        return self._found(late, [process.exitcode for process in processes])
+        return self._found(codes)
 
     def _started(self, rank: int, port: int, content: bytes | None) -> Any:
         """Start the process of a rank.
@@ -187,14 +193,15 @@ class Fit:
         is_other = self.has_other_hashes and rank == self.ranks - 1
         return clean_process(_fit, (content, self.folder, rank, port), hashes=int(is_other))
 
-    def _found(self, late: bool, codes: Sequence[int | None]) -> list[str]:
-        """Return the findings that the processes have written, or how they ended."""
+    def _found(self, codes: Sequence[int | None]) -> list[str]:
+        """Return the findings that the processes have written, or how the first ended that failed, else did not end."""
         files = sorted(self.folder.glob("noted-*"))
         sentences = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-        if sentences or not any(codes):
+        if sentences or {*codes} == {0}:
             return [*dict.fromkeys(sentences)]
-        ending = f"did not end in {PATIENCE:.0f} seconds" if late else "ended without a message"
-        rank = next(rank for rank, code in enumerate(codes) if code)
+        code = next(filter(None, codes), None)
+        ending = f"did not end in {PATIENCE:.0f} seconds" if code is None else f"ended without a message, code {code}"
+        rank = codes.index(code)
         return [f"a fit on {self.ranks} rank(s) {ending}; its output: {_end_of(self.folder / f'output-{rank}')}"]
 
 
@@ -203,15 +210,19 @@ def _is_whole(backbone: Any) -> bool:
     return package_of(backbone) is not None or not isinstance(backbone, nn.Module | None)
 
 
-def _await(processes: Sequence[Any]) -> None:
-    """Wait until all have ended; if one has failed, or time is over, not for long."""
+def _codes(processes: Sequence[Any]) -> list[int | None]:
+    """Wait until all have ended, or, if one has failed, not for long; return exit codes, None of those that have not.
+
+    These are from before the processes are killed: else ranks that wait for a failed one would look slow.
+    """
     deadline = time.monotonic() + PATIENCE
     while running := [process for process in processes if process.exitcode is None]:
         if any(process.exitcode for process in processes):
             deadline = min(deadline, time.monotonic() + _AFTER_A_FAILURE)
         if (left := deadline - time.monotonic()) <= 0:
-            return
+            break
         connection.wait([process.sentinel for process in running], left)
+    return [process.exitcode for process in processes]
 
 
 def _end_of(path: Path) -> str:
@@ -266,7 +277,7 @@ class _Notes:
 
 
 def _train(fit: Fit, note: Callable[[str], None]) -> None:
-    watcher = watch(fit.method, note, fit.free_streams)
+    watcher = Watch(fit.method, note, fit.free_streams)
     model, data = fit.build(watcher.watched_copy)
     saving = ModelCheckpoint(
         fit.folder / "checkpoints", filename="{epoch}", auto_insert_metric_name=False, save_top_k=-1,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,25 +25,6 @@ from fedsim.training.server import Server
 
 Note = Callable[[str], None]
 _REMEDY_OF_STATE = "keep tensors by client.keep or server.keep: checkpoints and other ranks have nothing else"
-
-
-def watch(method: Method, note: Note, free_streams: frozenset[str] = frozenset()) -> Watch:
-    """Return the watch over ``watched_copy``, a copy of a method: ``note`` gets a sentence for each fault of its hooks.
-
-    The copy's results have the same bits as those of the method.
-
-    ``free_streams``: the libraries whose global streams the network may draw from, so that the method's draws do not
-    show there.
-    """
-    method_class = type(method)
-    watcher = Watch(method, note, free_streams)
-    hooks = {name: _hook(method_class, name, watcher) for name in _WRAPPERS}
-    watched_copy = copy.copy(method)
-    label = {"__module__": method_class.__module__, "__qualname__": method_class.__qualname__, "_watched": True}
-    object.__setattr__(watched_copy, "__class__", type(method_class.__name__, (method_class,), label | hooks))
-    watcher.watched_copy = watched_copy
-    watcher.begin()
-    return watcher
 
 
 class Received(Mapping[str, Tensor]):
@@ -68,13 +50,13 @@ class Received(Mapping[str, Tensor]):
 class OwnStore:
     """A client's view of the store; it notes reads of other clients' states."""
 
-    def __init__(self, store: Any, client: str, foreign: Callable[[str], None]) -> None:
-        self._store, self._client, self._foreign = store, client, foreign
+    def __init__(self, store: Any, client: str, watch: Watch) -> None:
+        self._store, self._client, self._watch = store, client, watch
 
     def read(self, client: str) -> dict[str, Tensor]:
         """Return a client's tensors."""
-        if client != self._client:
-            self._foreign(client)
+        sentence = f"reads the private state of another client ({client}), which no server would have"
+        self._watch.expect(client == self._client, sentence)
         tensors: dict[str, Tensor] = self._store.read(client)
         return tensors
 
@@ -83,21 +65,26 @@ class OwnStore:
 
 
 class Watch:
-    """A record of a method while it runs: its hook, its messages, and its state."""
+    """A record of ``watched_copy``, a copy of a method, while it runs: its hook, its messages, and its state.
 
-    def __init__(self, method: Method, note: Note, free_streams: frozenset[str]) -> None:
-        self.method, self.watched_copy, self.free_streams = method, method, free_streams
+    ``note`` gets a sentence for each fault of its hooks. The copy's results have the same bits as those of the method.
+    ``free_streams``: the libraries whose global streams the network may draw from, so that the method's draws do not
+    show there.
+    """
+
+    def __init__(self, method: Method, note: Note, free_streams: frozenset[str] = frozenset()) -> None:
+        self.method, self.watched_copy, self.free_streams = method, copy.copy(method), free_streams
         self._note, self._said = note, set[str]()
         self.server: Server | None = None
         self.hook = ""
         self.sent, self.read, self.uploaded, self.answered = set[str](), set[str](), set[str](), set[str]()
         self.is_server_step_seen = self.prunes = False
-        self._state: Mapping[str, str] = {}
         self._shapes = WeakKeyDictionary[nn.Module, Mapping[str, str]]()
-
-    def begin(self) -> None:
-        """Take the state of the method before its first hook."""
-        self._state = state_of(self.watched_copy)
+        method_class = type(method)
+        hooks = {name: _hook(method_class, name, self) for name in _WRAPPERS}
+        label = {"__module__": method_class.__module__, "__qualname__": method_class.__qualname__, "_watched": True}
+        object.__setattr__(self.watched_copy, "__class__", type(method_class.__name__, (method_class,), label | hooks))
+        self._state: Mapping[str, str] = state_of(self.watched_copy)
 
     def say(self, sentence: str, key: str | None = None) -> None:
         """Note a finding; one for each ``key``."""
@@ -124,10 +111,9 @@ class Watch:
         before, names = self._server_content(), self._names(owner)
         try:
             yield
-        except FedSimError:
-            raise
         except BaseException as error:
-            self.say(f"{hook} raises {described(error)}", f"raised {error!r}")
+            if not isinstance(error, FedSimError):
+                self.say(f"{hook} raises {described(error)}", f"raised {error!r}")
             raise
         finally:
             self.hook = outer
@@ -143,9 +129,7 @@ class Watch:
             )
 
     def _compare_streams(self, hook: str, streams: Mapping[str, bytes], free: frozenset[str]) -> None:
-        for library, state in global_streams().items():
-            if state == streams[library] or library in free:
-                continue
+        for library in (name for name, now in global_streams().items() if now != streams[name] and name not in free):
             self.say(
                 f"{hook} draws from the global random stream of {library}, whose state depends on what ran before on "
                 "the rank; use client.generator(purpose), or fedsim.core.seeding.torch_generator(server.seed, round, "
@@ -169,8 +153,7 @@ class Watch:
     def _compare_server(self, hook: str, before: Mapping[str, Tensor]) -> None:
         after = self._server_content() if before else {}
         for name in after.keys() | before.keys():
-            is_equal = name in before and name in after and torch.equal(before[name], after[name])
-            if not is_equal:
+            if name not in before or name not in after or not torch.equal(before[name], after[name]):
                 self.say(
                     f"{hook} changes the server's {name} in place; it may only read the message: copy the tensor first",
                     f"server {name}",
@@ -192,9 +175,9 @@ class Watch:
             assert self.server is not None, "the server sends before a client receives"
             payload = type(self.method).payload(self.watched_copy, self.server, client.model.arch, client.round)
             self.sent |= {*payload.down, *payload.tables} & extras.keys()
-            client.received = replace(client.received, extras=Received(extras, self.read, self._missed))
+            client.received = replace(client.received, extras=Received(extras, self.read, self.misses))
         if not isinstance(client.store, OwnStore):
-            store: Any = OwnStore(client.store, client.client_name, self._foreign)
+            store: Any = OwnStore(client.store, client.client_name, self)
             client.store = store
 
     def compare_network(self, network: nn.Module) -> None:
@@ -207,23 +190,16 @@ class Watch:
                 f"network {place.rpartition(' ')[0]}",
             )
 
-    def _missed(self, name: str) -> None:
-        self.say(f"{self.hook} asks for the server's tensor {name}, which payload does not declare in down or known")
-
-    def unanswered(self, name: str) -> None:
-        """Note that the current hook asks for a tensor that no client uploads."""
-        self.say(f"{self.hook} asks for the clients' tensor {name}, which payload does not declare in up")
-
-    def _foreign(self, name: str) -> None:
-        self.say(f"{self.hook} reads the private state of another client ({name}), which no server would have")
+    def misses(self, name: str, owner: str = "the server's", place: str = "down or known") -> None:
+        """Note that the current hook asks for a tensor that no message has."""
+        self.say(f"{self.hook} asks for {owner} tensor {name}, which payload does not declare in {place}")
 
     def end(self) -> None:
         """Note what was declared and never used."""
         for name in sorted(self.sent - self.read):
             self.say(f"payload sends the tensor {name} to clients, and no hook of a client reads it")
-        if self.is_server_step_seen:
-            for name in sorted(self.uploaded - self.answered):
-                self.say(f"payload has clients upload the tensor {name}, and server_step does not read it")
+        for name in sorted(self.uploaded - self.answered) if self.is_server_step_seen else ():
+            self.say(f"payload has clients upload the tensor {name}, and server_step does not read it")
 
 
 # -- one wrapper for each hook -----------------------------------------------------------------------------------------
@@ -268,12 +244,10 @@ def _initial_state(watch: Watch, plain: Callable[..., Any], model: FlatModel) ->
 def _server_tensors(watch: Watch, plain: Callable[..., Any], server: Server, arch: str) -> Any:
     with watch.during("server_tensors"):
         tensors = plain(server, arch)
-        shapes = {entry.name: entry.shape for entry in server.models[arch].flat.entries}
+        declared = {entry.name: f"float32 {[*entry.shape]}" for entry in server.models[arch].flat.entries}
         for name, tensor in tensors.items():
-            fits = name in shapes and tensor.shape == shapes[name] and tensor.dtype is torch.float32
-            watch.expect(
-                fits, f"returns {name} as {_named(tensor)}; the model has {shapes.get(name, 'no such tensor')}"
-            )
+            expected = declared.get(name, "no such tensor")
+            watch.expect(_named(tensor) == expected, f"returns {name} as {_named(tensor)}; the model has {expected}")
     return tensors
 
 
@@ -299,17 +273,12 @@ def _loss(watch: Watch, plain: Callable[..., Any], client: Client, batch: Any) -
             watch.say(f"loss changes {place}, in which the session goes on; set it back", "modes")
         is_scalar = isinstance(loss, Tensor) and loss.dim() == 0
         watch.expect(is_scalar, f"returns {_named(loss)}, not a scalar tensor")
-        if is_scalar and not _steps_by_itself(client):
+        module = getattr(client.model.network, "module", None)  # a user's that optimizes by itself need not return it
+        if is_scalar and (module is None or module.automatic_optimization):
             watch.expect(loss.requires_grad, "returns a tensor without gradient: nothing would be trained")
             watch.expect(loss.dtype is torch.float32, f"returns {loss.dtype}, not torch.float32")
             watch.expect(bool(loss.isfinite()), "returns a loss that is not finite")
     return loss
-
-
-def _steps_by_itself(client: Client) -> bool:
-    """Whether a module of the user optimizes manually: it need not return its loss."""
-    module = getattr(client.model.network, "module", None)
-    return module is not None and not module.automatic_optimization
 
 
 def _upload(watch: Watch, plain: Callable[..., Any], client: Client) -> Any:
@@ -327,8 +296,8 @@ def _upload(watch: Watch, plain: Callable[..., Any], client: Client) -> Any:
 
 def _check_upload(watch: Watch, client: Client, upload: Upload) -> None:
     shared = client.model.shared
-    fits = upload.vector.shape == shared.shape and upload.vector.dtype is torch.float32
-    watch.expect(fits, f"sends a vector {_named(upload.vector)}, and the model has {len(shared)} shared float32 values")
+    sentence = f"sends a vector {_named(upload.vector)}, and the model has {len(shared)} shared float32 values"
+    watch.expect(_named(upload.vector) == _named(shared), sentence)
     assert watch.server is not None, "the server sends before a client uploads"
     declared = type(watch.method).payload(watch.watched_copy, watch.server, client.model.arch, client.round).up
     watch.uploaded |= upload.extras.keys()
@@ -344,10 +313,9 @@ def _check_upload(watch: Watch, client: Client, upload: Upload) -> None:
         verb = "sends the signal" if name in upload.signals else "does not send the signal"
         watch.say(f"upload {verb} {name}, and measures {'lacks' if name not in measures else 'has'} it")
     if upload.mask is not None:
-        length = client.model.flat.num_shared_parameters
+        expected = f"bool [{client.model.flat.num_shared_parameters}]"
         watch.expect("masks" in watch.method.requires, "sends a mask, and requires does not have masks")
-        fits = upload.mask.shape == (length,) and upload.mask.dtype is torch.bool
-        watch.expect(fits, f"sends a mask {_named(upload.mask)}, not bool [{length}]")
+        watch.expect(_named(upload.mask) == expected, f"sends a mask {_named(upload.mask)}, not {expected}")
 
 
 def _weights(watch: Watch, plain: Callable[..., Any], reports: Mapping[str, Report]) -> Any:
@@ -371,17 +339,16 @@ def _aggregate(
     before = server.vector(arch).clone()
     with watch.during("aggregate", may_change=True):
         mean = plain(server, arch, uploads, reports)
-        shape = server.vector(arch).shape
-        fits = isinstance(mean, Tensor) and mean.shape == shape and mean.dtype is torch.float32
-        watch.expect(fits, f"returns {_named(mean)}, not float32 {list(shape)}")
+        watch.expect(_named(mean) == _named(before), f"returns {_named(mean)}, not {_named(before)}")
         watch.expect(torch.equal(before, server.vector(arch)), "changes the server's model; return the mean instead")
     return mean
 
 
 def _server_step(watch: Watch, plain: Callable[..., Any], server: Server) -> None:
     watch.is_server_step_seen = True
+    missed = partial(watch.misses, owner="the clients'", place="up")
     server.answers = {
-        arch: replace(answers, extras=Received(answers.extras, watch.answered, watch.unanswered))
+        arch: replace(answers, extras=Received(answers.extras, watch.answered, missed))
         for arch, answers in server.answers.items()
     }
     shapes = _shapes(server)
@@ -418,9 +385,8 @@ def _shapes(server: Server) -> dict[str, str]:
 
 def _named(value: Any) -> str:
     """Describe a value in a few words."""
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return type(value).__name__
+    is_tensor = isinstance(value, Tensor)
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if is_tensor else type(value).__name__
 
 
 _WRAPPERS: Mapping[str, Callable[..., Any]] = {

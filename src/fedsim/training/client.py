@@ -17,18 +17,19 @@ from torch import Tensor, nn
 from fedsim.core.allocator import is_out_of_memory
 from fedsim.core.errors import TrainingError
 from fedsim.core.seeding import derive_seed, seed_global_stream, torch_generator
-from fedsim.core.store import STORABLE, ClientStore
+from fedsim.core.store import ClientStore
 from fedsim.core.work import Counts, Role
 from fedsim.strategy.rank_group import RankGroup
 from fedsim.training import failures
 from fedsim.training.batch import Batch, ClientImages, ScoredBatch
 from fedsim.training.centers import score_with_centers
 from fedsim.training.features import PLAIN, Extraction, extract_features
-from fedsim.training.flat_model import FlatModel, Head, Output
+from fedsim.training.flat_model import FlatModel, Output
 from fedsim.training.labels.labeller import labeller_of
 from fedsim.training.messages import Download, Measured, Signals
 from fedsim.training.objective import Objective, supervised_loss
 from fedsim.training.optimizer import LocalOptimizer, loose_optimizer
+from fedsim.training.private_state import PrivateState
 from fedsim.training.session import BatchReport, ClientSession, Outcome
 from fedsim.training.settings import LocalTraining
 
@@ -36,15 +37,8 @@ __all__ = ["Batch", "BatchReport", "Client", "Outcome", "Output"]
 
 _MOMENTS = "optimizer"
 """prefix of the names of kept tensors that belong to an optimizer"""
-_KEPT = "kept."
-"""prefix of the names of kept tensors in the store"""
 _OF_A_SESSION = frozenset({"kept", "optimizer", "progress", "received", "round", "session", "work"})
 """attributes that each session sets; none is a parameter, a buffer or a module"""
-
-
-def kept_tensors(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors that a method keeps by their names in a private state, where the model's is ``state``."""
-    return {_KEPT + name: tensor for name, tensor in kept.items()}
 
 
 class Trains(Protocol):
@@ -57,7 +51,7 @@ class Trains(Protocol):
         """Step the optimizer."""
 
 
-class Client(LightningModule):
+class Client(PrivateState, LightningModule):
     """A participant of the federation.
 
     It owns what lasts from round to round: data, settings, and the private tensors, which are in a store between
@@ -82,28 +76,19 @@ class Client(LightningModule):
     """while it trains"""
 
     def __init__(
-        self,
-        *,
-        images: ClientImages,
-        training: LocalTraining,
-        objective: Objective,
-        model: FlatModel,
-        store: ClientStore,
-        seed: int,
-        trains_alone: bool,
-    ) -> None:
+        self, *, images: ClientImages, training: LocalTraining, objective: Objective, model: FlatModel,
+        store: ClientStore, seed: int, trains_alone: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.data = images.data
+        self.images, self.data = images, images.data
+        """its training images with labels and cameras: batches without augmentation, and random samples"""
         self.client_name, self.num_classes = self.data.name, self.data.num_classes
         self.training_settings, self.objective = training, objective
         self.model, self.store, self.seed = model, store, seed
-        self.images = images
-        """its training images with labels and cameras: batches without augmentation, and random samples"""
         self._keeps_optimizers = training.keeps_state(trains_alone)
         self.limit_batches: float | None = None
         """see FederatedDataModule.limit_client_batches"""
-        self.kept: dict[str, Tensor] = {}
-        """during a session: tensors of the method that live between rounds, by name; see :meth:`keep`"""
+        self.kept = {}
         self.round = 0
         """the current one, from 0"""
         self.progress = (0, 0, 0)
@@ -118,17 +103,10 @@ class Client(LightningModule):
         else:
             super().__setattr__(name, value)
 
-    # -- one round -----------------------------------------------------------------------------------------------------
-
     def begin_round(
-        self,
-        round_: int,
-        work: float,
-        precision: str,
-        listener: Callable[[BatchReport], None],
-        rank_group: RankGroup | None = None,
-        poison: Callable[[Batch], Batch] | None = None,
-    ) -> None:
+        self, round_: int, work: float, precision: str, listener: Callable[[BatchReport], None],
+        rank_group: RankGroup | None = None, poison: Callable[[Batch], Batch] | None = None,
+    ) -> None:  # fmt: skip
         """Load the private state and set every random stream of this session to round ``round_``, from 0.
 
         ``work`` is the share of the local work to do (stragglers: below 1), and ``precision`` is ``32-true`` or
@@ -179,11 +157,10 @@ class Client(LightningModule):
 
     def _begin_steps(self, optimizer: LocalOptimizer, role: str, model: FlatModel) -> LocalOptimizer:
         """Make an optimizer ready for the steps of this session, which count with those of the ``model``."""
-        optimizer.work = model.network.work
-        self.session.optimizers[f"{_MOMENTS}{role}."] = optimizer
+        prefix = f"{_MOMENTS}{role}."
+        optimizer.work, self.session.optimizers[prefix] = model.network.work, optimizer
         optimizer.reset(self.round)
         if self._keeps_optimizers:
-            prefix = f"{_MOMENTS}{role}."
             optimizer.continue_from({n.removeprefix(prefix): t for n, t in self.kept.items() if n.startswith(prefix)})
         return optimizer
 
@@ -249,11 +226,8 @@ class Client(LightningModule):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of the model during a session of the client; at other times it has none."""
         if "session" in self.__dict__:
-            parts = [
-                ("network", self.model.network),
-                *([("head", self.model.head)] if self.model.has_own_heads else []),
-            ]
-            for name, part in parts:
+            parts = {"network": self.model.network} | ({"head": self.model.head} if self.model.has_own_heads else {})
+            for name, part in parts.items():
                 yield from part.named_parameters(f"{prefix}.{name}" if prefix else name, recurse, remove_duplicate)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:  # noqa: ARG002 - Lightning's signature
@@ -262,11 +236,8 @@ class Client(LightningModule):
 
     def output(self, batch: Batch) -> Output:
         """Return the model's output for a batch, with the features of all views that the loss compares."""
-        output = self.forward(batch.images)
-        if self.objective.num_views > 1:
-            further = batch.views[: self.objective.num_views - 1]
-            output = output._replace(views=tuple(self.forward(view).features for view in further))
-        return output
+        output, further = self.forward(batch.images), batch.views[: self.objective.num_views - 1]
+        return output._replace(views=tuple(self.forward(view).features for view in further)) if further else output
 
     def supervised_loss(self, output: Output, batch: Batch, counts: bool = True) -> Tensor:
         """Return the supervised loss (scalar) of a model's output for a batch; if it ``counts``, log it."""
@@ -286,13 +257,9 @@ class Client(LightningModule):
         return pseudo.score(output.features.neck, batch.labels)
 
     def step(
-        self,
-        loss: Tensor,
-        correct: Callable[[], None] | None = None,
-        optimizer: LocalOptimizer | None = None,
-        *,
+        self, loss: Tensor, correct: Callable[[], None] | None = None, optimizer: LocalOptimizer | None = None, *,
         loose: Sequence[LocalOptimizer] = (),
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Back-propagate, and step the optimizer after every ``accumulate`` batches and after an epoch's last one.
 
         A step takes the mean gradient over its images, whatever its number of batches and micro-batches.
@@ -334,11 +301,9 @@ class Client(LightningModule):
         self.session.labeller.check()
 
     def end_round(
-        self,
-        contribution: Sequence[tuple[Tensor, float]],
-        signals: Signals = MappingProxyType({}),
+        self, contribution: Sequence[tuple[Tensor, float]], signals: Signals = MappingProxyType({}),
         variances: Tensor | None = None,
-    ) -> Outcome:
+    ) -> Outcome:  # fmt: skip
         """Check the results of the session, and store the private state; in a rank group only the first rank stores it.
 
         ``contribution`` are the tensors on the device that the client sends, each with its largest magnitude.
@@ -349,17 +314,14 @@ class Client(LightningModule):
             BadUpdateError: if the loss, a weight or a signal is not finite, or too large to be summed, or a variance is
                 negative. The stored state is then that from before the round.
         """
-        if self._keeps_optimizers:
-            moments = [(prefix, optimizer.state()) for prefix, optimizer in self.session.optimizers.items()]
-            self.kept |= {prefix + name: tensor for prefix, state in moments for name, tensor in state.items()}
+        for prefix, optimizer in self.session.optimizers.items() if self._keeps_optimizers else ():
+            self.kept |= {prefix + name: tensor for name, tensor in optimizer.state().items()}
         sent = [(part, limit) for part, limit in contribution if part.numel()]
         parts = (*(part for part, _ in sent), self.model.private, *filter(torch.is_floating_point, self.kept.values()))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
-        more = self._on_device(signals) if signals else []
-        if variances is not None:
-            bounds.append(variances.amin())
+        bounds += [] if variances is None else [variances.amin()]
         # the session's only wait for the device
-        loss, correct, images, values = self.session.metrics.read([*bounds, *more])
+        loss, correct, images, values = self.session.metrics.read([*bounds, *self._on_device(signals)])
         extremes, values = values[: len(bounds)], values[len(bounds) :]
         if not all(math.isfinite(value) for value in (loss, *extremes)):
             raise failures.not_finite(self._named, f"{self._start} loss or weights")
@@ -378,12 +340,9 @@ class Client(LightningModule):
             failures.check_signals(self._named, numbers, names)
         if self.session.is_first:
             self.store_private(self.model.private, self.kept)
-        facts = {
-            **self.session.labeller.facts,
-            **dict(zip(self.objective.parts, self.session.metrics.parts, strict=False)),
-        }
+        of_loss = zip(self.objective.parts, self.session.metrics.parts, strict=False)
         seconds = time.perf_counter() - self.session.started
-        return Outcome(loss, correct, images, seconds, facts, numbers)
+        return Outcome(loss, correct, images, seconds, {**self.session.labeller.facts, **dict(of_loss)}, numbers)
 
     def _on_device(self, signals: Signals) -> list[Tensor]:
         """Return the scalars, float64, of all measured signals."""
@@ -417,72 +376,6 @@ class Client(LightningModule):
         """How large the session began, for messages: it may be the global model that is bad."""
         vector = self.received.vector
         return f"it received a global model with values up to {vector.abs().max():.4g}, and" if len(vector) else ""
-
-    # -- state between rounds ------------------------------------------------------------------------------------------
-
-    def keep(self, name: str, tensor: Tensor) -> None:
-        """Keep a copy of ``tensor`` between rounds and in checkpoints.
-
-        Raises:
-            ValueError: if name or type of the tensor cannot be stored.
-        """
-        if "/" in name or tensor.dtype not in STORABLE:
-            raise ValueError(
-                f"{name}, {tensor.dtype}: give a name without a slash, and one of the types {list(STORABLE)}"
-            )
-        self.kept[name] = tensor.detach().clone()
-
-    def load(self) -> None:
-        """Copy the private groups and the own head into the rank's model, and fetch the kept tensors."""
-        stored = self.private_state()
-        self.model.set_num_classes(self.num_classes)
-        self.model.private.copy_(stored.pop("state"), non_blocking=True)
-        # copies: methods may change them in place, and the session may be discarded
-        self.kept = {n.removeprefix(_KEPT): t.to(self.device, non_blocking=True, copy=True) for n, t in stored.items()}
-
-    def unload(self) -> None:
-        """Drop the kept tensors and the server's message."""
-        self.kept = {}
-        self.__dict__.pop("received", None)
-
-    def remembered(self, name: str) -> Tensor:
-        """Return a kept tensor as it was before the session."""
-        return self.private_state()[_KEPT + name]
-
-    def store_private(self, state: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Store private groups with the own head [num_private + own head], and kept tensors, in place of older ones."""
-        self.store.write(self.client_name, {"state": state, **kept_tensors(kept)})
-
-    def private_state(self) -> dict[str, Tensor]:
-        """Return the stored tensors, read-only: ``state`` [num_private + own head], and ``kept.NAME``.
-
-        They are the initial ones until the first session: a function of the seed and the name, which needs no store.
-        """
-        return self.store.read(self.client_name) or self._initial_state()
-
-    def _initial_state(self) -> dict[str, Tensor]:
-        """Return :meth:`private_state` before the first session, on the CPU."""
-        generator = torch_generator(self.seed, self.client_name, "head")
-        state = self.model.initial_state(self.num_classes, generator)
-        return {"state": state, **kept_tensors(self.model.initial_kept)}
-
-    def load_private_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore :meth:`private_state`."""
-        self.store.write(self.client_name, state)
-
-    @property
-    def private(self) -> Tensor:
-        """The stored private groups of the model [num_private], without the own head."""
-        return self.private_state()["state"][: self.model.initial_private.numel()]
-
-    @property
-    def head(self) -> Head | None:
-        """The stored own head; None where heads are shared."""
-        if not self.model.has_own_heads:
-            return None
-        return self.model.head_of(self.private_state()["state"], self.num_classes)
-
-    # -- the current round ---------------------------------------------------------------------------------------------
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a random stream of this client, round and purpose."""

@@ -204,9 +204,7 @@ class FlatModel:
         """
         settings = list(settings)
         self.channels_last = any(training.channels_last for training in settings)
-        compiled = [training for training in settings if training.compile]
-        if compiled:
-            sizes = {training.micro_batch or training.batch_size for training in compiled}
+        if sizes := {training.micro_batch or training.batch_size for training in settings if training.compile}:
             self.network.compile_backbone({size for size in sizes if size is not None})
 
     def replica(self, role: str) -> FlatModel:
@@ -270,8 +268,7 @@ class FlatModel:
 
         So no gradient of a parameter is computed, which saves a third of a pass. Layers keep their mode.
         """
-        parameters = (*self.network.parameters(), *self.head.parameters())
-        with _without_gradient([parameter for parameter in parameters if parameter.requires_grad]):
+        with _without_gradient((*self.network.parameters(), *self.head.parameters())):
             yield
 
     def optimizer(self, settings: LocalTraining) -> LocalOptimizer:
@@ -281,9 +278,8 @@ class FlatModel:
             backbone = list(self.network.backbone.named_parameters(prefix="backbone"))
             if self.network.pooling is not None:
                 backbone += self.network.pooling.named_parameters(prefix="pooling")
-            groups = [backbone, neck_and_head]
             # with the settings themselves: while they live, nothing else gets their id
-            self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, groups))
+            self._optimizers[id(settings)] = (settings, LocalOptimizer(settings, self.flat, [backbone, neck_and_head]))
         return self._optimizers[id(settings)][1]
 
     def end_session(self) -> None:
@@ -367,15 +363,10 @@ class FlatModel:
         """Bytes of one transfer of the shared tensors: float32, without padding."""
         return dense_bytes(sum(entry.numel for entry in self.flat.shared_entries))
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the whole backbone is shared, so that the server has a model that fedsim export can write."""
-        return self.serves("pool")
-
     def serves(self, layer: Literal["neck", "pool", "head"], names: Container[str] = ()) -> bool:
         """Whether the server has all tensors for the output of ``layer``: shared ones, and those of these ``names``.
 
-        Pooled features need no neck.
+        Pooled features need no neck: where it serves them, fedsim export can write the server's model.
         """
         if layer == "head" and self.has_own_heads:
             return False
@@ -386,7 +377,8 @@ class FlatModel:
 
 @contextmanager
 def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Fix parameters, which all require gradients, for a while."""
+    """Fix those of the parameters that train for a while."""
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:

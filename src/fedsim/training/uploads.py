@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.core.transfer import send
 
-_CHUNK = 2**24
+CHUNK = 2**24
 """Numbers of all clients together in one chunk: 64 MiB of float32."""
 _LANES = 16
 """Partial sums over chunks, each of which one rank has: so the order of a sum does not depend on their number."""
@@ -32,7 +32,7 @@ class Uploads:
     ) -> None:  # fmt: skip
         self.clients = tuple(clients)
         self.length = length
-        self._size = max(_CHUNK // max(len(self.clients), 1), 1)
+        self._size = max(CHUNK // max(len(self.clients), 1), 1)
         self._chunk, self._sum, self._rank, self._num_ranks, self._device = chunk, sum_, rank, num_ranks, device
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:

@@ -12,13 +12,23 @@ from fedsim.core.errors import ConfigError
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report, Upload
 from fedsim.training.statistics import StatisticsPolicy
-from fedsim.training.uploads import Uploads
+from fedsim.training.uploads import CHUNK, Uploads
 
 UploadRule = Callable[[str, Uploads, Mapping[str, Report]], Tensor]
 """architecture, uploads, reports -> the vector [num_shared] that replaces the weighted mean"""
 Forgery = Callable[[str, Sequence[str], Callable[[Sequence[str]], Uploads]], Mapping[str, Tensor]]
 """architecture, its clients, some clients -> their shared parameters as uploads; the result is the same on all ranks:
 client -> parameters [num_shared_parameters] that replace those of its upload"""
+
+
+_COPIES = 10
+"""of a chunk in float32, that the rule which needs most has beside it: FLTrust's are float64"""
+
+
+def gathered_bytes(clients: int, length: int) -> int:
+    """Return the most bytes that a rule has on a device for uploads of so many ``clients``, vectors of ``length``."""
+    chunk = (clients + 1) * min(length, max(CHUNK // clients, 1))  # FLTrust adds a row
+    return 4 * _COPIES * chunk + 12 * length  # the result, also in float64
 
 
 def gather(
