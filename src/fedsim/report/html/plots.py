@@ -21,6 +21,16 @@ from fedsim.report.series import Series, blocks_of, clients_of, participation_of
 
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
 """Overlay keeps the colour of a bar below its white hatches."""
+_CLEAR = "rgba(0,0,0,0)"
+_TEXT, _QUIET, _AXIS, _ZERO, _GRID = "#1b1f24", "#555555", "#333333", "#999999", "#e5e5e5"
+_SHARES = [[0, "#eef3f9"], [1, "#2171b5"]]
+_BAND = 0.16
+"""Opacity of bands."""
+DARK = {
+    _TEXT: "#e4e8ec", _QUIET: "#a7b0b9", _AXIS: "#aab3bc", _ZERO: "#6b7580", _GRID: "#2f373f", "white": "#15191e",
+    "#000000": "#f4f6f8", faded("#000000", _BAND): faded("#f4f6f8", _BAND), "#0072B2": "#3a96d6",
+}  # fmt: skip
+"""Colour on white -> colour in the dark, where it differs."""
 _DELIVERED = "Delivered models, or the global model (named in the legend) if only that has scores."
 
 
@@ -86,7 +96,7 @@ def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Fig
         if curve.has_spread and len(x) > 1:
             figure.add_scatter(
                 x=[*x, *x[::-1]], y=[*curve.high.tolist(), *curve.low.tolist()[::-1]], fill="toself", mode="lines",
-                fillcolor=faded(style.colour, 0.16), line={"width": 0}, hoverinfo="skip", showlegend=False,
+                fillcolor=faded(style.colour, _BAND), line={"width": 0}, hoverinfo="skip", showlegend=False,
                 legendgroup=curve.label, name=_literal(f"{curve.label}, band"),
             )  # fmt: skip
         errors = {"type": "data", "array": np.nan_to_num(curve.spread).tolist(), "visible": True, "thickness": 1}
@@ -121,8 +131,8 @@ def _bars(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rul
         if missing:  # a missing bar cannot have a text, but a bar of height 0 can
             figure.add_bar(
                 x=missing, y=[0] * len(missing), text=["n/a"] * len(missing), textposition="outside", textangle=-90,
-                textfont={"size": 10, "color": "#555555"}, constraintext="none",
-                marker={"color": "rgba(0,0,0,0)"}, showlegend=False, hoverinfo="skip",
+                textfont={"size": 10, "color": _QUIET}, constraintext="none",
+                marker={"color": _CLEAR}, showlegend=False, hoverinfo="skip",
                 name=_literal(f"{column.label}, missing"), **group,
             )  # fmt: skip
     figure.update_layout(barmode="group", bargap=0.18, xaxis={"tickangle": -35, "type": "category"})
@@ -136,7 +146,7 @@ def _shares(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
             shares = participation_of(run)
         except DataError:  # runs with very many clients do not log it
             continue
-        figures[label] = _heat_map(run, shares.tolist(), {"zmin": 0, "zmax": 1, "colorscale": "Blues"})
+        figures[label] = _heat_map(run, shares.tolist(), {"zmin": 0, "zmax": 1, "colorscale": _SHARES})
     return figures
 
 
@@ -164,11 +174,13 @@ def _heat_map(run: Run, values: list[list[Any]], options: Mapping[str, Any]) -> 
 
 def _layout(unit: str, metric: str) -> dict[str, Any]:
     """Return the common layout of all pictures; the page adds sizes, which depend on its width."""
-    grid = {"gridcolor": "#e5e5e5", "zerolinecolor": "#999999", "automargin": True}
+    grid = {"gridcolor": _GRID, "zerolinecolor": _ZERO, "automargin": True}
     return {
         "template": "none",
-        "font": {"size": 13, "family": "system-ui, sans-serif"},
-        "xaxis": {"title": {"text": unit}, "showgrid": False, "linecolor": "#333333", "ticks": "outside", **grid},
+        "paper_bgcolor": _CLEAR,
+        "plot_bgcolor": _CLEAR,
+        "font": {"size": 13, "family": "system-ui, sans-serif", "color": _TEXT},
+        "xaxis": {"title": {"text": unit}, "showgrid": False, "linecolor": _AXIS, "ticks": "outside", **grid},
         "yaxis": {"title": {"text": f"{metric} (%)" if metric else ""}, **grid},
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "hovermode": "closest",
