@@ -28,7 +28,7 @@ _BAND = 0.16
 """Opacity of bands."""
 DARK = {
     _TEXT: "#e4e8ec", _QUIET: "#a7b0b9", _AXIS: "#aab3bc", _ZERO: "#6b7580", _GRID: "#2f373f", "white": "#15191e",
-    "#000000": "#f4f6f8", faded("#000000", _BAND): faded("#f4f6f8", _BAND), "#0072B2": "#3a96d6",
+    "#000000": "#f4f6f8", faded("#000000", _BAND): faded("#f4f6f8", _BAND),
 }  # fmt: skip
 """Colour on white -> colour in the dark, where it differs."""
 _DELIVERED = "Delivered models, or the global model (named in the legend) if only that has scores."
