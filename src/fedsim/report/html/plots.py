@@ -21,6 +21,8 @@ from fedsim.report.series import Series, blocks_of, clients_of, participation_of
 
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
 """Overlay keeps the colour of a bar below its white hatches."""
+_UPRIGHT = 14
+"""largest number of data sets with upright bars"""
 _CLEAR = "rgba(0,0,0,0)"
 _TEXT, _QUIET, _AXIS, _ZERO, _GRID = "#1b1f24", "#555555", "#333333", "#999999", "#e5e5e5"
 _SHARES = [[0, "#eef3f9"], [1, "#2171b5"]]
@@ -115,27 +117,35 @@ def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Fig
 
 
 def _bars(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule) -> graph_objects.Figure:
-    figure = graph_objects.Figure(layout=_layout("", LABELS.get(metric, metric)))
+    """Draw a bar per run and data set; of many data sets lying ones, whose names stand below each other."""
+    is_lying, shown = len(names) > _UPRIGHT, LABELS.get(metric, metric)
+    place, size = "yx" if is_lying else "xy"
+    figure = graph_objects.Figure(layout=_layout(f"{shown} (%)", "") if is_lying else _layout("", shown))
     for column in series.bars(groups, list(names), metric, rule):
         style = style_of(column.number)
         has_score = np.isfinite(column.mean)
         errors = {"type": "data", "array": np.nan_to_num(column.spread).tolist(), "thickness": 1, "width": 2}
-        group = {"offsetgroup": column.label, "legendgroup": column.label}
+        group = {"offsetgroup": column.label, "legendgroup": column.label, "orientation": "h" if is_lying else "v"}
         figure.add_bar(
-            x=list(map(_literal, names.values())), y=_numbers(column.mean), name=_literal(column.label), **group,
+            **{place: list(map(_literal, names.values())), size: _numbers(column.mean)}, name=_literal(column.label),
             marker={"color": style.colour, "pattern": {**_PATTERN, "shape": style.plotly_hatch}},
-            error_y=errors if column.has_spread else None, customdata=column.seeds.tolist(),
-            hovertemplate="%{y:.2f} %, seeds: %{customdata}<extra>%{x}, %{fullData.name}</extra>",
+            customdata=column.seeds.tolist(), **{f"error_{size}": errors if column.has_spread else None}, **group,
+            hovertemplate=f"%{{{size}:.2f}} %, seeds: %{{customdata}}<extra>%{{{place}}}, %{{fullData.name}}</extra>",
         )  # fmt: skip
         missing = [_literal(title) for title, scored in zip(names.values(), has_score, strict=True) if not scored]
         if missing:  # a missing bar cannot have a text, but a bar of height 0 can
             figure.add_bar(
-                x=missing, y=[0] * len(missing), text=["n/a"] * len(missing), textposition="outside", textangle=-90,
-                textfont={"size": 10, "color": _QUIET}, constraintext="none",
+                **{place: missing, size: [0] * len(missing)}, text=["n/a"] * len(missing), textposition="outside",
+                textangle=0 if is_lying else -90, textfont={"size": 10, "color": _QUIET}, constraintext="none",
                 marker={"color": _CLEAR}, showlegend=False, hoverinfo="skip",
                 name=_literal(f"{column.label}, missing"), **group,
             )  # fmt: skip
-    figure.update_layout(barmode="group", bargap=0.18, xaxis={"tickangle": -35, "type": "category"})
+    figure.update_layout(barmode="group", bargap=0.18)
+    if is_lying:
+        figure.update_layout(xaxis_showgrid=True, meta={"rows": len(names)})
+        figure.update_yaxes(type="category", autorange="reversed", showgrid=False, title=None, ticksuffix=" ")
+    else:
+        figure.update_xaxes(tickangle=-35, type="category")
     return figure
 
 
@@ -174,7 +184,7 @@ def _heat_map(run: Run, values: list[list[Any]], options: Mapping[str, Any]) -> 
 
 def _layout(unit: str, metric: str) -> dict[str, Any]:
     """Return the common layout of all pictures; the page adds sizes, which depend on its width."""
-    grid = {"gridcolor": _GRID, "zerolinecolor": _ZERO, "automargin": True}
+    grid = {"gridcolor": _GRID, "zerolinecolor": _ZERO, "automargin": True, "rangemode": "nonnegative"}
     return {
         "template": "none",
         "paper_bgcolor": _CLEAR,
