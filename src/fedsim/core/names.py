@@ -139,21 +139,21 @@ def file_name(name: str) -> str:
     return _marked(quoted) if len(quoted) > _LONGEST else quoted.decode()
 
 
-def file_names(names: Iterable[str], others: tuple[str, ...] = ()) -> dict[str, str]:
+def file_names(names: Iterable[str], begins: tuple[str, ...] = ()) -> dict[str, str]:
     """Return name -> name of a file, for all names of one folder; no disk takes two of them for one.
 
     They are those of :func:`file_name`. Names that differ only in the case of letters, or in how Unicode composes
-    these, also end with a SHA-256, since many disks do not distinguish them. ``others`` are begins, in small letters,
+    these, also end with a SHA-256, since many disks do not distinguish them. ``begins`` are those, in small letters,
     of further files in the folder: the first letter of a name that begins so becomes %XX, too.
 
     >>> file_names(["town", "Köln", "site/a"])
     {'town': 'town', 'Köln': 'Köln', 'site/a': 'site%2Fa'}
-    >>> file_names(["pca", "pca-a"], others=("pca-",))
+    >>> file_names(["pca", "pca-a"], begins=("pca-",))
     {'pca': 'pca', 'pca-a': '%70ca-a'}
     """
     files = {name: file_name(name) for name in names}
-    for name, file in files.items() if others else ():
-        files[name] = _quoted_first(file) if _folded(file).startswith(others) else file
+    for name, file in files.items() if begins else ():
+        files[name] = _quoted_first(file) if _folded(file).startswith(begins) else file
     count = Counter(map(_folded, files.values()))
     return {name: file if count[_folded(file)] == 1 else _marked(file.encode()) for name, file in files.items()}
 
