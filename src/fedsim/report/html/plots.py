@@ -184,14 +184,14 @@ def _heat_map(run: Run, values: list[list[Any]], options: Mapping[str, Any]) -> 
 
 def _layout(unit: str, metric: str) -> dict[str, Any]:
     """Return the common layout of all pictures; the page adds sizes, which depend on its width."""
-    grid = {"gridcolor": _GRID, "zerolinecolor": _ZERO, "automargin": True, "rangemode": "nonnegative"}
+    grid = {"gridcolor": _GRID, "zerolinecolor": _ZERO, "automargin": True}
     return {
         "template": "none",
         "paper_bgcolor": _CLEAR,
         "plot_bgcolor": _CLEAR,
         "font": {"size": 13, "family": "system-ui, sans-serif", "color": _TEXT},
         "xaxis": {"title": {"text": unit}, "showgrid": False, "linecolor": _AXIS, "ticks": "outside", **grid},
-        "yaxis": {"title": {"text": f"{metric} (%)" if metric else ""}, **grid},
+        "yaxis": {"title": {"text": f"{metric} (%)" if metric else ""}, "rangemode": "nonnegative", **grid},
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "hovermode": "closest",
     }
