@@ -154,7 +154,7 @@ def draw_projection(projection: Projection, path: Path) -> None:
         for axes, draw in zip(all_axes, panels, strict=True):
             draw(axes)
         legend = all_axes[0].get_legend()
-        if below and legend is not None:  # a tall one would tear the rows apart
+        if below and legend is not None:  # a tall one leaves a gap between the rows
             handles: Sequence[Any] = legend.legend_handles
             names = [text.get_text() for text in legend.get_texts()]
             legend.remove()
