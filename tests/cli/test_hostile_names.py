@@ -166,7 +166,7 @@ def test_the_judge_sees_names_as_they_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "up" / "deep")
     run = Run(tmp_path, ["site/a", "Town", "town", "../../out", "new"])
     run.do("fit")
-    monkeypatch.setattr(plan, "file_names", lambda names: {name: name for name in names})
+    monkeypatch.setattr(plan, "files_of_sets", lambda names: {name: name for name in names})
     run.do("predict", "--ckpt_path=last")
     assert sorted(os.path.relpath(path, tmp_path) for path in map(str, strays(run))) == ["out.npz", "run/features/site"]
     files = run.files("features", ".npz")

@@ -315,12 +315,31 @@ def test_verification_of_expanded_queries(capsys, features):
     assert plain["mAP"] != expanded["mAP"]
 
 
+def test_the_roc_curve_has_the_rates_of_the_table(capsys, tmp_path, features, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("fedsim.cli.rank.save_figure", lambda figure, path, option: drawn.append(figure))
+    rates = scores_of(capsys, features, "--roc", tmp_path / "roc.png")
+    assert rates == scores_of(capsys, features, "--verification")
+    [axes] = drawn.pop().axes
+    x, y = (np.asarray(values) for values in axes.lines[0].get_data())
+    assert (np.diff(x) >= 0).all()
+    assert (np.diff(y) >= 0).all()
+    assert (y[0], y[-1]) == (0, 1)
+    for name in ("1e-2", "1e-3", "1e-4"):
+        share = y[x <= max(float(name), x[0])].max()
+        assert share == pytest.approx(rates[f"TPR@FPR={name}"])
+        assert f"{name}: {100 * share:.1f} %" in [text.get_text() for text in axes.texts]
+    axes.figure.draw_without_rendering()
+    assert {"0.01", "0.1", "1"} <= {text.get_text() for text in axes.get_xticklabels()}
+
+
 def test_verification_without_negative_pairs(capsys, tmp_path):
     path = save(tmp_path / "f.npz", query_pids=np.ones(Q, int), gallery_pids=np.ones(G, int))
     found = scores_of(capsys, path, "--verification")
     assert found["n_negative_pairs"] == 0
     assert np.isnan([found[f"TPR@FPR={name}"] for name in ("1e-2", "1e-3", "1e-4")]).all()
     assert run(capsys, path, "--verification").splitlines()[-3].split() == ["-", "-", "-"]
+    assert "--roc: there is no pair of two identities" in refuse(capsys, path, "--roc", tmp_path / "roc.png")
 
 
 # -- ranked lists ------------------------------------------------------------------------------------------------------
@@ -429,6 +448,7 @@ MISTAKES = [
     (["--rerank", "--lambda_=2"], "lambda_: 2.0"),
     (["--rerank", "--distance=euclidean"], "--rerank"),
     (["--rerank", "--verification"], "--verification: not with --rerank"),
+    (["--rerank", "--roc=roc.png"], "--roc: not with --rerank"),
     (["--device=tpu9"], "--device: there is no device tpu9; choose from cpu"),
     (["--device=cuda:77"], "--device: cuda:77 is not here; choose from cpu"),
     (["--nonsense=1"], "nonsense"),

@@ -85,3 +85,24 @@ def test_names_of_metrics_are_joined_by_one_function() -> None:
     assert raw.search('f"selection/{client}/loss"')
     files = Path(names.__file__).parents[1].rglob("*.py")
     assert [file.name for file in files if raw.search(file.read_text())] == []
+
+
+def test_no_name_begins_as_other_files_of_the_folder() -> None:
+    others = ("confusion", "pca-")
+    names = [
+        "confusion",
+        "Confusion",
+        "confusion2",
+        "\N{FULLWIDTH LATIN SMALL LETTER P}\N{FULLWIDTH LATIN SMALL LETTER C}a-x",
+        "PCA-global",
+        "%63onfusion",
+        "pca",
+        "town",
+        "c",
+    ]
+    files = file_names(names, others)
+    for file in files.values():
+        assert not unicodedata.normalize("NFKC", file).casefold().startswith(others)
+    assert len({file.casefold() for file in files.values()}) == len(names)
+    assert files["confusion"] == "%63onfusion"
+    assert [files[name] for name in ("pca", "town", "c")] == ["pca", "town", "c"]

@@ -60,6 +60,11 @@ def test_many_data_sets_have_a_bounded_figure(monkeypatch, tmp_path):
     panels, figure = drawn(projection_of(30), monkeypatch, tmp_path)
     assert len(panels) == 12
     assert figure.get_suptitle().endswith("cameras of the first 11")
+    [legend] = figure.legends  # below its panel it would leave a gap
+    assert [text.get_text() for text in legend.get_texts()] == projection_of(30).sets
+    assert panels[0].get_legend() is None
+    colours = [handle.get_facecolor()[0, :3].tolist() for handle in legend.legend_handles]
+    assert colours == [[*to_rgb(style_of(number).colour)] for number in range(30)]
     panels, figure = drawn(projection_of(11), monkeypatch, tmp_path)
     assert len(panels) == 12
     assert "first" not in figure.get_suptitle()

@@ -1,5 +1,6 @@
 """The page of ``fedsim report --html``: its numbers against the runs' files, and how it looks in a browser."""
 
+import itertools
 import json
 import random
 import re
@@ -215,6 +216,25 @@ def test_pictures_are_in_the_page(parsed):
     assert all(attrs["src"].startswith("data:image/webp;base64,") for attrs in shown)
 
 
+def test_a_page_of_many_pictures_is_below_five_megabytes_and_names_the_others(tmp_path):
+    """The points are shown rather than the many queries of a client's own model on unseen data."""
+    run, noise = write_run(tmp_path / "run", {1: scores_of({"a": 0.5})}), np.random.default_rng(0)
+    shutil.copytree(write_run(tmp_path / "other", {1: scores_of({"a": 0.4})}, method="M"), tmp_path / "two")
+    files = [run / "rankings" / f"a@c{i:02}.png" for i in range(20)] + [run / "projections" / "pca-global.png"]
+    pixels = noise.integers(0, 256, (800, 800, 3), dtype=np.uint8)
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels if "@" in file.name else pixels[:, :100]).save(file)
+    out = tmp_path / "out.html"
+    assert main(["report", str(run), str(tmp_path / "two"), "--html", str(out)]) == 0
+    assert 4_000_000 < out.stat().st_size < 5_000_000
+    shown = [attrs["alt"] for tag, attrs in Reader(out.read_text()).tags if tag == "img"]
+    named = re.findall("which would be larger than 5 MB: (.*?)<", out.read_text())
+    assert len(shown) + len(named) == 21
+    assert "pca-global" in shown[-1]
+    assert named == [str(file) for file in files[len(shown) - 1 : -1]]
+
+
 def test_the_page_says_how_to_draw_the_contact_sheet_that_is_missing(page, tmp_path):
     assert "fedsim data preview" not in page.read_text()
     settings = {"model": {}, "data": {"source": "SyntheticReID", "size": [32, 16]}}
@@ -318,6 +338,31 @@ def test_many_names_fit_below(browser, tmp_path):
         shown.close()
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_long_names_of_many_data_sets_stand_apart(browser, tmp_path, width):
+    """Of many data sets the bars lie; a name takes a quarter of the width at most, and is never read as a formula."""
+    sets = {f"<b>& {'long ' * 20}$x$ {number}": 0.02 * number for number in range(20)}
+    run = write_run(tmp_path / "run", {1: scores_of(sets)}, clients=list(sets))
+    write_log(run / "metrics.csv", [(1, training(up=1e6) | {f"train/{name}/loss": 1.0 for name in sets})])
+    assert main(["report", str(run), "--html", str(tmp_path / "long.html")]) == 0
+    shown, said = browser.new_page(viewport={"width": width, "height": 900}), []
+    shown.on("console", lambda message: said.append(message.text))
+    shown.goto((tmp_path / "long.html").as_uri())
+    shown.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
+    check_boxes(shown, width)
+    for plot in ("bars", "participation"):
+        ticks = "part => { const box = part.getBoundingClientRect(); return [part.textContent, box.top, box.bottom]; }"
+        names = [text.evaluate(ticks) for text in shown.query_selector_all(f"#plot-{plot} .ytick text")]
+        assert len(names) == len(sets)
+        assert all(text.startswith("<b>&") and "…" in text and "$ " in text for text, *_ in names)
+        assert all(above[2] <= below[1] + 3 for above, below in itertools.pairwise(names))
+    assert shown.evaluate("document.getElementById('plot-bars').data[0].y[3]").startswith(
+        "&lt;b&gt;&amp; long long long"
+    )
+    assert said == []
+    shown.close()
+
+
 LETTERS = """() => [...document.querySelectorAll('.plot .legendtext')].map(text => {
   const box = text.getBoundingClientRect();
   return [text.textContent, box.left, box.right];
@@ -376,4 +421,64 @@ def test_pictures_open(opened):
     box = image.bounding_box()
     assert box["width"] <= width
     assert box["width"] / box["height"] == pytest.approx(4, rel=0.01)
+    assert said == []
+
+
+# colour and, of what lies behind it, the first one that is not clear; of texts, and of what plots draw
+COLOURS = """() => {
+  const clear = colour => /^rgba\\(.*, 0\\)$|^none$|^transparent$/.test(colour);
+  const behind = part => { while (part && clear(getComputedStyle(part).backgroundColor)) part = part.parentElement;
+                           return getComputedStyle(part ?? document.body).backgroundColor; };
+  const of = (parts, name) => [...document.querySelectorAll(parts)].filter(part => part.getClientRects().length)
+    .map(part => [part.textContent.slice(0, 30), getComputedStyle(part)[name], behind(part)])
+    .filter(([, colour]) => colour.startsWith("rgb") && !clear(colour));  // others are patterns
+  return {texts: [...of("td, th, th button, p, li, h1, h2, h3, summary, nav a, label, select", "color"),
+                  ...of(".plot text:not(.bartext)", "fill")],
+          lines: [...of(".plot .lines path", "stroke"), ...of(".plot .points path", "fill")]};
+}"""
+
+
+def contrast(first, second):
+    """The ratio of WCAG 2, from 1 to 21, of two colours as browsers write them."""
+
+    def luminance(text):
+        shares = [float(number) / 255 for number in re.findall(r"[\d.]+", text)[:3]]
+        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(first), luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(("scheme", "media", "back"), [
+    ("light", "screen", "rgb(255, 255, 255)"), ("dark", "screen", "rgb(21, 25, 30)"),
+    ("dark", "print", "rgb(255, 255, 255)"),
+])  # fmt: skip
+def test_it_can_be_read_in_the_light_in_the_dark_and_on_paper(browser, tmp_path, scheme, media, back):
+    scores = {r: scores_of({"a": 0.5, "b": 0.1 * r}) for r in (1, 2)}
+    runs = [write_run(tmp_path / f"m{i}", scores, method=f"M{i}") for i in range(8)]  # one more than colours
+    assert main(["report", *map(str, runs), "--html", str(tmp_path / "out.html")]) == 0
+    shown = browser.new_page(color_scheme=scheme)
+    shown.goto((tmp_path / "out.html").as_uri())
+    shown.wait_for_function("document.querySelectorAll('.plot .main-svg').length > 0")
+    shown.emulate_media(media=media, color_scheme=scheme)
+    shown.wait_for_function("new Promise(done => requestAnimationFrame(() => setTimeout(() => done(true))))")
+    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == back
+    found = shown.evaluate(COLOURS)
+    assert len(found["texts"]) > 60
+    assert [text for text in found["texts"] if contrast(*text[1:]) < 4.5] == []
+    assert len({colour for _, colour, _ in found["lines"]}) == 7
+    least = 2 if back == "rgb(255, 255, 255)" else 3  # Okabe and Ito's orange on white
+    assert [line for line in found["lines"] if contrast(*line[1:]) < least] == []
+    shown.close()
+
+
+def test_the_page_follows_a_change_of_the_scheme(opened):
+    shown, said, _ = opened
+    colour = "getComputedStyle(document.querySelector('.plot .ytick text')).fill"
+    before = shown.evaluate(colour)
+    shown.emulate_media(color_scheme="dark")
+    shown.wait_for_function(f"{colour} !== '{before}'")
+    shown.emulate_media(color_scheme="light")
+    shown.wait_for_function(f"{colour} === '{before}'")
     assert said == []

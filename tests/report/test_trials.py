@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -118,6 +119,21 @@ def test_importance_is_that_of_the_option_that_matters(tmp_path, monkeypatch):
 def test_heights_of_parallel_coordinates(distribution, heights):
     assert {value: _height(distribution, value) for value in heights} == pytest.approx(heights)
     assert all(0 <= _height(distribution, value) <= 1 for value in _ticks(distribution))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_narrow_window(browser, folder, tmp_path, scheme):
+    pytest.importorskip("jinja2", reason="the extra 'report' is not installed")
+    pytest.importorskip("plotly", reason="the extra 'report' is not installed")
+    named, page = tmp_path / ("long" * 20), tmp_path / "trials.html"
+    shutil.copytree(folder, named)
+    assert main(["report", str(named), "--html", str(page)]) == 0
+    shown = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
+    shown.goto(page.as_uri())
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+    back = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+    shown.close()
 
 
 def test_figure_and_page_are_small_and_have_all_trials(folder, tmp_path, capsys):

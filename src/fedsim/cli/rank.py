@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 from jsonargparse import ArgumentParser
 from tabulate import tabulate
@@ -22,7 +23,7 @@ from fedsim.core.checks import Count, Natural, Share, Weight
 from fedsim.core.devices import Device
 from fedsim.core.errors import ConfigError, DataError, FedSimError, first_line
 from fedsim.core.metrics import METRICS
-from fedsim.core.paths import InputFile, RankedLists
+from fedsim.core.paths import Figure, InputFile, RankedLists
 from fedsim.evaluation.backends import BackendName, make_backend, make_search
 from fedsim.evaluation.feature_file import read_features
 from fedsim.evaluation.ranker import Ranker, score_blocks
@@ -31,6 +32,7 @@ from fedsim.evaluation.reranking import expand_queries, rerank_blocks
 from fedsim.evaluation.verification import RATES, PairCounts, count_pairs, pair_blocks
 from fedsim.functional.similarity import Distance, NotFiniteError, Similarity, query_blocks
 from fedsim.parsing.error_lines import parsed
+from fedsim.report.layout import new_figure, save_figure, style_of
 
 T = TypeVar("T")
 
@@ -53,6 +55,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
     k2: Count = 6,
     lambda_: Share = 0.3,
     verification: bool = False,
+    roc: Figure | None = None,
     save_ranking: RankedLists | None = None,
     json: bool = False,
 ) -> str:
@@ -77,6 +80,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
         k2: neighbours to average over in re-ranking.
         lambda_: weight of the original distance in re-ranking.
         verification: also give true positive rates at false positive rates of 1e-2, 1e-3 and 1e-4, over all pairs.
+        roc: also draw the ROC curve of verification, over all pairs, into this image file (png, pdf, svg).
         save_ranking: also write the first 50 images of each list to this npz file.
         json: return JSON instead of a table.
 
@@ -84,7 +88,7 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
         DataError: if the file cannot be used, or no query has a match.
         ConfigError: if an option is wrong.
     """
-    _check_options(distance, rerank, expand, verification)
+    _check_options(distance, rerank, expand, verification, roc)
     _check_refinements({"rule": rule, "k1": k1, "k2": k2, "lambda_": lambda_}, "rerank", rerank)
     _check_refinements({"alpha": alpha}, "expand", expand != 0)
     file = read_features(Path(features), camera_aware, tuple(junk_pids))
@@ -114,14 +118,18 @@ def rank_file(  # not rank: jsonargparse would look for it in fedsim, and import
             from fedsim.evaluation.pictures import rank_lists, write_ranked_lists  # imports the readers of data sets
 
             write_ranked_lists(Path(save_ranking), rank_lists(_with_bar(blocks()), labels))
-        pairs = count_pairs(lambda: _with_bar(pair_blocks(query, gallery, distance)), labels) if verification else None
+        has_pairs = verification or roc is not None
+        pairs = count_pairs(lambda: _with_bar(pair_blocks(query, gallery, distance)), labels) if has_pairs else None
+    if pairs is not None and roc is not None:
+        _draw_roc(pairs, Path(roc))
     ranking = average_scores(scores, invalid_as_zero)
     return _as_json(ranking, pairs) if json else _as_table(ranking, pairs)
 
 
-def _check_options(distance: Distance, rerank: bool, expand: int, verification: bool) -> None:
-    if verification and rerank:
-        raise ConfigError("--verification: not with --rerank, whose distances differ in scale between queries")
+def _check_options(distance: Distance, rerank: bool, expand: int, verification: bool, roc: str | None) -> None:
+    for name, is_given in (("verification", verification), ("roc", roc is not None)):
+        if is_given and rerank:
+            raise ConfigError(f"--{name}: not with --rerank, whose distances differ in scale between queries")
     for name, wanted in (("rerank", rerank), ("expand", expand != 0)):
         if wanted and distance != "cosine":
             raise ConfigError(f"--{name}: is defined for --distance cosine")
@@ -186,6 +194,28 @@ def _as_json(ranking: Ranking, pairs: PairCounts | None) -> str:
 
 def _verification_scores(pairs: PairCounts) -> dict[str, float]:
     return {f"TPR@FPR={name}": pairs.true_positive_rate(rate) for name, rate in RATES.items()}
+
+
+def _draw_roc(pairs: PairCounts, path: Path) -> None:
+    """Draw true over false positive rates, of all thresholds; no false pair is at the left edge, as the axis is log."""
+    if not pairs.num_negatives:
+        raise DataError("--roc: there is no pair of two identities; leave it out")
+    errors, last = np.unique(pairs.false_positives[::-1], return_index=True)  # of equal errors, the largest true rate
+    right = pairs.true_positives[::-1][last] / pairs.num_positives
+    edge = 0.5 / pairs.num_negatives
+    x = [edge, *np.maximum(errors / pairs.num_negatives, edge).tolist(), 1.0]
+    with new_figure(4.2, 3.2) as figure:
+        axes = figure.subplots()
+        axes.step(x, [0.0, *right.tolist(), 1.0], where="post", color=style_of(0).colour, linewidth=1.4)
+        for name, rate in RATES.items():
+            axes.axvline(rate, color="0.6", linestyle=":", linewidth=0.8)
+            share = f"{100 * pairs.true_positive_rate(rate):.1f} %"
+            axes.annotate(f"{name}: {share}", (rate, 1.0), (2, -2), textcoords="offset points", rotation=90, va="top")
+        axes.set(xscale="log", xlim=(edge, 1.0), ylim=(0.0, 1.0), xlabel="false positive rate",
+                 ylabel="true positive rate",
+                 title=f"{pairs.num_positives:,} pairs of one identity, {pairs.num_negatives:,} of two")  # fmt: skip
+        axes.xaxis.set_major_formatter("{x:g}")
+        save_figure(figure, path, "--roc")
 
 
 def run(args: list[str]) -> str:

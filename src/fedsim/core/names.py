@@ -139,16 +139,21 @@ def file_name(name: str) -> str:
     return _marked(quoted) if len(quoted) > _LONGEST else quoted.decode()
 
 
-def file_names(names: Iterable[str]) -> dict[str, str]:
+def file_names(names: Iterable[str], begins: tuple[str, ...] = ()) -> dict[str, str]:
     """Return name -> name of a file, for all names of one folder; no disk takes two of them for one.
 
     They are those of :func:`file_name`. Names that differ only in the case of letters, or in how Unicode composes
-    these, also end with a SHA-256, since many disks do not distinguish them.
+    these, also end with a SHA-256, since many disks do not distinguish them. ``begins`` are those, in small letters,
+    of further files in the folder: the first letter of a name that begins so becomes %XX, too.
 
     >>> file_names(["town", "Köln", "site/a"])
     {'town': 'town', 'Köln': 'Köln', 'site/a': 'site%2Fa'}
+    >>> file_names(["pca", "pca-a"], begins=("pca-",))
+    {'pca': 'pca', 'pca-a': '%70ca-a'}
     """
     files = {name: file_name(name) for name in names}
+    for name, file in files.items() if begins else ():
+        files[name] = _quoted_first(file) if _folded(file).startswith(begins) else file
     count = Counter(map(_folded, files.values()))
     return {name: file if count[_folded(file)] == 1 else _marked(file.encode()) for name, file in files.items()}
 
@@ -181,6 +186,10 @@ def _quoted_part(part: str) -> str:
     if "%" in part:
         part = re.sub("%(?=2F|25)", _QUOTED_PERCENT, part)
     return part.replace("/", _QUOTED_SLASH)
+
+
+def _quoted_first(file: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in file[0].encode()) + file[1:]
 
 
 def _folded(name: str) -> str:

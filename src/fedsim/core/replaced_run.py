@@ -11,13 +11,14 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files
+from fedsim.core.names import file_names
 from fedsim.core.run_lock import RunLock
 from fedsim.core.versions import current_version
 
@@ -33,12 +34,19 @@ FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS = "features", "rankings", "maps",
 """folders of features, ranked lists, attention maps, pictures and tables of single queries, and features as points"""
 PICTURES = "pictures"
 """folder of the pictures that a fit draws over its rounds"""
-OF_IMAGES = "images-"
-"""begin of the names of files in FEATURES that fedsim predict --images writes"""
+OF_IMAGES, CONFUSION = "images-", "confusion"
+"""begins of the names of files: those that fedsim predict --images writes into FEATURES, those of domain confusion"""
+PROJECTED = ("pca-", "tsne-")
+"""begins of the names of files with features as points"""
 _WRITTEN = ("config.yaml", QUERIES_FILE, FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS, PICTURES, TESTS)
 _ASIDE, _MOVING, _REMOVED = "replaced-run", "replaced-run.tmp", "replaced-run.removed.tmp"
 
 log = logging.getLogger(__name__)
+
+
+def files_of_sets(names: Iterable[str]) -> dict[str, str]:
+    """Return test set -> begin of the names of its files in the folders of a run; no other file there begins so."""
+    return file_names(names, (OF_IMAGES, CONFUSION, *PROJECTED))
 
 
 def files_of_run(folder: Path, with_ids: bool = True) -> Iterator[Path]:

@@ -9,6 +9,7 @@ from typing import Literal, final
 
 from fedsim.core.names import file_names
 from fedsim.core.placement import Placement
+from fedsim.core.replaced_run import files_of_sets
 from fedsim.data.federated import FederatedData
 from fedsim.evaluation.scorer import ScoredSet
 from fedsim.evaluation.summary import Kind, ScoreRow, SplitName
@@ -130,7 +131,7 @@ class EvaluationPlan:
 
     @cached_property
     def _files_of_tests(self) -> dict[str, str]:
-        return file_names(self.federated.tests)
+        return files_of_sets(self.federated.tests)
 
     @cached_property
     def _files_of_models(self) -> dict[str, str]:

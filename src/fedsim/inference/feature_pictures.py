@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsim.core.names import file_names
+from fedsim.core.replaced_run import CONFUSION
 from fedsim.evaluation.pictures import write_picture
 from fedsim.inference.projection import IMAGES, project_features
 from fedsim.inference.queries import choose_queries, count_first_images
 from fedsim.inference.run_features import RunFeatures
-from fedsim.report.features import CONFUSION, Chosen, Row, confusion_matrices, draw_confusion, write_rows
+from fedsim.report.features import Chosen, Row, confusion_matrices, draw_confusion, write_rows
 from fedsim.report.projection import Projection, Projector, draw_projection
 
 _TOP = 10

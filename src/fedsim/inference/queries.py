@@ -221,7 +221,9 @@ def count_first_images(features: RunFeatures) -> list[Row]:
             labels = joined_labels([model.labels for model in sets], has_common)
             rows += _rows_of(sets, labels, features.settings.distance)
     if not rows:
-        raise DataError("confusion: no model has features of two test sets, whose galleries could be joined")
+        raise DataError(
+            "confusion: no model has features of two test sets to join; leave it out, or name another in data.unseen"
+        )
     return rows
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import file_names, metric_name
-from fedsim.core.replaced_run import FEATURES
+from fedsim.core.replaced_run import FEATURES, files_of_sets
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
 from fedsim.data.images import Images
@@ -128,7 +128,7 @@ def _files(folder: Path, federated: FederatedData, run: Run) -> Iterator[_File]:
     """Yield the files of features of the run's test sets."""
     scores = (run.summary["final"] or {}).get("metrics", {})
     clients = {file: name for name, file in file_names([client.name for client in federated.clients]).items()}
-    for data_set, stem in file_names(federated.tests).items():
+    for data_set, stem in files_of_sets(federated.tests).items():
         if (path := folder / f"{stem}.npz").is_file():
             owners = [client.name for client in federated.clients if data_set in client.tests]
             if run.primary == "personalised" and data_set not in federated.unseen:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.replaced_run import PICTURES
+from fedsim.core.replaced_run import CONFUSION, PICTURES
 from fedsim.report.features import KEYS, Row, confusion_matrices, printable_all, write_rows
 from fedsim.report.layout import Block, axes_of, new_figure, save_figure, style_of
 
-COURSE = "confusion-over-rounds"
+COURSE = f"{CONFUSION}-over-rounds"
 """name of the files about the course"""
 ROUND = "round-"
 """begin of the name of the folder with a round's pictures; the number counts from 1"""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import printable
-from fedsim.core.replaced_run import QUERIES
+from fedsim.core.replaced_run import CONFUSION, QUERIES
 from fedsim.report.layout import Block, new_figure, save_figure
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 Row = dict[str, str | float]
 Chosen = Literal["worst", "best"] | Sequence[str]
 """the queries with the lowest or the highest average precision, or the names of their files"""
-CONFUSION = "confusion"
-"""name of the files about domain confusion"""
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -44,7 +42,8 @@ def query_block(rows: Sequence[Mapping[str, Any]], label: str = "") -> Block:
     """Return a line per query of a test set, with the first image of its list."""
     first = rows[0]
     title = "\n".join(filter(None, [label, f"{first['data set']}, {first['model']} {first['owner']}".strip(), "query"]))
-    headers = [title, "identity", "AP", "first\nmatch", "first image", "identity", "distance", "right"]
+    of_image = ["first image", "identity,\ncamera", "distance", "right"]
+    headers = [title, "identity,\ncamera", "AP\n(%)", "first\nmatch", *of_image]
     lines = [
         [
             f"{row['query']}",
@@ -78,7 +77,7 @@ def query_tables(folder: Path) -> Iterator[tuple[str, list[Block]]]:
         try:
             with path.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
-            if path.stem == CONFUSION and set(rows[0]) == set(KEYS):
+            if path.stem == CONFUSION:
                 yield path.stem, [confusion_block(confusion) for confusion in confusion_matrices(rows)]
             else:
                 yield path.stem, [query_block(rows)]

@@ -21,6 +21,8 @@ Projector = Literal["pca", "tsne"]
 """principal components, or t-SNE (van der Maaten and Hinton, JMLR 2008)"""
 _MOST_PANELS = 12
 """of a figure; the cameras of further data sets are in the rows only"""
+_MOST_LINES = 5
+"""of a legend below its panel; that of more data sets is below all panels"""
 _COLUMNS = 3
 _PANEL = 2.5
 """Inches: width of a panel, and its height without the legend."""
@@ -144,11 +146,20 @@ def draw_projection(projection: Projection, path: Path) -> None:
     rows = -(-len(panels) // columns)
     of_cameras = _legend_lines([f"c{camera}" for camera in projection.cameras])
     of_sets = _legend_lines(projection.sets) if len(projection.sets) > 1 else 0
-    height = rows * (_PANEL + 0.25) + _LINE * ((rows - 1) * of_cameras + max(of_sets, of_cameras)) + 0.2
-    with new_figure(max(1.6, columns) * _PANEL, height) as figure:
+    below = -(-of_sets // columns) if of_sets > _MOST_LINES else 0
+    height = rows * (_PANEL + 0.25) + _LINE * ((rows - 1) * of_cameras + max(of_sets * (not below), of_cameras) + below)
+    with new_figure(max(1.6, columns) * _PANEL, height + 0.2) as figure:
         figure.set_layout_engine("compressed", h_pad=0.08)  # panels are squares
-        for axes, draw in zip(axes_of(figure, rows, columns, len(panels)), panels, strict=True):
+        all_axes = axes_of(figure, rows, columns, len(panels))
+        for axes, draw in zip(all_axes, panels, strict=True):
             draw(axes)
+        legend = all_axes[0].get_legend()
+        if below and legend is not None:  # a tall one leaves a gap between the rows
+            handles: Sequence[Any] = legend.legend_handles
+            names = [text.get_text() for text in legend.get_texts()]
+            legend.remove()
+            ncols = columns * _legend_columns(names)
+            figure.legend(handles, names, loc="outside lower center", ncols=ncols, frameon=False, fontsize=7)
         most = _MOST_PANELS - 1 - projection.has_clients
         further = f"; cameras of the first {most}" if len(projection.sets) > most else ""
         title = f"model {projection.title}: {len(projection.images):,} test images{further}"

@@ -375,14 +375,14 @@ def trials_report(
 
 def _write_page(trials: SearchTrials, block: Block, folder: Path, path: Path) -> None:
     """Write the table, sortable, and the figure into one file that needs no network."""
-    from fedsim.report.html.page import embedded, write_template
+    from fedsim.report.html.page import as_uri, rendered, write
 
     picture = ""
     with TemporaryDirectory() as temporary:
         if trials.complete:
             drawn = Path(temporary, "trials.png")
             draw_trials(trials, drawn)
-            picture = embedded(drawn)
+            picture = as_uri(drawn)
     content = {"folder": str(folder), "made": time.strftime("%Y-%m-%d %H:%M"), "version": __version__,
                "trials": block, "picture": picture}  # fmt: skip
-    write_template("trials.html", content, path)
+    write(rendered("trials.html", content), path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from fedsim._version import __version__
 from fedsim.core.errors import DataError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
-from fedsim.core.names import metric_name
-from fedsim.core.replaced_run import MAPS, PICTURES, PROJECTIONS, QUERIES, RANKINGS
+from fedsim.core.names import file_names, metric_name
+from fedsim.core.replaced_run import MAPS, PICTURES, PROJECTIONS, QUERIES, RANKINGS, files_of_sets
 from fedsim.report.comparison import tables_with_runs
-from fedsim.report.course import COURSE, course_blocks, round_folder, rounds_with_pictures
+from fedsim.report.course import COURSE, ROUND, course_blocks, round_folder, rounds_with_pictures
 from fedsim.report.features import query_tables
 from fedsim.report.groups import RunGroup, differences, shown_metrics
 from fedsim.report.layout import Block, with_sign
-from fedsim.report.runs import METRICS, Rule
+from fedsim.report.runs import METRICS, Rule, Run
 from fedsim.report.scores import all_sets, differences_table, intervals_table, score_block, titles_of
 from fedsim.settings.configuration import without_folders
 
@@ -31,16 +32,18 @@ jinja2, offline, plots = (
     load_extra(module, "--html", "report") for module in ("jinja2", "plotly.offline", "fedsim.report.html.plots")
 )
 
-_Rows = list[tuple[str, list[tuple[int, str]]]]
-"""name of a picture, and its rounds with it"""
+_Rows = list[tuple[str, list[tuple[int, Path]]]]
+"""name of a picture, and its rounds with their files"""
 _PANELS = 6
 """rounds in a row of pictures"""
 _SHEETS = ("data.png", "people.png", "preview.png")
 """Names of contact sheets, in a run directory or its parent."""
-_WIDEST = 1400
-"""Pixels: largest width of a picture in the page."""
-_WIDEST_IN_ROW = 900
-"""Pixels: largest width of a picture in a row of several rounds."""
+_PAGE, _PICTURES = 4_900_000, 1_000_000
+"""Bytes: a page that has pictures is not larger, unless all else is: then its pictures take the second number."""
+_LARGE = 500_000
+"""Bytes: a larger file has images of people, a smaller one points or a heat map."""
+_FORMS = ((1400, 75), (900, 30))
+"""largest width in pixels, and quality, of pictures that fit so, and of others"""
 
 
 def write_page(
@@ -93,19 +96,42 @@ def write_page(
             (group.label, yaml.safe_dump(without_folders(group.runs[0].config), sort_keys=False)) for group in groups
         ],
         "versions": _versions(groups),
-        "plotly": offline.get_plotlyjs(),
+        "dark_colours": plots.DARK,
+        "plotly": base64.b64encode(gzip.compress(offline.get_plotlyjs().encode(), mtime=0)).decode(),
     }
-    write_template("page.html", content, path)
+    bare = len(rendered("page.html", content | {"uris": {}}).encode(errors="backslashreplace"))
+    parts = [content[name] for name in ("sheets", "projections", "pictures", "queries", "over_rounds")]
+    files = sorted(_files_in(parts), key=_importance)
+    write(rendered("page.html", content | {"uris": embedded(files, max(_PAGE - bare, _PICTURES))}), path)
 
 
-def write_template(name: str, content: Mapping[str, Any], path: Path) -> None:
-    """Write a template of this folder with its content into a file; raise DataError if the file cannot be written."""
+def _importance(file: Path) -> tuple[bool, int]:
+    """Return the place of a picture among those that want room: small ones first, last the large ones of many alike."""
+    size, folder = file.stat().st_size, file.parent.name
+    return size > _LARGE and ("@" in file.name or folder.startswith(ROUND)), size
+
+
+def _files_in(part: object) -> Iterator[Path]:
+    """Yield the files in lists and tuples of any depth."""
+    if isinstance(part, Path):
+        yield part
+    elif isinstance(part, list | tuple):
+        for inner in part:
+            yield from _files_in(inner)
+
+
+def rendered(name: str, content: Mapping[str, Any]) -> str:
+    """Return a template of this folder with its content."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedsim", "report/html"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )  # fmt: skip
     environment.globals.update(key_of=sort_key, with_sign=with_sign)
-    page = environment.get_template(name).render(content)
+    return str(environment.get_template(name).render(content))
+
+
+def write(page: str, path: Path) -> None:
+    """Write a page; raise DataError if the file cannot be written."""
     try:
         with replacing(path) as partial:
             partial.write_text(page, encoding="utf-8", errors="backslashreplace")  # of paths
@@ -165,55 +191,76 @@ def _versions(groups: Sequence[RunGroup]) -> Block:
     return Block(["run", "seed", *packages, *fields], lines, num_left=1)
 
 
-def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple[str, Path]]]]:
     for group in groups:
         for subfolder, title in ((RANKINGS, "ranked lists"), (MAPS, "maps")):
             yield from _drawn([group], subfolder, title)
 
 
-def _drawn(groups: Sequence[RunGroup], subfolder: str, title: str) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+def _drawn(groups: Sequence[RunGroup], subfolder: str, title: str) -> Iterator[tuple[str, str, list[tuple[str, Path]]]]:
     """Yield run, kind of pictures, and the pictures by name, of the first seed of each group."""
     for group in groups:
         files = sorted((group.runs[0].folder / subfolder).glob("*.png"))
         if files:
-            yield group.label, title, [(file.stem, embedded(file)) for file in files]
+            shown = _names(group.runs[0])
+            yield group.label, title, [(shown(file.stem), file) for file in files]
 
 
-def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, list[Block], str]]]]:
+def _names(run: Run) -> Callable[[str], str]:
+    """Return a function: name of a file -> its data set, with the client or architecture of the model if it has one.
+
+    Of pictures of several data sets it is the name of the file.
+    """
+    names, clients = (
+        {file: name for name, file in files.items()}
+        for files in (files_of_sets(run.test_sets), file_names(run.summary["clients"]))
+    )
+
+    def shown(stem: str) -> str:
+        of_set, sign, owner = stem.partition("@")
+        return f"{names.get(of_set, of_set)}{sign}{clients.get(owner, owner)}"
+
+    return shown
+
+
+def _queries(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[tuple[str, list[Block], Path | None]]]]:
     """Yield the first seed of each group with its files about single queries: name, tables, and picture."""
     for group in groups:
-        folder = group.runs[0].folder
+        run, shown = group.runs[0], _names(group.runs[0])
         files = [
-            (name, blocks, embedded(picture) if (picture := folder / QUERIES / f"{name}.png").is_file() else "")
-            for name, blocks in query_tables(folder)
+            (shown(name), blocks, _existing(run.folder / QUERIES / f"{name}.png"))
+            for name, blocks in query_tables(run.folder)
         ]
         if files:
             yield group.label, files
 
 
-def _over_rounds(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[Block], str, _Rows]]:
+def _over_rounds(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[Block], Path | None, _Rows]]:
     """Yield the first seed of each group with pictures of its rounds: confusion, and by name the pictures in a row."""
     for group in groups:
-        run = group.runs[0].folder
+        run, shown = group.runs[0].folder, _names(group.runs[0])
         rounds = rounds_with_pictures(run)
         if len(rounds) > _PANELS:  # evenly spread, with the first and the last
             rounds = [rounds[round(place * (len(rounds) - 1) / (_PANELS - 1))] for place in range(_PANELS)]
-        rows: dict[str, list[tuple[int, str]]] = {}
+        rows: dict[str, list[tuple[int, Path]]] = {}
         for round_ in rounds:
             for file in sorted(round_folder(run, round_).glob("*.png")):
-                rows.setdefault(file.stem, []).append((round_, embedded(file, _WIDEST_IN_ROW)))
+                rows.setdefault(shown(file.stem), []).append((round_, file))
         if rows:
-            course = run / PICTURES / f"{COURSE}.png"
-            yield group.label, course_blocks(run), embedded(course) if course.is_file() else "", list(rows.items())
+            course = _existing(run / PICTURES / f"{COURSE}.png")
+            yield group.label, course_blocks(run), course, list(rows.items())
 
 
-def _sheets(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str]]:
+def _existing(file: Path) -> Path | None:
+    return file if file.is_file() else None
+
+
+def _sheets(groups: Sequence[RunGroup]) -> Iterator[Path]:
     folders = dict.fromkeys(
         folder for group in groups for run in group.runs for folder in (run.folder, run.folder.parent)
     )
     for folder in folders:
-        for file in (folder / name for name in _SHEETS if (folder / name).is_file()):
-            yield str(file), embedded(file)
+        yield from (folder / name for name in _SHEETS if (folder / name).is_file())
 
 
 def _sheet_command(groups: Sequence[RunGroup]) -> str:
@@ -228,8 +275,24 @@ def _sheet_command(groups: Sequence[RunGroup]) -> str:
     return f"fedsim data preview --config {config} --output {sheet}"
 
 
-def embedded(file: Path, widest: int = _WIDEST) -> str:
-    """Return a picture as a part of the page, as WebP: half the size of JPEG, a twentieth of PNG."""
+def embedded(files: Sequence[Path], most: int) -> dict[Path, str]:
+    """Return pictures as parts of a page of at most ``most`` bytes in total: of too many only the first that fit."""
+    uris: dict[Path, str] = {}
+    for widest, quality in _FORMS:
+        uris, left = {}, most
+        for file in files:
+            uri = as_uri(file, widest, quality)
+            if len(uri) > left:
+                break
+            uris[file] = uri
+            left -= len(uri)
+        else:
+            break
+    return uris
+
+
+def as_uri(file: Path, widest: int = _FORMS[0][0], quality: int = _FORMS[0][1]) -> str:
+    """Return a picture as a part of a page, as WebP: half the size of JPEG, a twentieth of PNG."""
     from PIL import Image
 
     try:
@@ -240,5 +303,5 @@ def embedded(file: Path, widest: int = _WIDEST) -> str:
     if shown.width > widest:
         shown = shown.resize((widest, round(shown.height * widest / shown.width)))
     content = io.BytesIO()
-    shown.save(content, "WEBP", quality=75)
+    shown.save(content, "WEBP", quality=quality)
     return f"data:image/webp;base64,{base64.b64encode(content.getvalue()).decode()}"

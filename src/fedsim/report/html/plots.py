@@ -21,6 +21,18 @@ from fedsim.report.series import Series, blocks_of, clients_of, participation_of
 
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
 """Overlay keeps the colour of a bar below its white hatches."""
+_UPRIGHT = 14
+"""largest number of data sets with upright bars"""
+_CLEAR = "rgba(0,0,0,0)"
+_TEXT, _QUIET, _AXIS, _ZERO, _GRID = "#1b1f24", "#555555", "#333333", "#999999", "#e5e5e5"
+_SHARES = [[0, "#eef3f9"], [1, "#2171b5"]]
+_BAND = 0.16
+"""Opacity of bands."""
+DARK = {
+    _TEXT: "#e4e8ec", _QUIET: "#a7b0b9", _AXIS: "#aab3bc", _ZERO: "#6b7580", _GRID: "#2f373f", "white": "#15191e",
+    "#000000": "#f4f6f8", faded("#000000", _BAND): faded("#f4f6f8", _BAND),
+}  # fmt: skip
+"""Colour on white -> colour in the dark, where it differs."""
 _DELIVERED = "Delivered models, or the global model (named in the legend) if only that has scores."
 
 
@@ -86,7 +98,7 @@ def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Fig
         if curve.has_spread and len(x) > 1:
             figure.add_scatter(
                 x=[*x, *x[::-1]], y=[*curve.high.tolist(), *curve.low.tolist()[::-1]], fill="toself", mode="lines",
-                fillcolor=faded(style.colour, 0.16), line={"width": 0}, hoverinfo="skip", showlegend=False,
+                fillcolor=faded(style.colour, _BAND), line={"width": 0}, hoverinfo="skip", showlegend=False,
                 legendgroup=curve.label, name=_literal(f"{curve.label}, band"),
             )  # fmt: skip
         errors = {"type": "data", "array": np.nan_to_num(curve.spread).tolist(), "visible": True, "thickness": 1}
@@ -105,27 +117,35 @@ def _lines(lines: Sequence[Series], unit: str, metric: str) -> graph_objects.Fig
 
 
 def _bars(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, rule: Rule) -> graph_objects.Figure:
-    figure = graph_objects.Figure(layout=_layout("", LABELS.get(metric, metric)))
+    """Draw a bar per run and data set; of many data sets lying ones, whose names stand below each other."""
+    is_lying, shown = len(names) > _UPRIGHT, LABELS.get(metric, metric)
+    place, size = "yx" if is_lying else "xy"
+    figure = graph_objects.Figure(layout=_layout(f"{shown} (%)", "") if is_lying else _layout("", shown))
     for column in series.bars(groups, list(names), metric, rule):
         style = style_of(column.number)
         has_score = np.isfinite(column.mean)
         errors = {"type": "data", "array": np.nan_to_num(column.spread).tolist(), "thickness": 1, "width": 2}
-        group = {"offsetgroup": column.label, "legendgroup": column.label}
+        group = {"offsetgroup": column.label, "legendgroup": column.label, "orientation": "h" if is_lying else "v"}
         figure.add_bar(
-            x=list(map(_literal, names.values())), y=_numbers(column.mean), name=_literal(column.label), **group,
+            **{place: list(map(_literal, names.values())), size: _numbers(column.mean)}, name=_literal(column.label),
             marker={"color": style.colour, "pattern": {**_PATTERN, "shape": style.plotly_hatch}},
-            error_y=errors if column.has_spread else None, customdata=column.seeds.tolist(),
-            hovertemplate="%{y:.2f} %, seeds: %{customdata}<extra>%{x}, %{fullData.name}</extra>",
+            customdata=column.seeds.tolist(), **{f"error_{size}": errors if column.has_spread else None}, **group,
+            hovertemplate=f"%{{{size}:.2f}} %, seeds: %{{customdata}}<extra>%{{{place}}}, %{{fullData.name}}</extra>",
         )  # fmt: skip
         missing = [_literal(title) for title, scored in zip(names.values(), has_score, strict=True) if not scored]
         if missing:  # a missing bar cannot have a text, but a bar of height 0 can
             figure.add_bar(
-                x=missing, y=[0] * len(missing), text=["n/a"] * len(missing), textposition="outside", textangle=-90,
-                textfont={"size": 10, "color": "#555555"}, constraintext="none",
-                marker={"color": "rgba(0,0,0,0)"}, showlegend=False, hoverinfo="skip",
+                **{place: missing, size: [0] * len(missing)}, text=["n/a"] * len(missing), textposition="outside",
+                textangle=0 if is_lying else -90, textfont={"size": 10, "color": _QUIET}, constraintext="none",
+                marker={"color": _CLEAR}, showlegend=False, hoverinfo="skip",
                 name=_literal(f"{column.label}, missing"), **group,
             )  # fmt: skip
-    figure.update_layout(barmode="group", bargap=0.18, xaxis={"tickangle": -35, "type": "category"})
+    figure.update_layout(barmode="group", bargap=0.18)
+    if is_lying:
+        figure.update_layout(xaxis_showgrid=True, meta={"rows": len(names)})
+        figure.update_yaxes(type="category", autorange="reversed", showgrid=False, title=None, ticksuffix=" ")
+    else:
+        figure.update_xaxes(tickangle=-35, type="category")
     return figure
 
 
@@ -136,7 +156,7 @@ def _shares(groups: Sequence[RunGroup]) -> dict[str, graph_objects.Figure]:
             shares = participation_of(run)
         except DataError:  # runs with very many clients do not log it
             continue
-        figures[label] = _heat_map(run, shares.tolist(), {"zmin": 0, "zmax": 1, "colorscale": "Blues"})
+        figures[label] = _heat_map(run, shares.tolist(), {"zmin": 0, "zmax": 1, "colorscale": _SHARES})
     return figures
 
 
@@ -164,12 +184,14 @@ def _heat_map(run: Run, values: list[list[Any]], options: Mapping[str, Any]) -> 
 
 def _layout(unit: str, metric: str) -> dict[str, Any]:
     """Return the common layout of all pictures; the page adds sizes, which depend on its width."""
-    grid = {"gridcolor": "#e5e5e5", "zerolinecolor": "#999999", "automargin": True}
+    grid = {"gridcolor": _GRID, "zerolinecolor": _ZERO, "automargin": True}
     return {
         "template": "none",
-        "font": {"size": 13, "family": "system-ui, sans-serif"},
-        "xaxis": {"title": {"text": unit}, "showgrid": False, "linecolor": "#333333", "ticks": "outside", **grid},
-        "yaxis": {"title": {"text": f"{metric} (%)" if metric else ""}, **grid},
+        "paper_bgcolor": _CLEAR,
+        "plot_bgcolor": _CLEAR,
+        "font": {"size": 13, "family": "system-ui, sans-serif", "color": _TEXT},
+        "xaxis": {"title": {"text": unit}, "showgrid": False, "linecolor": _AXIS, "ticks": "outside", **grid},
+        "yaxis": {"title": {"text": f"{metric} (%)" if metric else ""}, "rangemode": "nonnegative", **grid},
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "hovermode": "closest",
     }
