@@ -18,7 +18,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ class Case:
     optimizer: Callable[[Any], torch.optim.Optimizer]
     rounds: int
     """of a run, with the one that warms up"""
+    logs: bool = False
+    """whether the module logs its loss and its accuracy, as fedsim's parts do"""
 
 
 CASES = {
@@ -72,7 +74,7 @@ CASES = {
 
 
 class Parts(LightningModule):
-    """fedsim's own network and loss, written as a module that logs its loss and its accuracy.
+    """fedsim's own network and loss, written as a module.
 
     Args:
         case: the workload.
@@ -84,7 +86,7 @@ class Parts(LightningModule):
         self.save_hyperparameters(ignore=["case"])
         self.net = ReIDModel(case.backbone(), NECK)
         self.classifier = nn.Linear(self.net.num_features, num_classes)
-        self._make_optimizer = case.optimizer
+        self.case = case
 
     def embed(self, images: Tensor) -> Tensor:
         """Return features [B, D] of images [B, 3, H, W]."""
@@ -96,13 +98,14 @@ class Parts(LightningModule):
         images, labels = batch
         logits = self.classifier(self.embed(images))
         loss = cross_entropy(logits, labels, label_smoothing=SMOOTHING)
-        self.log("loss", loss)
-        self.log("accuracy", (logits.argmax(1) == labels).float().mean())
+        if self.case.logs:
+            self.log("loss", loss)
+            self.log("accuracy", (logits.argmax(1) == labels).float().mean())
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the case's optimizer."""
-        return self._make_optimizer(self.parameters())
+        return self.case.optimizer(self.parameters())
 
 
 class Clock(Callback):
@@ -150,7 +153,7 @@ def compare(case: Case, repeats: int) -> list[str]:
         kinds = [*seconds] if number % 2 == 0 else [*reversed(seconds)]
         for kind in kinds:
             seconds[kind].append(run(case, kind))
-    built_in, module = (sum(runs, []) for runs in seconds.values())
+    built_in, module = ([number for one in runs for number in one] for runs in seconds.values())
     pairs = [sum(b) / sum(a) for a, b in zip(*seconds.values(), strict=True)]
     return [
         case.name, str(repeats), f"{statistics.median(built_in):.3f}", f"{statistics.median(module):.3f}",
@@ -163,6 +166,7 @@ def main() -> None:
     """Print a table, or write a profile of a run of the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=[*CASES], default="small")
+    parser.add_argument("--logs", action="store_true", help="the module logs its loss and its accuracy")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", type=Path, help="profile a run of the module into this file")
     args = parser.parse_args()
@@ -170,7 +174,7 @@ def main() -> None:
     for name in ("lightning.pytorch", "fedsim"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    case = CASES[args.case]
+    case = replace(CASES[args.case], logs=args.logs)
     if args.profile is not None:
         profile = cProfile.Profile(time.process_time)
         profile.runcall(run, case, "module")

@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -234,11 +234,11 @@ def _strategy(package: Any, training: Training, device: torch.device) -> Any:
 
 def _go_on(trainer: Any, horizon: Horizon, num_batches: int) -> None:
     """Count the optimizer steps of earlier rounds, and step new schedulers for them."""
-    module, batches = trainer.lightning_module, range(1, num_batches + 1)
+    module = trainer.lightning_module
     if not module.automatic_optimization:  # each optimizer steps on each batch, and the module steps schedulers
         _count_steps(trainer, horizon.first_epoch * num_batches * max(len(trainer.optimizers), 1))
         return
-    steps = [n for n in batches if n % trainer.accumulate_grad_batches == 0 or n == num_batches]
+    steps = [n for n in range(1, num_batches + 1) if n % trainer.accumulate_grad_batches == 0 or n == num_batches]
     for config in trainer.lr_scheduler_configs:
         done = horizon.first_epoch // config.frequency
         if config.interval == "step":
@@ -268,6 +268,12 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[Any]:
         yield before
     finally:
         setattr(owner, name, before)
+
+
+def muted(module: object) -> AbstractContextManager[Any]:
+    """Let modules of a module's package log nothing for a while."""
+    package: Any = package_of(module)
+    return replaced(package.LightningModule, "log", _nothing)
 
 
 @contextmanager
