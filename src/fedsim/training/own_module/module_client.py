@@ -79,10 +79,8 @@ class ModuleClient(Client):
     def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
         """Return a view of the module's optimizers for methods."""
         if role:
-            raise ConfigError(
-                f"model.method: it trains a second model in turn with {named(self.module)}, and a Trainer trains one; "
-                "choose another method"
-            )
+            name = self.model.blueprint.name
+            raise ConfigError(f"model.method: it trains a second model, and a Trainer trains {name}; choose another")
         self.session.shown_round = self.round  # batches have cameras
         model.network.begin_training()
         return self._begin_steps(model.optimizer(self.training_settings), role, model)
@@ -121,9 +119,7 @@ class ModuleClient(Client):
         with in_one_line(name, "a step without a Trainer"), output.model.flat.moving(), in_context:
             loss = _loss_in(network.module.training_step(self.form(batch._replace(images=output.images)), 0))
         if not isinstance(loss, Tensor):
-            raise ConfigError(
-                f"{named(network.module)}: training_step returned no loss, which the method needs; return one"
-            )
+            raise ConfigError(f"{named(network.module)}: the method needs a loss; return one in training_step")
         return loss.float()
 
     def step(self, loss: Tensor, correct: Callable[[], None] | None = None, *_: Any, **options: Any) -> bool:  # noqa: ARG002 - Lightning has the loss
@@ -198,11 +194,10 @@ class _ClientTraining(Training):
     def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
         """Show methods the optimizers, and scale their rates, if no scheduler does it."""
         super().on_fit_start(trainer, module)
-        factor = self._client.training_settings.rate_factor(self._client.round)
-        for optimizer in trainer.optimizers if not trainer.lr_scheduler_configs else ():
-            for group in optimizer.param_groups if factor != 1 else ():
-                group["lr"] *= factor
         self._client.optimizer.of_module = trainer.optimizers
+        factor = self._client.training_settings.rate_factor(self._client.round)
+        for group in () if factor == 1 or trainer.lr_scheduler_configs else self._client.optimizer.param_groups:
+            group["lr"] *= factor
 
     @contextmanager
     def _hook(self) -> Iterator[None]:
@@ -219,10 +214,8 @@ class _ClientTraining(Training):
         if loss is self._loss:
             return self._returned
         if not self._module.automatic_optimization:
-            raise ConfigError(
-                f"model.method: it changes the loss of a step, which {named(self._module)} has used already, as it "
-                "optimizes manually; choose another method"
-            )
+            name = self._client.model.blueprint.name
+            raise ConfigError(f"model.method: it changes losses, and {name} optimizes manually; choose another")
         return {**self._returned, "loss": loss} if isinstance(self._returned, Mapping) else loss
 
     def loss_of(self, images: Tensor, batch: Batch, counts: bool) -> Tensor:

@@ -203,7 +203,7 @@ class ModuleOptimizer(LocalOptimizer):
     @property
     def groups(self) -> list[list[Tensor]]:  # type: ignore[override] # the base's is an attribute
         """The parameters of each group of each optimizer; before a training the module's trainable ones, in one."""
-        groups = [group["params"] for group in self._groups] or [self.flat.module.parameters()]
+        groups = [group["params"] for group in self.param_groups] or [self.flat.module.parameters()]
         return [[p for p in group if p.requires_grad and p.numel()] for group in groups]
 
     @property
@@ -212,13 +212,14 @@ class ModuleOptimizer(LocalOptimizer):
         return [parameter for group in self.groups for parameter in group]
 
     @property
-    def _groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of all optimizers."""
         return [group for optimizer in self.of_module for group in optimizer.param_groups]
 
     @property
     def rates(self) -> list[float]:
         """The learning rate of each group."""
-        return [float(group["lr"]) for group in self._groups]
+        return [float(group["lr"]) for group in self.param_groups]
 
     @property
     def configured(self) -> Optimizer:
