@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import functools
+import gc
 import logging
 import os
 import statistics
@@ -210,6 +211,7 @@ def main() -> None:
         profile.runcall(train, case, "module", [], 3)
         profile.dump_stats(args.profile)
     elif args.worker is not None:
+        gc.freeze()  # as fedsim fit does
         train(case, args.worker, [Turns()])
     else:
         options = ["--case", args.case, *(["--logs"] if args.logs else [])]
