@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from lightning import LightningModule
+from lightning.fabric.utilities import registry
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -26,7 +27,7 @@ from fedsim.federation.components.attacks import Backdoor
 from fedsim.federation.components.privacy import WhiteNoise
 from fedsim.federation.components.robust import Median
 from fedsim.federation.federation import Federation
-from fedsim.methods import FedAvg, FedBN, FedPav, FedProx, Local, Scaffold
+from fedsim.methods import FedAvg, FedBN, FedPav, FedProx, FedSAM, Local, Scaffold
 from fedsim.models import Neck, SmallCNN
 from fedsim.models.reid import ReIDModel
 from fedsim.training.server_optimizers import FedAdam
@@ -260,6 +261,35 @@ def test_nothing_but_tensors_passes_from_one_client_to_another():
     accuracy = {name: alone.round_metrics[f"train/{name}/accuracy"] for name in alone.reports}
     assert all(0 <= value <= 1 for value in accuracy.values())
     assert len(set(accuracy.values())) > 1
+
+
+def test_sessions_look_for_no_callbacks_of_installed_packages_and_say_nothing(monkeypatch, caplog):
+    """Such callbacks are the run's; looking takes longer than all else that a Trainer does before its first batch."""
+    looks = []
+    monkeypatch.setattr(registry, "entry_points", lambda **_: looks.append(1) or [])
+    caplog.set_level("INFO")
+    fit(federation(FedAvg(), Small), rounds=1)
+    assert len(looks) == 1
+    assert len([record for record in caplog.records if "GPU available" in record.message]) == 1
+
+
+class Counting(Small):
+    """A buffer of the classifier's size that moves in each step."""
+
+    def __init__(self, num_classes: int):
+        super().__init__(num_classes)
+        self.register_buffer("seen", torch.zeros(num_classes))
+
+    def training_step(self, batch, batch_idx):
+        self.seen += 1
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_further_loss_of_a_batch_moves_no_buffer_of_the_classifiers_size():
+    model = fit(federation(FedSAM(), Counting, client=LocalTraining(batch_size=8)), rounds=1)
+    for name, client in model.parts.clients.items():
+        client.load()
+        assert client.module.seen.tolist() == [-(-model.reports[name].images // 8)] * client.num_classes
 
 
 class Restless(Frozen):

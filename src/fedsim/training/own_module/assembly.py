@@ -46,7 +46,7 @@ class OwnModule:
     width: int
     """D, of its features"""
     head: frozenset[str]
-    """names of the parameters that its features do not depend on: its classifier"""
+    """names, in a network, of the parameters that its features do not depend on: its classifier"""
     training: LocalTraining
     """the clients' settings, with its optimizer in place of the configured one"""
 
@@ -73,18 +73,17 @@ class OwnModule:
         ``groups_shared`` are those of the method, which may ``choose`` among their tensors; ``private`` are patterns of
         the names of tensors that stay with the clients in any case, and ``policy`` is that of running statistics.
         """
-        network = ModuleNetwork(copy_of(self.blueprint.first).to(device), self.width)
-        head = {f"{PART}.{name}" for name in self.head}
-        groups = {name: Group.HEAD if name in head else group for name, group in group_names(network).items()}
+        network = ModuleNetwork(self.blueprint.first.to(device), self.width)
+        groups = {name: Group.HEAD if name in self.head else group for name, group in group_names(network).items()}
         shared = shared_names(groups, groups_shared, policy, choose=choose)
         shared -= {f"{PART}.{name}" for name in self.blueprint.sizes}
-        names = {name.removeprefix(f"{PART}."): name for name in groups}
         for pattern in private:
-            matching = {name for plain, name in names.items() if fnmatchcase(plain, pattern)}
+            matching = {name for name in groups if fnmatchcase(name, f"{PART}.{pattern}")}
             if not matching:
+                first = ", ".join(name.removeprefix(f"{PART}.") for name in [*groups][:5])
                 raise ConfigError(
                     f"model.private: no tensor of {self.blueprint.name} is named like {pattern}; it has "
-                    f"{', '.join([*names][:5])}{' and others' if len(names) > 5 else ''}"
+                    f"{first}{' and others' if len(groups) > 5 else ''}"
                 )
             shared -= matching
         return ModuleModel(self.blueprint, network, shared, groups)
@@ -175,11 +174,10 @@ class TrialTraining(Training):
 
 def _optimizer_like(like: Optimizer) -> Callable[[Iterable[Any]], Optimizer]:
     """Return a function that makes optimizers of a kind, with its options: for checks, and for the rate in the log."""
-    group = {name: value for name, value in like.param_groups[0].items() if name != "params"}
+    kind, group = type(like), {name: value for name, value in like.param_groups[0].items() if name != "params"}
     group["lr"] = group.get("initial_lr", group.get("lr"))  # before its schedule
     # a scheduler's step would step the old one
     attributes = {name: value for name, value in vars(like).items() if name not in ("state", "param_groups", "step")}
-    kind = type(like)
 
     def make(params: Iterable[Any]) -> Optimizer:
         made = object.__new__(kind)
@@ -191,7 +189,7 @@ def _optimizer_like(like: Optimizer) -> Callable[[Iterable[Any]], Optimizer]:
 
 
 def _features_in(blueprint: Blueprint, training: TrialTraining) -> tuple[int, frozenset[str]]:
-    """Return the width of the features, and the names of the parameters that they do not depend on: the classifier."""
+    """Return the width of the features, and names, in a network, of parameters that they do not depend on."""
     module, images = copy_of(blueprint.first).to(training.device).eval(), training.images(2)
     features = features_of(module, images)
     width = features.shape[1]
@@ -208,7 +206,7 @@ def _features_in(blueprint: Blueprint, training: TrialTraining) -> tuple[int, fr
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         reached = torch.autograd.grad(features.sum(), [*trained.values()], allow_unused=True)
         head |= {name for name, gradient in zip(trained, reached, strict=True) if gradient is None}
-    return width, frozenset(head)
+    return width, frozenset(f"{PART}.{name}" for name in head)
 
 
 def _check_settings(blueprint: Blueprint, common: LocalTraining) -> None:

@@ -65,9 +65,9 @@ class Blueprint:
     def build(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes, before ``setup``; random weights depend on seed and number alone."""
         with seeded_host(self._seed), in_one_line(self.name, "building"):
-            make = _copied(self._make) if isinstance(self._make, partial | nn.Module) else self._make
+            made = _copied(self._make)
             classes = {CLASSES: num_classes} if self.takes_classes else {}
-            module: Any = make if isinstance(make, nn.Module) else make(**classes)
+            module: Any = made if isinstance(made, nn.Module) else made(**classes)
             if package_of(module) is None:
                 raise ConfigError(f"model.module: {self.name} makes no LightningModule; give the class of one")
             _check_hooks(module)

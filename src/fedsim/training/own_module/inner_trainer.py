@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -234,11 +234,11 @@ def _strategy(package: Any, training: Training, device: torch.device) -> Any:
 
 def _go_on(trainer: Any, horizon: Horizon, num_batches: int) -> None:
     """Count the optimizer steps of earlier rounds, and step new schedulers for them."""
-    module, batches = trainer.lightning_module, range(1, num_batches + 1)
+    module = trainer.lightning_module
     if not module.automatic_optimization:  # each optimizer steps on each batch, and the module steps schedulers
         _count_steps(trainer, horizon.first_epoch * num_batches * max(len(trainer.optimizers), 1))
         return
-    steps = [n for n in batches if n % trainer.accumulate_grad_batches == 0 or n == num_batches]
+    steps = [n for n in range(1, num_batches + 1) if n % trainer.accumulate_grad_batches == 0 or n == num_batches]
     for config in trainer.lr_scheduler_configs:
         done = horizon.first_epoch // config.frequency
         if config.interval == "step":
@@ -260,34 +260,50 @@ World = tuple[Any, int]
 
 
 @contextmanager
-def _seeing(world: World) -> Iterator[World]:
-    """Let torch, Lightning, metrics and the module see a process group for a while; yield what they saw before."""
-    before: World = distributed.GroupMember.WORLD, getattr(rank_zero_only, "rank", 0)
+def replaced(owner: Any, name: str, value: Any) -> Iterator[Any]:
+    """Let an attribute have another value for a while; yield what it was."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
-        distributed.GroupMember.WORLD, rank_zero_only.rank = world  # type: ignore[attr-defined] # Lightning sets it so
         yield before
     finally:
-        distributed.GroupMember.WORLD, rank_zero_only.rank = before  # type: ignore[attr-defined] # as above
+        setattr(owner, name, before)
+
+
+def muted(module: object) -> AbstractContextManager[Any]:
+    """Let modules of a module's package log nothing for a while."""
+    package: Any = package_of(module)
+    return replaced(package.LightningModule, "log", _nothing)
 
 
 @contextmanager
-def _outermost(package: ModuleType) -> Iterator[None]:
+def _seeing(world: World) -> Iterator[World]:
+    """Let torch, Lightning, metrics and the module see a process group for a while; yield what they saw before."""
+    group, rank = world
+    with replaced(distributed.GroupMember, "WORLD", group) as old, replaced(rank_zero_only, "rank", rank) as old_rank:
+        yield old, old_rank
+
+
+@contextmanager
+def _outermost(package: Any) -> Iterator[None]:
     """Silence Lightning's words on each Trainer, and let the module's autocast contexts be the outermost ones.
 
-    Others keep casts of weights that have moved since.
+    Others keep casts of weights that have moved since. Callbacks of installed packages (entry points) are the run's:
+    to look for them takes longer than all else that a Trainer does before its first batch.
     """
-    levels = [(logger, logger.level) for logger in (rank_zero.log, logging.getLogger(package.__name__))]
-    for logger, level in levels:
-        logger.setLevel(max(level, logging.WARNING))
     depth = torch.autocast_increment_nesting() - 1
     for _ in range(depth + 1):
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
     try:
-        yield
+        with (
+            # not by levels: setting one clears the caches of all loggers
+            replaced(rank_zero.log, "disabled", True),
+            replaced(logging.getLogger(f"{package.__name__}.accelerators.cuda"), "disabled", True),
+            replaced(package.trainer.connectors.callback_connector, "_load_external_callbacks", lambda _: []),
+        ):
+            yield
     finally:
-        for logger, level in levels:
-            logger.setLevel(level)
         for _ in range(depth):
             torch.autocast_increment_nesting()
 

@@ -18,7 +18,7 @@ from fedsim.training.batch import Batch
 from fedsim.training.client import Client, Trains
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, in_one_line, named, package_of, train
+from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, in_one_line, muted, named, train
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
 from fedsim.training.session import Outcome
@@ -74,15 +74,13 @@ class ModuleClient(Client):
         super().load()
         self.model.load_kept(self.kept)
         self._logged: dict[str, Tensor] = {}  # see train()
-        self.has_losses, self._number = True, 0  # of trainings in this session
+        self.lacks_losses, self._number = torch.zeros((), dtype=torch.bool, device=self.device), 0  # of trainings
 
     def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
         """Return a view of the module's optimizers for methods."""
         if role:
-            raise ConfigError(
-                f"model.method: it trains a second model in turn with {named(self.module)}, and a Trainer trains one; "
-                "choose another method"
-            )
+            name = self.model.blueprint.name
+            raise ConfigError(f"model.method: it trains a second model, and a Trainer trains {name}; choose another")
         self.session.shown_round = self.round  # batches have cameras
         model.network.begin_training()
         return self._begin_steps(model.optimizer(self.training_settings), role, model)
@@ -121,9 +119,7 @@ class ModuleClient(Client):
         with in_one_line(name, "a step without a Trainer"), output.model.flat.moving(), in_context:
             loss = _loss_in(network.module.training_step(self.form(batch._replace(images=output.images)), 0))
         if not isinstance(loss, Tensor):
-            raise ConfigError(
-                f"{named(network.module)}: training_step returned no loss, which the method needs; return one"
-            )
+            raise ConfigError(f"{named(network.module)}: the method needs a loss; return one in training_step")
         return loss.float()
 
     def step(self, loss: Tensor, correct: Callable[[], None] | None = None, *_: Any, **options: Any) -> bool:  # noqa: ARG002 - Lightning has the loss
@@ -141,7 +137,7 @@ class ModuleClient(Client):
                 "%s logged %s only after its first batch: no column is there for it; log it in each batch",
                 named(self.module), ", ".join(late),
             )  # fmt: skip
-        loss = outcome.loss if self.has_losses else math.nan
+        loss = math.nan if self.lacks_losses else outcome.loss
         return outcome._replace(loss=loss, correct=math.nan, facts={**outcome.facts, **logged})
 
     def leave(self) -> None:
@@ -176,7 +172,9 @@ class _ClientTraining(Training):
         super().__init__([[len(batch) for batch in order for _ in range(repeats)] for _, order in self._plans])
         self._correct: Callable[[], None] | None = None
         self._step: Callable[[], Any] | None = None
-        self._loss = self._no_loss = torch.full((), math.nan, device=client.device)
+        self._no_loss = torch.full((), math.nan, device=client.device)
+        self._loss: Tensor | None = None
+        """of the current batch, as the module returned it first"""
         self._is_counted = self.has_counted = False
         """whether a batch has been counted in the client's numbers: the current one, and any"""
 
@@ -196,11 +194,10 @@ class _ClientTraining(Training):
     def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
         """Show methods the optimizers, and scale their rates, if no scheduler does it."""
         super().on_fit_start(trainer, module)
-        factor = self._client.training_settings.rate_factor(self._client.round)
-        for optimizer in trainer.optimizers if not trainer.lr_scheduler_configs else ():
-            for group in optimizer.param_groups if factor != 1 else ():
-                group["lr"] *= factor
         self._client.optimizer.of_module = trainer.optimizers
+        factor = self._client.training_settings.rate_factor(self._client.round)
+        for group in () if factor == 1 or trainer.lr_scheduler_configs else self._client.optimizer.param_groups:
+            group["lr"] *= factor
 
     @contextmanager
     def _hook(self) -> Iterator[None]:
@@ -211,16 +208,14 @@ class _ClientTraining(Training):
 
     def training_step(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return the output of the module's step, with the loss that the method makes of it."""
-        self._run, self._args, self._is_first = step, args, True
+        self._run, self._args, self._loss = step, args, None
         with self._hook():
             loss = self._hooks.loss(self._client, self._batch)
         if loss is self._loss:
             return self._returned
         if not self._module.automatic_optimization:
-            raise ConfigError(
-                f"model.method: it changes the loss of a step, which {named(self._module)} has used already, as it "
-                "optimizes manually; choose another method"
-            )
+            name = self._client.model.blueprint.name
+            raise ConfigError(f"model.method: it changes losses, and {name} optimizes manually; choose another")
         return {**self._returned, "loss": loss} if isinstance(self._returned, Mapping) else loss
 
     def loss_of(self, images: Tensor, batch: Batch, counts: bool) -> Tensor:
@@ -231,18 +226,17 @@ class _ClientTraining(Training):
             views = batch.views if images is batch.images else ()
             batch_of_module = self._client.form(batch._replace(images=images, cameras=cameras, views=views))
         self._client.model.network.count(images)
-        with self._flat.moving(), nullcontext() if counts else _muted(self._module):
+        with self._flat.moving(), nullcontext() if counts else muted(self._module):
             returned = self._run(batch_of_module, *further)
         loss = _loss_in(returned)
         loss = loss if isinstance(loss, Tensor) and loss.numel() == 1 else self._no_loss
-        if self._is_first:
-            self._returned, self._loss, self._is_first = returned, loss, False
+        if self._loss is None:
+            self._returned, self._loss = returned, loss
         if counts and not self._is_counted:  # a closure may be called again
             self._is_counted = self.has_counted = True
             number, guesses = loss.detach().float().reshape(()), torch.full_like(batch.labels, -1)
-            if number.isnan():  # which stands for none
-                self._client.has_losses, number = False, torch.zeros_like(number)
-            self._session.metrics.add(number, guesses, batch.labels)
+            self._client.lacks_losses |= number.isnan()  # which stands for none
+            self._session.metrics.add(number.nan_to_num(0.0, math.inf, -math.inf), guesses, batch.labels)
         return loss
 
     def optimizer_step(self, step: Callable[[], Any]) -> Any:
@@ -281,7 +275,7 @@ class _ClientTraining(Training):
 
     def after_batch(self) -> None:
         self._is_counted = False
-        self._session.report(self._loss.detach())
+        self._session.report((self._no_loss if self._loss is None else self._loss).detach())
 
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
         """Let the method know of the end of an epoch."""
@@ -292,15 +286,3 @@ class _ClientTraining(Training):
 
 def _loss_in(returned: Any) -> Any:
     return returned.get("loss") if isinstance(returned, Mapping) else returned
-
-
-@contextmanager
-def _muted(module: LightningModule) -> Iterator[None]:
-    """Log nothing for a while: a method asks for one more loss of a batch."""
-    package: Any = package_of(module)
-    log = package.LightningModule.log
-    package.LightningModule.log = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        package.LightningModule.log = log

@@ -45,8 +45,8 @@ class ModuleOutput(Output):
 class ModuleVariant(NamedTuple):
     """A module for a number of classes."""
 
-    template: LightningModule
-    """before ``setup``, for copies that train"""
+    template: LightningModule | None
+    """before ``setup``, for copies that train; None: it has what no copy would have"""
     module: LightningModule
     """after it, for evaluations"""
     start: Tensor
@@ -104,8 +104,7 @@ class ModuleModel(FlatModel):
         with in_one_line(self.blueprint.name, activity):
             for name, span in self._spans(num_classes).items():
                 start[span] = tensors[name].detach().flatten()
-        kept = {name: tensor.clone() for name, tensor in kept_of(module).items()}
-        return ModuleVariant(template, module.to(self.device), start, kept)
+        return ModuleVariant(None if has_hooks(template) else template, module.to(self.device), start, kept_of(module))
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
@@ -127,26 +126,23 @@ class ModuleModel(FlatModel):
     @property
     def head_layers(self) -> list[Head]:
         """The layers of the classifier, with the values in the buffer: views."""
-        flat, spans = self.flat, self.flat.spans
-        of_head = {n for n in spans if self.groups.get(n, Group.HEAD) is Group.HEAD}  # no group: of the tail
-        parameters = [(name, p) for name, p in self.network.named_parameters() if name in of_head]
-        tensors = {name: flat.buffer[spans[name]].view(p.shape) for name, p in parameters}
-        weights = [name for name, tensor in tensors.items() if tensor.dim() > 1]
-        nothing = torch.empty(0, device=self.device)
-        return [Head(tensors[n], tensors.get(f"{n.rpartition('.')[0]}.bias", nothing)) for n in weights]
+        groups, parameters = self.groups, self.network.named_parameters()  # no group: of the tail
+        of_head = {n: p.shape for n, p in parameters if groups.get(n, Group.HEAD) is Group.HEAD}
+        views = {n: self.flat.buffer[self.flat.spans[n]].view(shape) for n, shape in of_head.items()}
+        heads = [(view, n.rpartition(".")[0]) for n, view in views.items() if view.dim() > 1]
+        return [Head(view, views.get(f"{layer}.bias", view.new_empty(0))) for view, layer in heads]
 
     # -- a session -----------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> list[Tensor]:
         """The float buffers of the module that is run."""
-        names = {entry.name for entry in self.flat.entries if entry.kind == "buffer"}
-        return [buffer for name, buffer in self.network.named_buffers() if name in names]
+        return [buffer for name, buffer in self.network.named_buffers() if name in self.flat.spans]
 
     def fresh(self) -> LightningModule:
         """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
         template = self._variant(self.num_classes).template
-        if has_hooks(template):
+        if template is None:
             return self.blueprint.build(self.num_classes)
         with in_one_line(self.blueprint.name, "copying for a session; leave out what has no copy"):
             module: LightningModule = copy_of(template)
@@ -159,21 +155,19 @@ class ModuleModel(FlatModel):
             parameter.requires_grad_(parameter.requires_grad and name in moving)
         self.show(module)
         self.flat.spread()
-        self.load_kept(kept, module)
+        self.load_kept(kept)
 
     def end(self) -> dict[str, Tensor]:
-        """Take the values of the module that has trained; return those that last with the client, by ``PART.NAME``."""
+        """Take the values of the module that has trained; return those that last with the client, by name."""
         self.flat.is_stale = True
         kept = kept_of(self.network.module)
         self.show(self._variant(self.num_classes).module)
-        real = {n: torch.view_as_real(tensor) if tensor.is_complex() else tensor for n, tensor in kept.items()}
-        return {f"{PART}.{name}": tensor.detach().clone() for name, tensor in real.items()}
+        return kept
 
-    def load_kept(self, kept: Mapping[str, Tensor], module: LightningModule | None = None) -> None:
-        """Load a client's kept buffers into a module, or that of evaluations; what is missing has its first value."""
-        variant, prefix = self._variant(self.num_classes), f"{PART}."
-        of_module = {n.removeprefix(prefix): tensor for n, tensor in kept.items() if n.startswith(prefix)}
-        set_buffers(variant.module if module is None else module, {**variant.kept, **of_module})
+    def load_kept(self, kept: Mapping[str, Tensor]) -> None:
+        """Load buffers that a client has kept into the module; what is missing has its first value."""
+        first = self._variant(self.num_classes).kept
+        set_buffers(self.network, {name: kept.get(name, value) for name, value in first.items()})
 
     def optimizer(self, settings: LocalTraining) -> ModuleOptimizer:
         """Return an optimizer for a session."""
@@ -193,7 +187,7 @@ class ModuleModel(FlatModel):
         super().load_global(vector, tensors)
 
     def _twin(self) -> ModuleModel:
-        network = ModuleNetwork(copy_of(self.blueprint.first).to(self.device), self.network.num_features)
+        network = ModuleNetwork(self.blueprint.first, self.network.num_features)
         return ModuleModel(self.blueprint, network, self._shared, self.groups)
 
 
@@ -209,7 +203,7 @@ class ModuleOptimizer(LocalOptimizer):
     @property
     def groups(self) -> list[list[Tensor]]:  # type: ignore[override] # the base's is an attribute
         """The parameters of each group of each optimizer; before a training the module's trainable ones, in one."""
-        groups = [group["params"] for group in self._groups] or [self.flat.module.parameters()]
+        groups = [group["params"] for group in self.param_groups] or [self.flat.module.parameters()]
         return [[p for p in group if p.requires_grad and p.numel()] for group in groups]
 
     @property
@@ -218,13 +212,14 @@ class ModuleOptimizer(LocalOptimizer):
         return [parameter for group in self.groups for parameter in group]
 
     @property
-    def _groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of all optimizers."""
         return [group for optimizer in self.of_module for group in optimizer.param_groups]
 
     @property
     def rates(self) -> list[float]:
         """The learning rate of each group."""
-        return [float(group["lr"]) for group in self._groups]
+        return [float(group["lr"]) for group in self.param_groups]
 
     @property
     def configured(self) -> Optimizer:

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fedsim.core.errors import ConfigError
 from fedsim.core.flat import FlatParameters
 from fedsim.core.work import Work
-from fedsim.models.reid import HEAD_STD, Features, IdentityHead, KeyedDropout, ReIDModel
+from fedsim.models.reid import Features, IdentityHead, ReIDModel
 from fedsim.training.flat_model import is_idle
 from fedsim.training.own_module.inner_trainer import named
 
@@ -49,7 +49,6 @@ class CopiedParameters(FlatParameters):
     is_stale = False
     """whether the module may have moved since its values were read"""
     _written: int | None = None
-    _tail: Mapping[str, slice] = {}
 
     @property
     def buffer(self) -> Tensor:
@@ -62,8 +61,8 @@ class CopiedParameters(FlatParameters):
         self._values = values
 
     def bind(self) -> None:
-        """Leave the module's tensors as they are."""
-        self._places = WeakIdKeyDictionary()
+        """Leave the module's tensors as they are: none is a view."""
+        self._addresses, self._places = [], WeakIdKeyDictionary()
 
     def follow(self, tail: Mapping[str, slice]) -> None:
         """Stand for the tensors that :attr:`module` now has: they get the buffer's values when it is used.
@@ -71,17 +70,15 @@ class CopiedParameters(FlatParameters):
         ``tail``: places, in the reserve, of tensors that no entry has, by name.
         """
         first = self.num_model
-        self._tail = {name: slice(first + span.start, first + span.stop) for name, span in tail.items()}
+        self.spans = {entry.name: entry.span for entry in self.entries}
+        self.spans |= {name: slice(first + span.start, first + span.stop) for name, span in tail.items()}
         self._written = None
-
-    def check(self) -> None:
-        """Do nothing: no tensor is a view."""
 
     def place_of(self, tensor: Tensor) -> int:
         """Return where the values of a parameter start in the buffer, in elements."""
         if tensor not in self._places:  # it keeps those of a module that has trained, as long as methods look at it
-            spans = self.spans
-            self._places.update({p: spans[n].start for n, p in self.module.named_parameters() if n in spans})
+            named = self.module.named_parameters()
+            self._places.update({p: self.spans[n].start for n, p in named if n in self.spans})
         offset: int = self._places[tensor]
         return offset
 
@@ -106,25 +103,16 @@ class CopiedParameters(FlatParameters):
             self._copy(into=0)
 
     def _copy(self, into: int) -> None:
-        pairs = self._pairs()
-        torch._foreach_copy_([pair[into] for pair in pairs], [pair[1 - into] for pair in pairs])
-        self._written = self._values._version
-
-    @property
-    def spans(self) -> dict[str, slice]:
-        """Name -> place of each tensor."""
-        return {entry.name: entry.span for entry in self.entries} | dict(self._tail)
-
-    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Return each tensor of the module, and its view of the buffer."""
-        tensors: dict[str, Tensor] = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        """Copy all values to a side: 0, the module; 1, the buffer."""
+        tensors: dict[str, Tensor] = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         pairs = []
         for name, span in self.spans.items():
-            view = self._values[span]
-            if name not in tensors or tensors[name].numel() != view.numel():
+            tensor, values = tensors.get(name), self._values[span]
+            if tensor is None or tensor.numel() != values.numel():
                 raise ConfigError(f"model.module: {name} was removed, or changed its shape; keep it")
-            pairs.append((tensors[name].data, view.view(tensors[name].shape)))
-        return pairs
+            pairs.append((tensor.data, values.view(tensor.shape)))
+        torch._foreach_copy_([pair[into] for pair in pairs], [pair[1 - into] for pair in pairs])
+        self._written = self._values._version
 
 
 class ModuleNetwork(ReIDModel):
@@ -140,8 +128,8 @@ class ModuleNetwork(ReIDModel):
         nn.Module.__init__(self)
         self.module = module
         self.num_features = self.num_pooled = width
-        self.pooling, self.head, self.head_std, self.head_kind = None, None, HEAD_STD, IdentityHead()
-        self.separating, self._of_session, self.work = [], [], Work()
+        self.head, self.head_kind, self.work = None, IdentityHead(), Work()
+        self._of_session, self._dropouts = [], []  # those of users draw from the stream of a session
         self._still = [name for name, part in module.named_modules() if not part.training]
         self.flat: CopiedParameters | None = None
         """the values that methods see; None: those of the module alone"""
@@ -163,10 +151,6 @@ class ModuleNetwork(ReIDModel):
             self.module.get_submodule(name).training = False
         return self
 
-    @property
-    def _dropouts(self) -> list[KeyedDropout]:  # type: ignore[override] # modules come and go
-        return [layer for layer in self.modules() if isinstance(layer, KeyedDropout)]
-
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and the saved float32 buffers of a module, by name: shared ones and private ones."""
@@ -174,13 +158,13 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def kept_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the other saved buffers, by name: they last with the client, and are never averaged.
+    """Return copies of the other saved buffers, by their names in a network: they last with the client, never averaged.
 
-    Batch normalisation's counters of batches that no layer reads are not among them.
+    Complex ones are pairs of numbers. Counters of batches that no batch normalisation reads are not among them.
     """
-    idle = [part.num_batches_tracked for part in module.modules() if is_idle(part)]
-    buffers = {name: buffer for name, buffer in _saved(module).items() if buffer.dtype is not torch.float32}
-    return {name: buffer for name, buffer in buffers.items() if all(buffer is not counter for counter in idle)}
+    idle = {id(part.num_batches_tracked) for part in module.modules() if is_idle(part)}
+    kept = {n: t.detach() for n, t in _saved(module).items() if t.dtype is not torch.float32 and id(t) not in idle}
+    return {f"{PART}.{n}": (torch.view_as_real(t) if t.is_complex() else t).clone() for n, t in kept.items()}
 
 
 def _saved(module: nn.Module) -> dict[str, Tensor]:
