@@ -177,6 +177,7 @@ class _ClientTraining(Training):
         self._correct: Callable[[], None] | None = None
         self._step: Callable[[], Any] | None = None
         self._loss = self._no_loss = torch.full((), math.nan, device=client.device)
+        self._no_number = torch.zeros_like(self._no_loss)
         self._is_counted = self.has_counted = False
         """whether a batch has been counted in the client's numbers: the current one, and any"""
 
@@ -239,10 +240,9 @@ class _ClientTraining(Training):
             self._returned, self._loss, self._is_first = returned, loss, False
         if counts and not self._is_counted:  # a closure may be called again
             self._is_counted = self.has_counted = True
-            number, guesses = loss.detach().float().reshape(()), torch.full_like(batch.labels, -1)
-            if number.isnan():  # which stands for none
-                self._client.has_losses, number = False, torch.zeros_like(number)
-            self._session.metrics.add(number, guesses, batch.labels)
+            self._client.has_losses &= loss is not self._no_loss
+            number = self._no_number if loss is self._no_loss else loss.detach().float().reshape(())
+            self._session.metrics.add(number, torch.full_like(batch.labels, -1), batch.labels)
         return loss
 
     def optimizer_step(self, step: Callable[[], Any]) -> Any:
