@@ -31,19 +31,6 @@ def test_a_module_draws_as_on_the_cpu():
         assert_same(learnt(fit_module(2)), on_cpu)
 
 
-def test_a_number_on_the_cpu_may_be_logged():
-    class LogsOnTheCPU(DropsOut):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.log_dict({"loss": loss.detach(), "temperature": torch.tensor(0.25)})
-            return loss
-
-    with simulated.cuda(1):
-        model = fit_module(1, module=LogsOnTheCPU)
-    logged = [value for name, value in model.round_metrics.items() if name.endswith("/temperature")]
-    assert logged == [0.25, 0.25]
-
-
 @pytest.mark.slow
 def test_a_resume_draws_as_the_run_without_a_pause(tmp_path):
     with simulated.cuda(1):
