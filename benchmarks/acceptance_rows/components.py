@@ -138,13 +138,17 @@ def run_own(bench: Bench, name: str, rounds: int, *more: str) -> Path:
 
 
 def formats(bench: Bench) -> Outcome:
-    """Count convolutions whose maps lose their order, in ResNets with each style layer and IBN."""
+    """Count convolutions whose maps lose their order, in ResNets with each style layer, norm and fusion of maps."""
     lost = {}
-    for kind in ("none", "mix", "cross", "diversify", "snr"):
-        style = StyleLayers(kind=kind, p=1.0, crop="both")
-        orders = orders_of(ResNet(18, ibn=kind == "none", style=style).to(bench.device))
+    networks = {
+        kind: ResNet(18, style=StyleLayers(kind=kind, p=1.0, crop="both"))
+        for kind in ("mix", "cross", "standardise", "diversify", "snr")
+    }
+    networks |= {"ibn": ResNet(18, ibn=True), "xan": ResNet(18, norm="xan"), "mscam": ResNet(18, fam="mscam")}
+    for name, network in networks.items():
+        orders = orders_of(network.to(bench.device))
         if count := orders.count(False):
-            lost[kind] = f"{count} of {len(orders)} with {kind}"
+            lost[name] = f"{count} of {len(orders)} with {name}"
     return Outcome(", ".join(lost.values()) or "0", "0", not lost)
 
 

@@ -15,6 +15,7 @@ from runs import fit
 
 ADAM = "--model.client.optimizer=torch.optim.Adam"
 LARGE = "--model.backbone.init_args.width=96"  # beside which labels and indices are nothing
+THREE = "--data.source.init_args.clients=3"
 FITS = {
     "totals, momentum": ["fedavg"],
     "no moments": ["fedavg", "--model.client.optimizer=torch.optim.SGD", "--model.client.optimizer.init_args.lr=0.01"],
@@ -28,6 +29,12 @@ FITS = {
     "weights beside perturbed ones": ["fedsam"],
     "tensors beside models": ["dacs", "--model.method.init_args.first_styled_round=0"],
     "masks": ["subfedavg"],
+    "a table of styles, and restyled images": ["stylebank"],
+    "texts and their tower": ["text_anchors"],
+    "a guide beside norms that stay": ["gperxan", "--model.backbone.init_args.norm=xan"],
+    "a model that the server trains": ["fedavg", "--model.aggregation=FLTrust", "--data.public=town2", THREE],
+    "uploads for a rule": ["fedavg", "--model.aggregation=Median"],
+    "a memory of people": ["sscu"],
     "states on the host": ["moon", "--model.client_store=host", "--data.cache=host"],
     "micro-batches": ["fedavg", "--model.client.micro_batch=4"],
 }

@@ -9,7 +9,7 @@ from fedsim.models.memory_order import in_order_of
 
 STYLES = {
     kind: StyleLayers(kind=kind, p=1.0, crop="both", after=("input", "layer1", "layer2"))
-    for kind in ("none", "mix", "cross", "snr")
+    for kind in ("none", "mix", "cross", "snr", "standardise")
 }
 STYLES["diversify"] = StyleLayers(kind="diversify", p=1.0)
 NETWORKS = {
