@@ -53,6 +53,11 @@ COMBINED = {
     ],
     "NearestNeighbourMixing": ["--model.aggregation=NearestNeighbourMixing", "--model.aggregation.rule=Median"],
     "Buffered": [HARDWARE, "--model.timing=Buffered", "--model.timing.buffer=2"],
+    "FLTrust, standardised images": ["--model.aggregation=FLTrust", "--data.public=town3",
+                                     STYLE + "{kind: standardise, after: [input]}"],
+    "StyleBank, diversified norms": ["--model.method=StyleBank", STYLE + "{kind: diversify, p: 1.0}"],
+    "GPerXAN, assembled norms": ["--model.method=GPerXAN", "--model.backbone.init_args.norm=xan"],
+    "SSCU": ["--model.method=SSCU"],
 }  # fmt: skip
 """each attack, rule, timing and style in one of the fits"""
 OWN = """
@@ -203,8 +208,7 @@ ENDLESS = ("--trainer.max_epochs=1000000", "--model.client.optimizer=torch.optim
 
 def one_process(bench: Bench) -> Outcome:
     """Let each rank train by Adam on a GPU of its own; nvidia-smi says which processes have memory on which GPUs."""
-    if bench.gpus < 2:
-        raise NotHereError("needs two GPUs: each rank has one of its own")
+    bench.need_gpu("each rank has one of its own")
     process = start([*fits.options_of(bench, "processes"), *ENDLESS, f"--trainer.devices={bench.gpus}"])
     try:
         fits.await_checkpoint(bench.folder / "processes", process)

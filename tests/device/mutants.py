@@ -170,14 +170,13 @@ MUTANTS = [
     # -- numbers that users compute on the CPU
     Mutant("training/own_module/inner_trainer.py", "[number for number in numbers if not number.is_cpu]", "[*numbers]",
            "own module"),
-    Mutant("training/objective.py", "own.to(labels.device)", "own", "own loss"),
+    Mutant("training/objective.py", "term.to(labels.device)", "term", "own loss"),
     Mutant("training/client.py", "values.to(self.device, torch.float64, non_blocking=True)",
            "values.to(torch.float64)", "own signal"),
     # -- streams of a device that something else seeds
     Mutant("core/seeding.py", "torch.cuda.manual_seed_all(seed)", "pass", "own module"),
     # -- a driver that does not start
-    Mutant("core/devices.py", "if torch.version.cuda is not None and (failure := why_cuda_fails(torch.version.cuda)) is",
-           "if (failure := None) is", "old driver"),
+    Mutant("core/devices.py", "(failure := why_cuda_fails(torch.version.cuda))", "(failure := None)", "old driver"),
     # -- waits and races
     Mutant("training/running_metrics.py", "self._losses.append(loss)", "self._losses.append(loss.cpu())", "waits"),
     Mutant("core/transfer.py", "tensor.to(device, non_blocking=True)", "tensor.to(device)", "waits"),
@@ -193,7 +192,7 @@ MUTANTS = [
            "self._client.has_losses &= not loss.isnan()", "own module"),
     Mutant("training/own_module/inner_trainer.py", ".to(torch.float64, copy=True)", ".cpu().double()", "own module"),
     # -- what a batch costs
-    Mutant("functional/memory.py", "len(labels) if most is None else min(most, len(labels))", "len(labels)", "launches"),
+    Mutant("functional/memory.py", "if most is None else min(most, len(labels))", "", "launches"),
     Mutant("models/memory_order.py", "return x.contiguous(memory_format=torch.channels_last if is_last else "
            "torch.contiguous_format)", "return x", "order of maps"),
     # -- padding of flat buffers
@@ -440,7 +439,7 @@ def _old_driver(folder):
     failure = Unseen("the driver is too old", "update it")
     words = options(folder / "run", "fedpav", gpus=1, rounds=1)
     with (
-        simulated.cuda(1), mock.patch.object(devices, "why_cuda_fails", lambda cuda: failure),
+        simulated.cuda(1), mock.patch.object(devices, "why_cuda_fails", return_value=failure),
         mock.patch.object(torch.version, "cuda", "13.2"),
     ):  # fmt: skip
         assert main(words) == 2, "a fit on a driver that is too old"

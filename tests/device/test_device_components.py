@@ -1,6 +1,5 @@
 """Every component with deterministic algorithms on a simulated GPU: nothing is refused, and the bits are the CPU's."""
 
-import inspect
 from typing import get_args, get_type_hints
 
 import pytest
@@ -15,6 +14,7 @@ from fedsim.federation.components.collusion import Collusion
 from fedsim.federation.components.robust import Aggregation
 from fedsim.federation.components.timing import Timing
 from fedsim.models import StyleLayers
+from kinds import kinds_of
 from runs import differences, fit, judged_in_two_steps
 from small_generators import STEPS, WIDTHS
 
@@ -51,16 +51,6 @@ COMPONENTS = {
     "IBN": ["fedavg", RESNET.format("ibn: true")],
     "channels last": ["fedavg", RESNET.format("fam: mscam"), "--model.client.channels_last=true"],
 }  # fmt: skip
-
-
-def kinds_of(base):
-    """The names of fedsim's classes below a base that can be chosen."""
-    found = set()
-    for kind in base.__subclasses__():
-        if kind.__module__.startswith("fedsim.") and not (inspect.isabstract(kind) or kind.__name__.startswith("_")):
-            found.add(kind.__name__)
-        found |= kinds_of(kind)
-    return found
 
 
 def test_each_attack_rule_timing_and_style_layer_has_a_fit():

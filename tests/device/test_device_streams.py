@@ -5,7 +5,7 @@ import torch
 
 import simulated
 from failing import run_on_ranks
-from lightning_modules import DropsOut, assert_same
+from lightning_modules import assert_same
 from runs import fit_module, learnt
 
 

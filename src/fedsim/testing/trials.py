@@ -113,8 +113,7 @@ class Fit:
     """a checkpoint"""
     has_other_hashes: bool = False
     """whether its last rank has other hashes of texts than the ranks of other fits, as ranks of a run have"""
-    on_gpu: bool = False
-    """whether it trains on a GPU"""
+    accelerator: str = "cpu"
     is_drawn: bool = False
     """whether the network may draw from torch's global stream, so that draws of the method do not show"""
 
@@ -276,7 +275,7 @@ def _train(fit: Fit, note: Callable[[str], None]) -> None:
         save_on_train_epoch_end=True,
     )  # fmt: skip
     trainer = Trainer(
-        max_epochs=fit.rounds, devices=fit.ranks, accelerator="gpu" if fit.on_gpu else "cpu", check_val_every_n_epoch=fit.rounds,
+        max_epochs=fit.rounds, devices=fit.ranks, check_val_every_n_epoch=fit.rounds, accelerator=fit.accelerator,
         enable_checkpointing=True, enable_progress_bar=False, default_root_dir=str(fit.folder),
         callbacks=[saving, _Observer(fit, note, watcher)],
     )  # fmt: skip
@@ -388,7 +387,7 @@ def compare(
 
 def findings_on_a_gpu(whole: Fit) -> list[str]:
     """Return what the same fit finds on a GPU, where tensors on the CPU fail beside others; nothing without one."""
-    fit = replace(whole, folder=whole.folder.with_name("gpu"), on_gpu=True)
+    fit = replace(whole, folder=whole.folder.with_name("gpu"), accelerator="gpu")
     return [f"on a GPU: {sentence}" for sentence in fit.run()] if has_gpu() else []
 
 

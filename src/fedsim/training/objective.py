@@ -63,8 +63,8 @@ def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tens
         assert centers is not None, "center loss needs the centers"
         terms["center"] = center_loss(features.layer(objective.center.features), labels, centers)
     if (metric := objective.metric) is not None:
-        own = metric.of(output, batch) if isinstance(metric, BatchLoss) else metric(features, labels, output.head)
-        terms["metric"] = own.to(labels.device)  # it may be computed on the CPU
+        term = metric.of(output, batch) if isinstance(metric, BatchLoss) else metric(features, labels, output.head)
+        terms["metric"] = term.to(labels.device)  # a user's may be computed on the CPU
     if objective.causality is not None:
         terms["causality"] = objective.causality(output.separated, labels)
     return terms

@@ -327,6 +327,7 @@ def _optimizers(kernels: Kernels) -> Patches:
     real = torch._C._group_tensors_by_device_and_dtype
 
     def group(lists: Any, with_indices: bool = False) -> Any:
+        kernels.places.live_bytes()  # all gradients are there
         first = next((t for tensors in lists for t in tensors if t is not None), None)
         device = CPU if first is None else kernels.places.of(first)
         return {(device, dtype): found for (_, dtype), found in real(lists, with_indices).items()}
