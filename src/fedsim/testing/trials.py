@@ -386,7 +386,7 @@ def compare(
 
 
 def findings_on_a_gpu(whole: Fit) -> list[str]:
-    """Return the findings of the same fit on a GPU, where tensors on the CPU fail beside others; nothing without one."""
+    """Return the findings of the same fit on a GPU, where tensors on the CPU fail beside others."""
     fit = replace(whole, folder=whole.folder.with_name("gpu"), accelerator="gpu")
     return [f"on a GPU: {sentence}" for sentence in fit.run()] if has_gpu() else []
 
