@@ -46,27 +46,30 @@ PASS, FAIL, NOT_HERE = "pass", "fail", "not here"
 ROWS = [
     Row("doctor", "nothing stands in the way of a fit", "docs/cluster.md", 300, fits.doctor, quick=False),
     Row("repeat", "a deterministic fit ends in the same bits again", "README.md", 120, fits.repeated, quick=False),
-    Row("ranks", "1 and 2 ranks end in the same bits", "README.md", 120, fits.equal_bits, quick=False),
+    Row("ranks", "1 and 2 ranks end in the same bits", "README.md", 120, fits.equal_bits, quick=False, gpus=2),
     Row("nccl-alone", "1 rank with NCCL ends in the bits of one with gloo", "docs/gpus.md", 120, fits.nccl_alone,
         quick=False),
     Row("shared", "2 ranks on one GPU end in the bits of one rank", "docs/gpus.md", 120, fits.shared, quick=False),
     Row("shared-2x2", "2 ranks on each of two GPUs end in the bits of one rank", "docs/gpus.md", 120,
-        ranks.two_on_each_of_two, quick=False),
+        ranks.two_on_each_of_two, quick=False, gpus=2),
     Row("groups", "ranks that share a client end in the bits of one rank", "docs/cluster.md", 120, ranks.groups,
-        quick=False),
-    Row("killed-rank", "a killed rank ends all ranks with a line", "docs/failures.md", 180, ranks.killed, quick=False),
-    Row("frozen-rank", "a frozen rank ends all ranks with a line", "docs/failures.md", 180, ranks.frozen, quick=False),
+        quick=False, gpus=2),
+    Row("killed-rank", "a killed rank ends all ranks with a line", "docs/failures.md", 180, ranks.killed,
+        quick=False, gpus=2),
+    Row("frozen-rank", "a frozen rank ends all ranks with a line", "docs/failures.md", 180, ranks.frozen,
+        quick=False, gpus=2),
     Row("killed-in-group", "a rank that is killed while ranks train a client together, too", "docs/failures.md", 180,
-        ranks.killed_in_group, quick=False),
+        ranks.killed_in_group, quick=False, gpus=2),
     Row("frozen-in-group", "a rank that is frozen while ranks train a client together, too", "docs/failures.md", 180,
-        ranks.frozen_in_group, quick=False),
+        ranks.frozen_in_group, quick=False, gpus=2),
     Row("graph-bits", "graphs have the bits of plain steps", "docs/gpus.md", 120, steps.graph_bits, quick=False),
     Row("graph-fails", "a recording that fails leaves the bits of plain steps", "docs/gpus.md", 120, steps.graph_fails,
         quick=False),
     Row("prefetch", "copies ahead change no bit", "docs/gpus.md", 120, steps.prefetch, quick=False),
+    Row("host-store", "states in the host's memory change no bit", "docs/gpus.md", 120, fits.host_store, quick=False),
     Row("resume", "a killed fit goes on to the same bits", "docs/failures.md", 120, fits.resumed, quick=False),
     Row("processes", "each rank's process is on its own GPU alone", "docs/gpus.md", 120, components.one_process,
-        quick=False),
+        quick=False, gpus=2),
     Row("components", "attacks, rules, timings and styles with deterministic algorithms", "docs/gpus.md", 480,
         components.components, quick=False),
     Row("own-module", "a module of a user ends in the same bits after a pause, and on 2 ranks", "docs/own_module.md",
@@ -75,6 +78,8 @@ ROWS = [
     Row("robust", "seconds of robust rules", "docs/robust.md", 120, components.robust),
     Row("waits", "no wait for the device between batches", "training/client.py", 60, training.waits),
     Row("kernels", "launches per step of ResNet-50", "training/client.py", 60, training.kernels),
+    Row("methods", "launches per step of methods with several passes, and no wait", "docs/gpus.md", 240,
+        training.methods),
     Row("train-32", "ResNet-50, 256x128, bf16, batches of 32: time beside a loop by hand", "README.md", 90,
         partial(training.speed, batch_size=32)),
     Row("train-64", "the same with batches of 64", "README.md", 90, partial(training.speed, batch_size=64)),
@@ -88,6 +93,8 @@ ROWS = [
     Row("compile-32", "batches of 32 beside the loop with torch.compile", "README.md", 180,
         partial(training.speed, batch_size=32, faster="compile"), quick=False),
     Row("memory", "the peak is what describe says, and the activations", "fedsim describe", 60, training.memory),
+    Row("memory-fedsam", "the same with FedSAM, whose clients have a copy of the weights", "fedsim describe", 60,
+        training.copied_weights),
     Row("market", "Market-1501's queries are ranked, features on the GPU", "README.md", 60, ranking.market),
     Row("reciprocal", "re-ranking gives the CPU's distances", "docs/evaluation.md", 60, ranking.reciprocal),
     Row("faiss", "FAISS finds torch's neighbours", "docs/evaluation.md", 120, ranking.faiss),
@@ -106,6 +113,8 @@ class Result:
 
 def judge(row: Row, bench: Bench) -> Result:
     """Run a row in this process; whatever it raises is its failure."""
+    if bench.is_gpu and bench.gpus < row.gpus:
+        return Result(NOT_HERE, f"needs {row.gpus} GPUs", "")
     try:
         outcome: Outcome = row.check(bench)
     except NotHereError as why:
@@ -150,6 +159,13 @@ def table(results: dict[str, Result], gpus: int) -> str:
     ]
     shown = tabulate(rows, ["promise", "verdict", "figure", "bar", "s"], tablefmt="github", disable_numparse=True)
     return shown if gpus > 1 else f"{shown}\n\nSums among GPUs were not tried: that needs two GPUs."
+
+
+def not_tried(rows: list[Row], gpus: int) -> str:
+    """Return what this machine will not show, whatever its table says."""
+    beyond = [row.name for row in rows if 0 < gpus < row.gpus]
+    needs = f"\nFor lack of a second GPU, nor are: {', '.join(beyond)}." * bool(beyond)
+    return str(__doc__).strip().splitlines()[-1] + needs
 
 
 def machine() -> str:
@@ -210,8 +226,9 @@ def main() -> int:
         result = judge(row, make_bench(args.folder, args.reduced))
         print("\n" + json.dumps({"verdict": result.verdict, "figure": result.figure, "bar": result.bar}))
         return 0
-    print(str(__doc__).strip().splitlines()[-1], file=sys.stderr)
-    results = run_all([row for row in ROWS if row.name in args.only], args.reduced, args.minutes)
+    rows = [row for row in ROWS if row.name in args.only]
+    print(not_tried(rows, torch.cuda.device_count()), file=sys.stderr)
+    results = run_all(rows, args.reduced, args.minutes)
     print(f"{machine()}\n\n{table(results, torch.cuda.device_count())}")
     counts = [
         f"{sum(outcome.verdict == verdict for outcome in results.values())} {verdict}"

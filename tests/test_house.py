@@ -280,7 +280,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
     "lightning": {
         "compatibility": {"_layer_sync"},
         "fit": {"_dump_config", "_parser", "_signal_connector"},
-        "inner_trainer": {"_signal_connector"},
+        "inner_trainer": {"_logged_metrics", "_logger_connector", "_signal_connector"},
         "checks": {"_name", "_root_dir", "_version"},
         "preemption": {"_broadcast_sigterm_tensor"},
         "ready_ranks": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},

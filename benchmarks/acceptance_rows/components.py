@@ -53,6 +53,11 @@ COMBINED = {
     ],
     "NearestNeighbourMixing": ["--model.aggregation=NearestNeighbourMixing", "--model.aggregation.rule=Median"],
     "Buffered": [HARDWARE, "--model.timing=Buffered", "--model.timing.buffer=2"],
+    "FLTrust, standardised images": ["--model.aggregation=FLTrust", "--data.public=town3",
+                                     STYLE + "{kind: standardise, after: [input]}"],
+    "StyleBank, diversified norms": ["--model.method=StyleBank", STYLE + "{kind: diversify, p: 1.0}"],
+    "GPerXAN, assembled norms": ["--model.method=GPerXAN", "--model.backbone.init_args.norm=xan"],
+    "SSCU": ["--model.method=SSCU"],
 }  # fmt: skip
 """each attack, rule, timing and style in one of the fits"""
 OWN = """
@@ -138,13 +143,17 @@ def run_own(bench: Bench, name: str, rounds: int, *more: str) -> Path:
 
 
 def formats(bench: Bench) -> Outcome:
-    """Count convolutions whose maps lose their order, in ResNets with each style layer and IBN."""
+    """Count convolutions whose maps lose their order, in ResNets with each style layer, norm and fusion of maps."""
     lost = {}
-    for kind in ("none", "mix", "cross", "diversify", "snr"):
-        style = StyleLayers(kind=kind, p=1.0, crop="both")
-        orders = orders_of(ResNet(18, ibn=kind == "none", style=style).to(bench.device))
+    networks = {
+        kind: ResNet(18, style=StyleLayers(kind=kind, p=1.0, crop="both"))
+        for kind in ("mix", "cross", "standardise", "diversify", "snr")
+    }
+    networks |= {"ibn": ResNet(18, ibn=True), "xan": ResNet(18, norm="xan"), "mscam": ResNet(18, fam="mscam")}
+    for name, network in networks.items():
+        orders = orders_of(network.to(bench.device))
         if count := orders.count(False):
-            lost[kind] = f"{count} of {len(orders)} with {kind}"
+            lost[name] = f"{count} of {len(orders)} with {name}"
     return Outcome(", ".join(lost.values()) or "0", "0", not lost)
 
 
@@ -199,8 +208,7 @@ ENDLESS = ("--trainer.max_epochs=1000000", "--model.client.optimizer=torch.optim
 
 def one_process(bench: Bench) -> Outcome:
     """Let each rank train by Adam on a GPU of its own; nvidia-smi says which processes have memory on which GPUs."""
-    if bench.gpus < 2:
-        raise NotHereError("needs two GPUs: each rank has one of its own")
+    bench.need_gpu("each rank has one of its own")
     process = start([*fits.options_of(bench, "processes"), *ENDLESS, f"--trainer.devices={bench.gpus}"])
     try:
         fits.await_checkpoint(bench.folder / "processes", process)

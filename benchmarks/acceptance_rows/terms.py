@@ -94,3 +94,5 @@ class Row:
     check: Callable[[Bench], Outcome]
     quick: bool = True
     """whether its reduced form takes seconds"""
+    gpus: int = 1
+    """that it needs, where there are any"""

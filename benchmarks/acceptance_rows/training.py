@@ -30,7 +30,8 @@ from fedsim.data.pixels import HeldPixels
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation
 from fedsim.functional.normalise import normalise_images
-from fedsim.methods import FedAvg
+from fedsim.methods import APFL, DACS, SSCU, FedAvg, FedSAM
+from fedsim.methods.base import Method
 from fedsim.models import Neck, ResNet, SmallCNN
 from fedsim.models.reid import ReIDModel
 from fedsim.strategy.strategy import FederatedStrategy
@@ -48,6 +49,9 @@ MOST_OVER_FASTER = {"capture": 1.5, "compile": 1.25, "channels_last": 1.05}
 channels are last, beside the usual loop. On one H100: 1.15, 1.08 and 1.02"""
 MOST_LAUNCHES = 1.10
 """largest ratio of fedsim's launches per step to those of the loop by hand"""
+MOST_PER_STEP: dict[Method, float] = {FedSAM(): 2.6, APFL(): 3.8, DACS(): 7.2, SSCU(): 9.2}
+"""largest ratio of a method's launches per step to FedAvg's: those of the simulated GPU with a small network, in which
+what is beside the passes counts for more"""
 CLIENTS, MOST_PER_CLIENT = 50, 3.0
 """many small clients, of one batch each; largest ratio of a client's time to that of a batch by hand"""
 MOST_OVER_FORWARD = 1.10
@@ -55,6 +59,7 @@ MOST_OVER_FORWARD = 1.10
 MOST_MEMORY = 1.15
 """largest ratio of the peak, less what the loop's activations take, to what fedsim describe says"""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+MakesOptimizer = Callable[..., torch.optim.Optimizer]
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 
 
@@ -81,11 +86,11 @@ class Work:
         return SmallCNN(width=8) if self.bench.reduced else ResNet(50)
 
     def federation(
-        self, optimizer: Callable[..., torch.optim.Optimizer] | None = None, **client: bool
+        self, optimizer: MakesOptimizer | None = None, method: Method | None = None, **client: bool
     ) -> tuple[Federation, Any]:
-        """Return fedsim's model and data; ``client`` are further settings of local training."""
+        """Return fedsim's model and data, by default of FedAvg; ``client`` are further settings of local training."""
         model = Federation(
-            FedAvg(share_head=True), self.backbone(), self.neck,
+            method or FedAvg(share_head=True), self.backbone(), self.neck,
             client=LocalTraining(batch_size=self.case.batch_size, optimizer=optimizer or self.sgd, **client),
             evaluation=Evaluation(test_during_fit=False),
         )  # fmt: skip
@@ -325,12 +330,12 @@ class Profiled(Callback):
         return {event.key: event.count for event in self.profile.key_averages()}
 
 
-def per_step(bench: Bench) -> dict[str, float]:
+def per_step(bench: Bench, method: Method | None = None) -> dict[str, float]:
     """Return calls per step: a round of eight batches less one of four, so a session's own calls do not count."""
     counts = []
     for batches in (4, 8):
         work, profiled = Work(bench, 32, batches), Profiled(bench)
-        work.fit(*work.federation(), 2, profiled)
+        work.fit(*work.federation(method=method), 2, profiled)
         counts.append(profiled.counts())
     of_four, of_eight = counts
     if bench.is_gpu and not any(of_eight.get(name) for name in LAUNCHES):  # then it would see no waits either
@@ -347,6 +352,21 @@ def waits(bench: Bench) -> Outcome:
     pageable = {name: number for name, number in calls.items() if "Pageable" in name and number > 0}
     copies = "; copies from memory that is not pinned: " + (f"{sum(pageable.values()):g}" if pageable else "none")
     return Outcome(figure + (copies if bench.is_gpu else ""), "0", not counts)
+
+
+def methods(bench: Bench) -> Outcome:
+    """Count launches and waits per step of methods with several passes, launches as multiples of FedAvg's."""
+    launching, waiting = (LAUNCHES, WAITS) if bench.is_gpu else (("aten::convolution",), ("aten::_local_scalar_dense",))
+    calls = {method: per_step(bench, method) for method in (None, *MOST_PER_STEP)}
+    launches, waits_ = (
+        {method: sum(counts.get(name, 0) for name in names) for method, counts in calls.items()}
+        for names in (launching, waiting)
+    )
+    ratios = {method: launches[method] / launches[None] for method in MOST_PER_STEP}
+    figure = ", ".join(f"{type(method).__name__} {ratio:.1f}" for method, ratio in ratios.items())
+    bar = ", ".join(f"{most:g}" for most in MOST_PER_STEP.values())
+    holds = all(ratio <= MOST_PER_STEP[method] for method, ratio in ratios.items()) and not any(waits_.values())
+    return Outcome(f"{figure}; {sum(waits_.values()):g} waits", f"{bar}; 0", holds)
 
 
 def kernels(bench: Bench) -> Outcome:
@@ -374,15 +394,24 @@ def memory(bench: Bench) -> Outcome:
     adam = functools.partial(torch.optim.Adam, lr=1e-5)
     work = Work(bench, 32, batches=2)  # images are on the device, too: so few are nothing beside the model
     activations = activations_of(work.loop(adam), bench)
-    described = described_bytes(work, adam)
+    outcome = described_and_used(work, adam, None, activations)
+    return replace(outcome, figure=f"{outcome.figure}; activations by hand {activations / 2**20:,.0f} MiB")
+
+
+def copied_weights(bench: Bench) -> Outcome:
+    """Compare the peak with FedSAM, at a step of two images without moments: a copy of the weights is a fifth of it."""
+    return described_and_used(Work(bench, 2, batches=2), functools.partial(torch.optim.SGD, lr=1e-5), FedSAM(), 0)
+
+
+def described_and_used(work: Work, optimizer: MakesOptimizer, method: Method | None, activations: int) -> Outcome:
+    """Compare a fit's peak, less the ``activations`` at that time, with what ``fedsim describe`` says."""
+    bench, described = work.bench, described_bytes(work, optimizer, method)
     bench.forget_peak()
     before = bench.used()
-    work.fit(*work.federation(adam), 3, Callback())
+    work.fit(*work.federation(optimizer, method), 3, Callback())
     most = bench.peak() - before - activations
     bench.need_gpu("a CPU's memory is not counted by torch")
-    figure = (
-        f"{most / described:.2f} of {described / 2**20:,.0f} MiB; activations by hand {activations / 2**20:,.0f} MiB"
-    )
+    figure = f"{most / described:.2f} of {described / 2**20:,.0f} MiB"
     return Outcome(figure, f"{MOST_MEMORY:.2f}", most <= MOST_MEMORY * described, of_speed=True)
 
 
@@ -397,9 +426,9 @@ def activations_of(loop: Loop, bench: Bench) -> int:
     return bench.peak() - stays
 
 
-def described_bytes(work: Work, optimizer: Callable[..., torch.optim.Optimizer]) -> float:
+def described_bytes(work: Work, optimizer: MakesOptimizer, method: Method | None) -> float:
     """Return the device memory that ``fedsim describe`` prints for this work, without activations and CUDA's own."""
-    model, data = work.federation(optimizer)
+    model, data = work.federation(optimizer, method)
     rows = re.findall(r"device memory: (.*?) +([\d,.]+) MiB", describe_federation(model, data, 1, 1))
     sizes = [size for name, size in rows if not name.startswith(("activations", "together"))]
     assert sizes, "fedsim describe has no line about device memory"

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedsim.__main__ import main
+from fedsim.core.cuda_start import _CHECKS
 from fedsim.federation.memory import _state_of
 from fedsim.training.settings import try_optimizer
 from runs import fit, judged_in_two_steps, options
@@ -69,11 +70,32 @@ def test_a_capturable_optimizer_steps_on_the_cpu(starts, name):
     assert starts == []
 
 
+ADAM = ["--model.client.optimizer=Adam", "--model.client.optimizer.lr=0.001"]
+FITS = {
+    "one model": ["fedavg", *ADAM],
+    "another optimizer": ["fedavg", "--model.client.optimizer=Rprop", "--model.client.optimizer.lr=0.001"],
+    "a model that the server trains": ["fedavg", *ADAM, "--model.aggregation=FLTrust", "--data.public=town1"],
+    "attackers who know others": ["fedavg", *ADAM, "--model.attack=MinMax", "--model.attack.attackers=[town0]"],
+    "norms that stay": ["gperxan", *ADAM, "--model.backbone.init_args.norm=xan"],
+    "style layers": ["fedpav", *ADAM, "--model.backbone.init_args.style={kind: diversify, p: 1.0}"],
+    **{name: [name, *ADAM] for name in ("dacs", "fedcapr", "ska", "sscu", "stylebank", "text_anchors")},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Adam", "Rprop"])
+@pytest.mark.parametrize("name", FITS)
 def test_fits_on_the_cpu_leave_cuda_alone(starts, name, tmp_path):
-    fit(tmp_path / "run", "fedavg", f"--model.client.optimizer={name}", "--model.client.optimizer.lr=0.001", rounds=1)
+    fit(tmp_path / "run", *FITS[name], rounds=1)
     assert starts == []
+
+
+def test_a_step_of_torch_s_own_starts_cuda(starts):
+    """What the tests above would find."""
+    name = next(name for name in _CHECKS if hasattr(torch.optim.Optimizer, name))
+    checked = inspect.unwrap(getattr(torch.optim.Optimizer, name))
+    with mock.patch.object(torch.optim.Optimizer, name, checked), pytest.raises(RuntimeError, match="no NVIDIA driver"):
+        _state_of(lambda groups: torch.optim.Adam(groups, lr=0.1))
+    assert starts
 
 
 def call(*words):
@@ -89,6 +111,7 @@ def test_commands_on_the_cpu_leave_cuda_alone(starts, tmp_path):
     call(*command)
     for name in ("validate", "test", "predict"):
         call(name, "--config", run / "config.yaml", f"--ckpt_path={run}", f"--run_dir={tmp_path / name}", cpu)
+    call("report", run)
     call("export", "--ckpt_path", run, "--output", tmp_path / "weights.safetensors")
     call("rank", next((tmp_path / "predict").rglob("*.npz")), "--device", "cpu")
     (tmp_path / "data.yaml").write_text(
@@ -97,6 +120,12 @@ def test_commands_on_the_cpu_leave_cuda_alone(starts, tmp_path):
     where = ["--config", tmp_path / "data.yaml", "--output", tmp_path / "generators", "--device", "cpu"]
     with judged_in_two_steps():
         call("augment", "fit", *where, *STEPS, *WIDTHS)
+    for name, output in (("preview", "swaps.png"), ("write", "images")):
+        folders = ["--generators", tmp_path / "generators", "--output", tmp_path / output]
+        call("augment", name, "--config", tmp_path / "data.yaml", *folders, "--device", "cpu")
+    call("data", "preview", "--config", tmp_path / "data.yaml", "--output", tmp_path / "people.png")
+    call("sweep", "--method", "fedpav", "--config", tmp_path / "data.yaml", "--dry_run", "--run_dir", tmp_path / "runs")
+    main(["doctor", cpu, "--run_dir", str(tmp_path / "doctor")])
     assert starts == []
 
 

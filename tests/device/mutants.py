@@ -8,23 +8,36 @@ import logging
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from mmap import PAGESIZE
 from pathlib import Path
 from types import CodeType, FunctionType
 from unittest import mock
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 import fedsim
 import simulated
-from budgets import counted_waits
+import small
+from budgets import MOST, counted_waits, kernels_of_a_step
 from failing import run_on_ranks
 from fedsim.__main__ import main
+from fedsim.core import devices
 from fedsim.core.errors import ConfigError
+from fedsim.core.nvidia import Unseen
+from fedsim.core.store import make_store
+from fedsim.federation.components.attacks import GaussianNoise
 from fedsim.federation.scheduling import scheduler
 from fedsim.federation.scheduling.plan import RoundPlan
-from fedsim.methods import FedPav
+from fedsim.methods import SSCU, FedPav
+from fedsim.models import ResNet, SmallCNN, StyleLayers
 from fedsim.strategy import FederatedStrategy
+from fedsim.training.settings import LocalTraining
+from fedsim.training.uploads import Uploads
+from living import counted
+from map_orders import orders
+from own_parts import LogsOnTheCPU, trained
 from runs import differences, fit, fit_module, judged_in_two_steps, learnt, options
 from small_generators import STEPS, WIDTHS
 
@@ -154,8 +167,16 @@ MUTANTS = [
     Mutant("methods/fedpav.py", 'client.generator("cdw augment", device=client.device)',
            'client.generator("cdw augment")', "distil"),
     Mutant("training/session.py", "self._stream(purpose, self._images.device)", 'self._stream(purpose, "cpu")', "fit"),
+    # -- numbers that users compute on the CPU
+    Mutant("training/own_module/inner_trainer.py", "[number for number in numbers if not number.is_cpu]", "[*numbers]",
+           "own module"),
+    Mutant("training/objective.py", "term.to(labels.device)", "term", "own loss"),
+    Mutant("training/client.py", "values.to(self.device, torch.float64, non_blocking=True)",
+           "values.to(torch.float64)", "own signal"),
     # -- streams of a device that something else seeds
     Mutant("core/seeding.py", "torch.cuda.manual_seed_all(seed)", "pass", "own module"),
+    # -- a driver that does not start
+    Mutant("core/devices.py", "(failure := why_cuda_fails(torch.version.cuda))", "(failure := None)", "old driver"),
     # -- waits and races
     Mutant("training/running_metrics.py", "self._losses.append(loss)", "self._losses.append(loss.cpu())", "waits"),
     Mutant("core/transfer.py", "tensor.to(device, non_blocking=True)", "tensor.to(device)", "waits"),
@@ -167,6 +188,25 @@ MUTANTS = [
     Mutant("strategy/checkpoint_files.py", "tensor.detach().cpu().contiguous()",
            'tensor.detach().to("cpu", non_blocking=True).contiguous()', "control"),
     Mutant("evaluation/backends.py", "with torch.cuda.device(query.device):", "if True:", "rank"),
+    Mutant("training/own_module/module_client.py", "self._client.has_losses &= loss is not self._no_loss",
+           "self._client.has_losses &= not loss.isnan()", "own module"),
+    Mutant("training/own_module/inner_trainer.py", ".to(torch.float64, copy=True)", ".cpu().double()", "own module"),
+    # -- what a batch costs
+    Mutant("functional/memory.py", "if most is None else min(most, len(labels))", "", "launches"),
+    Mutant("models/memory_order.py", "return x.contiguous(memory_format=torch.channels_last if is_last else "
+           "torch.contiguous_format)", "return x", "order of maps"),
+    # -- padding of flat buffers
+    Mutant("federation/components/attacks.py", "flat.clear_gaps(drawn)", "drawn", "gaps"),
+    # -- rules on the device
+    Mutant("federation/aggregation/gathered.py", "return strategy.sum_(rows).add_(0.0)",
+           "return strategy.sum_(rows).add_(0.0).cpu()", "rule"),
+    Mutant("training/uploads.py", "device=self._device)\n        for _, span", ")\n        for _, span", "rule"),
+    # -- memory
+    Mutant("federation/memory.py", "copies * 4 * self._model(name).flat.num_model", "0", "memory"),
+    Mutant("federation/root.py", "        server.trained = {}  # the last round's gives its memory back\n", "",
+           "memory of a rule"),
+    Mutant("core/store.py", 'locked_like(tensor, "model.client_store").copy_(tensor)',
+           "torch.empty_like(tensor, device=self.device, pin_memory=True).copy_(tensor)", "locked memory"),
     # -- captured steps
     Mutant("training/graphs.py", "            static.copy_(tensor)", "            static", "graph"),
     Mutant("training/graphs.py", "metrics.add(loss.clone(), guesses.clone(),", "metrics.add(loss, guesses,", "graph"),
@@ -330,11 +370,79 @@ def _augment(folder):
 
 
 def _own_module(folder):
-    """Fit a module that draws from the device's stream: the bits must be those of the CPU."""
-    expected = learnt(fit_module(1, "cpu"))
-    with simulated.cuda(1):
-        left = learnt(fit_module(1))
+    """Fit a module that draws from the device's stream, and logs: the bits must be those of the CPU."""
+    expected = learnt(fit_module(1, "cpu", module=LogsOnTheCPU))
+    with simulated.cuda(1) as gpu, counted_waits(gpu) as waits:
+        left = learnt(fit_module(1, module=LogsOnTheCPU))
     assert not (different := differences((left, []), (expected, []))), f"other bits: {different}"
+    assert not waits.between_batches, f"waits of sessions: {waits}"
+
+
+def _own_part(name):
+    with simulated.cuda(1):
+        trained(name, accelerator="gpu", rounds=1)
+
+
+def _launches(folder):
+    training = LocalTraining(batch_size=32, optimizer=functools.partial(torch.optim.SGD, lr=1e-3))
+    with simulated.cuda(1) as gpu:
+        found = kernels_of_a_step(gpu, SSCU(), backbone=SmallCNN(width=8), client=training)
+    assert found <= MOST[SSCU], f"launches of a batch: {found}"
+
+
+def _order_of_maps(folder):
+    network = ResNet(18, style=StyleLayers(kind="snr", after=("layer1",)))
+    lost = orders(network).count(False)
+    assert not lost, f"maps lose their order: {lost}"
+
+
+def _gaps(folder):
+    with simulated.cuda(1):
+        model = small.fit(small.make_model(FedPav(), attack=GaussianNoise(["town0"])), accelerator="gpu", rounds=1)
+        [layout] = (one.flat for one in model.parts.models.values())
+        vector = small.vector(model)
+        assert torch.equal(layout.clear_gaps(vector.clone()), vector), "numbers in the padding"
+
+
+def _rule(folder):
+    combine = Uploads.combine
+
+    def watched(uploads, rule, *vectors):
+        found = combine(uploads, lambda chunk: _on_gpu(rule(_on_gpu(chunk))), *vectors)
+        return _on_gpu(found)
+
+    with simulated.cuda(1), mock.patch.object(Uploads, "combine", watched):
+        fit(folder / "run", "fedavg", "--model.aggregation=Median", gpus=1, rounds=1, scored=False)
+
+
+def _on_gpu(tensor):
+    assert tensor.is_cuda, "a rule on the host"
+    return tensor
+
+
+def _memory(folder, *options):
+    seen = counted(folder / "run", *options)
+    described = seen.described.tensors - seen.described.activations
+    assert abs(described / seen.step - 1) <= 0.1, f"memory that describe does not count: {described}, {seen.step}"
+
+
+def _locked_memory(folder):
+    device = torch.device("cuda", 0)
+    with simulated.cuda(1):
+        store = make_store("host", device, ["a"])
+        store.write("a", {"vector": torch.zeros(2**16 + 1, device=device)})
+        locked = simulated.locked_bytes()
+    assert locked == 2**18 + PAGESIZE, f"locked memory: {locked}"
+
+
+def _old_driver(folder):
+    failure = Unseen("the driver is too old", "update it")
+    words = options(folder / "run", "fedpav", gpus=1, rounds=1)
+    with (
+        simulated.cuda(1), mock.patch.object(devices, "why_cuda_fails", return_value=failure),
+        mock.patch.object(torch.version, "cuda", "13.2"),
+    ):  # fmt: skip
+        assert main(words) == 2, "a fit on a driver that is too old"
 
 
 def _alone(folder):
@@ -383,11 +491,23 @@ RUNS = {
     "noise": lambda folder: _fit(
         folder, "fedpav", "--model.privacy=WhiteNoise", "--model.privacy.beta=0.001", rounds=1
     ),
+    "gaps": _gaps,
+    "launches": _launches,
+    "locked memory": _locked_memory,
+    "memory": lambda folder: _memory(folder, "fedsam"),
+    "memory of a rule": lambda folder: _memory(
+        folder, "fedavg", "--model.aggregation=FLTrust", "--data.public=town2", "--data.source.init_args.clients=3"
+    ),
+    "old driver": _old_driver,
+    "order of maps": _order_of_maps,
+    "own loss": lambda folder: _own_part("a loss on the host"),
     "own module": _own_module,
+    "own signal": lambda folder: _own_part("a signal on the host"),
     "predict": _predict,
     "prefetch": _prefetch,
     "prune": lambda folder: _fit(folder, "fedklpr"),
     "rank": _rank,
+    "rule": _rule,
     "recalibrate": lambda folder: _fit(
         folder, "fedavg", "--model.bn_stats=recalibrate", "--data.public=new0", rounds=1
     ),

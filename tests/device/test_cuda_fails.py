@@ -65,9 +65,15 @@ def test_every_command_ends_in_a_line(counted, capsys, tmp_path):
         "data: {source: {class_path: SyntheticReID, init_args: {clients: 1, unseen: 1, scale: 0.2}}, size: [32, 16]}\n"
     )
     config = ["--config", str(tmp_path / "data.yaml")]
-    _, *common = options(tmp_path / "run", "fedavg", "--trainer.accelerator=auto")
+    run = tmp_path / "run"
+    assert main(options(run, "fedavg", rounds=1)) == 0
+    of_run = ["--config", str(run / "config.yaml"), f"--ckpt_path={run}", f"--run_dir={run}"]
+    auto = "--trainer.accelerator=auto"
+    _, *common = options(run, "fedavg", auto)
     for command in (
         ["describe", *common],
+        *([name, *of_run, auto] for name in ("validate", "test", "predict")),
+        ["fit", "--ckpt_path", str(run), auto, "--trainer.max_epochs=2"],
         ["rank", str(tmp_path / "features.npz"), "--device", "cuda"],
         ["augment", "fit", *config, "--output", str(tmp_path / "generators")],
         ["augment", "fit", *config, "--output", str(tmp_path / "generators"), "--device", "cuda:1"],

@@ -6,8 +6,10 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import get_args, get_type_hints
 from unittest import mock
 
 import pytest
@@ -15,17 +17,30 @@ import torch
 import torch.distributed as dist
 
 import simulated
+from budgets import kernels_of_a_step
 from failing import run_on_ranks
 from fedsim.__main__ import main
 from fedsim.core.allocator import GraphMemory
-from fedsim.methods import FedAvg
+from fedsim.federation.components.attacks import Attack
+from fedsim.federation.components.robust import Aggregation
+from fedsim.federation.components.timing import Timing
+from fedsim.functional.memory import update_memory
+from fedsim.methods import FedAvg, FedSAM
+from fedsim.models import SmallCNN, StyleLayers
 from fedsim.training.features import extract_features
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.settings import LocalTraining
+from kinds import kinds_of
 from runs import HAS_GRAPHS
 from simulated.collectives import Collectives
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_GRAPHS, reason="graphs are refused")]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def without_passes(memory, features, labels, momentum, most):
+    """A memory that takes one image after another."""
+    return update_memory(memory, features, labels, momentum)
 
 
 @pytest.fixture
@@ -120,10 +135,66 @@ def test_nccl_that_sums_wrongly_fails_its_row(bench, monkeypatch):
     assert "wrong sum" in result.figure
 
 
-@pytest.mark.parametrize("name", ["components", "formats", "own-module"])
+@pytest.mark.parametrize("name", ["components", "formats", "host-store", "own-module"])
 def test_rows_of_components(bench, name):
     result = judged(bench, name)
     assert result.verdict == "pass", result
+
+
+def test_the_components_are_all_that_there_are(bench):
+    combined = importlib.import_module("acceptance_rows.components").COMBINED
+    words = [word for options in combined.values() for word in options]
+    names = kinds_of(Attack) | kinds_of(Aggregation) | kinds_of(Timing)
+    chosen = {word.partition("=")[2] for word in words}
+    assert names - chosen == {"UploadAttack", "Synchronous"}
+    kinds = get_args(get_type_hints(StyleLayers)["kind"])
+    assert {kind for kind in kinds if not any(f"kind: {kind}" in word for word in words)} == {"none"}
+
+
+def test_states_that_the_host_s_memory_changes_fail_the_row(bench, monkeypatch):
+    monkeypatch.setattr("fedsim.core.store.locked_like", lambda tensor, setting: _Deaf(torch.zeros_like(tensor)))
+    assert judged(bench, "host-store").verdict == "fail"
+
+
+class _Deaf(torch.Tensor):
+    """Ignores what is copied to it."""
+
+    def copy_(self, other, non_blocking=False):
+        return self
+
+
+@pytest.mark.parametrize(("memory", "verdict"), [(update_memory, "pass"), (without_passes, "fail")])
+def test_launches_by_method(bench, monkeypatch, memory, verdict):
+    training = importlib.import_module("acceptance_rows.training")
+
+    def counted(bench, method=None):
+        client = LocalTraining(batch_size=32, optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.9))
+        with simulated.cuda(1) as gpu:
+            launched = kernels_of_a_step(gpu, method or FedAvg(), backbone=SmallCNN(width=8), client=client)
+        return {training.LAUNCHES[0]: launched}
+
+    monkeypatch.setattr(training, "per_step", counted)
+    monkeypatch.setattr("fedsim.methods.sscu.update_memory", memory)
+    result = judged(bench, "methods")
+    assert result.verdict == verdict, result
+
+
+@pytest.mark.parametrize("copies", [1, 0])
+def test_copies_of_weights_are_in_the_memory_of_fedsam(bench, monkeypatch, copies):
+    monkeypatch.setattr(FedSAM, "session_copies", copies)
+    training = importlib.import_module("acceptance_rows.training")
+    monkeypatch.setattr(training.Work, "backbone", lambda work: SmallCNN(width=96))
+    outcome = training.copied_weights(bench)
+    assert outcome.holds == bool(copies), outcome
+
+
+def test_what_is_not_tried_is_said_first(bench):
+    acceptance = importlib.import_module("acceptance")
+    one, two = (acceptance.not_tried(acceptance.ROWS, gpus) for gpus in (1, 2))
+    assert two.startswith("Not tried at all: ")
+    assert one.startswith(two)
+    assert "killed-in-group" in one
+    assert judged(bench, "ranks").figure == "needs 2 GPUs"
 
 
 def test_a_component_without_a_deterministic_form_fails_its_row(bench, monkeypatch):
@@ -175,7 +246,8 @@ def test_speed_with_graphs_is_not_that_of_plain_steps(bench, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "verdict"), [
-    ("channels-32", "not here"), ("many", "not here"), ("memory", "not here"), ("reciprocal", "pass"),
+    ("channels-32", "not here"), ("many", "not here"), ("memory", "not here"), ("memory-fedsam", "not here"),
+    ("reciprocal", "pass"),
     ("faiss", "pass"), ("robust", "not here"),
 ])  # fmt: skip
 def test_rows_in_small_sizes(bench, name, verdict):

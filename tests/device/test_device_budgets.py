@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import simulated
-from budgets import kernels_of_a_session, kernels_of_a_step
+from budgets import MOST, kernels_of_a_session, kernels_of_a_step
 from fedsim.__main__ import main
 from fedsim.federation.federation import Federation
 from fedsim.functional.losses import mean_of_chosen
 from fedsim.functional.memory import update_memory
-from fedsim.methods import APFL, DACS, SSCU, FedAvg, FedPav, FedProx, FedSAM
+from fedsim.methods import FedPav, FedProx
 from fedsim.models import AssembledNorm2d, DiversifiedNorm2d, Neck, ResNet, SmallCNN, StyleLayers
 from fedsim.training.messages import Upload
 from fedsim.training.settings import LocalTraining
@@ -69,11 +69,6 @@ def test_a_pull_to_the_received_model_takes_few_launches_more(gpu):
     assert resnet(gpu, FedProx(mu=0.1), SGD) <= 480
 
 
-MOST = {FedAvg: 52, FedSAM: 125, APFL: 180, DACS: 350, SSCU: 470}
-"""Method -> launches of a batch of 32 images of 6 people by SmallCNN. DACS and SSCU have three networks, of which two
-see the images twice; SSCU's memory has a pass for each image of the person who is there most often."""
-
-
 @pytest.mark.parametrize("method", MOST)
 def test_a_batch_takes_few_launches(gpu, method):
     training = LocalTraining(batch_size=32, optimizer=SGD)
@@ -99,7 +94,7 @@ def test_a_mean_of_chosen_values_needs_no_wait(gpu):
     torch.testing.assert_close(found.cpu(), mean_of_chosen(values, chosen))
 
 
-@pytest.mark.parametrize("kind", ["mix", "cross", "snr"])
+@pytest.mark.parametrize("kind", ["mix", "cross", "snr", "standardise"])
 def test_style_layers_need_no_wait(gpu, kind):
     layer = StyleLayers(kind=kind, crop="both").build("input", 3).to("cuda")
     x = torch.rand(4, 3, 8, 8, device="cuda", requires_grad=True)

@@ -1,5 +1,7 @@
 """Every component with deterministic algorithms on a simulated GPU: nothing is refused, and the bits are the CPU's."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -7,6 +9,12 @@ from safetensors.torch import load_file
 import others
 import simulated
 from fedsim.__main__ import main
+from fedsim.federation.components.attacks import Attack
+from fedsim.federation.components.collusion import Collusion
+from fedsim.federation.components.robust import Aggregation
+from fedsim.federation.components.timing import Timing
+from fedsim.models import StyleLayers
+from kinds import kinds_of
 from runs import differences, fit, judged_in_two_steps
 from small_generators import STEPS, WIDTHS
 
@@ -36,12 +44,21 @@ COMPONENTS = {
         "fedavg", "--model.backbone.init_args.style={kind: snr, after: [layer1, layer2]}",
         "--model.objective.causality={form: entropy, weights: [0.1, 0.5]}",
     ],
+    "standardise": ["fedpav", "--model.backbone.init_args.style={kind: standardise, after: [input]}"],
     "diversify": ["fedpav", "--model.backbone.init_args.style={kind: diversify, p: 1.0}"],
     "GPerXAN": ["gperxan", "--model.backbone.init_args.norm=xan"],
     "SSCU with SNR": ["sscu", "--model.backbone.init_args.style={kind: snr, after: [layer1]}"],
     "IBN": ["fedavg", RESNET.format("ibn: true")],
     "channels last": ["fedavg", RESNET.format("fam: mscam"), "--model.client.channels_last=true"],
 }  # fmt: skip
+
+
+def test_each_attack_rule_timing_and_style_layer_has_a_fit():
+    assert kinds_of(Attack) - {"UploadAttack"} == {*ATTACKS} > kinds_of(Collusion) != set()
+    assert kinds_of(Aggregation) == {*RULES}
+    assert kinds_of(Timing) - {"Synchronous"} <= {*COMPONENTS}
+    words = " ".join(word for words in COMPONENTS.values() for word in words)
+    assert {kind for kind in get_args(get_type_hints(StyleLayers)["kind"]) if f"kind: {kind}" not in words} == {"none"}
 
 
 @pytest.mark.slow

@@ -54,6 +54,21 @@ MORE_WAITS = {
 """Config -> further waits of a session, of clustering and of CRR; no more waits come with further batches"""
 
 
+LAUNCHES = 66
+"""Most of a plain batch of four images by SmallCNN, augmentation included"""
+MORE_LAUNCHES = {
+    "apfl": (208, "two models, of which one is a mixture"), "dacs": (389, "f_G twice, an expert, and a judge of both"),
+    "fedcapr": (237, "proxies and their hardest ones"), "feddip": (97, "masks"),
+    "fedklpr": (223, "proxies and divergences"), "fedproto": (100, "prototypes"),
+    "fedreid": (144, "an expert"), "fedreid_fine_tune": (100, "an expert"), "fedsam": (145, "two passes"),
+    "feduca": (153, "proxies"), "feducc": (127, "proxies"), "fedureid": (113, "proxies"),
+    "moon": (160, "two more models"), "ska": (126, "two models"),
+    "sscu": (485, "f_G twice, an expert, a judge of both, and a pass of the memory for each image of a person"),
+    "stylebank": (144, "two passes"), "stylebank_random": (160, "two passes"), "text_anchors": (95, "texts"),
+}  # fmt: skip
+"""Config -> launches of a batch, and what it has that others have not"""
+
+
 def marks(name):
     return [*others.unless(name in others.METHODS), *([] if name in FAST else [pytest.mark.slow])]
 
@@ -70,6 +85,7 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name, on_the_cpu, tmp_path, caplog):
     expected = ["model.client.graph: steps of all clients stay plain: clusters change with each local epoch"]
     assert said == (expected if HAS_GRAPHS and name in CLUSTERS else [])
     assert waits.between_batches == 0
+    assert waits.launches <= MORE_LAUNCHES.get(name, (LAUNCHES, ""))[0]
     if waits.of_sessions:  # the last one: replicas, made once, have waited before
         allowed = USUAL_WAITS + LOCAL_MODEL + sum(MORE_WAITS.get(name, {}).values())
         assert waits.of_sessions[-1] <= allowed, waits.sites

@@ -1,10 +1,14 @@
 """Stores, caches and axes on a simulated GPU: nothing is refused, and the bits are those of the CPU."""
 
+from mmap import PAGESIZE
+
 import pytest
 import torch
 
 import others
 import simulated
+from fedsim.core.errors import ConfigError
+from fedsim.core.store import make_store
 from fedsim.core.transfer import ahead, send
 from runs import HAS_GRAPHS, differences, fit
 
@@ -82,6 +86,27 @@ def test_stores_and_caches(memory, on_the_cpu, tmp_path):
 @pytest.mark.parametrize("axis", others.each_second(AXES))
 def test_axes(axis, tmp_path):
     assert compare(tmp_path, *AXES[axis]) == []
+
+
+def test_states_on_the_host_lock_no_more_memory_than_they_need():
+    sizes = {"state": 2**18 + 1, "number": 1, "none": 0}
+    with simulated.cuda(1):
+        store = make_store("host", torch.device("cuda", 0), ["a"])
+        store.write("a", {name: torch.rand(size, device="cuda") for name, size in sizes.items()})
+        assert all(tensor.is_pinned() for name, tensor in store.read("a").items() if sizes[name])
+        assert simulated.locked_bytes() == 2**20 + 2 * PAGESIZE
+        store.write("a", {"number": torch.rand(1, device="cuda")})
+        assert simulated.locked_bytes() == PAGESIZE
+        del store
+        assert simulated.locked_bytes() == 0
+
+
+def test_a_host_that_locks_no_more_memory_ends_in_a_line(monkeypatch):
+    with simulated.cuda(1):
+        monkeypatch.setattr(torch.cuda.cudart(), "cudaHostRegister", lambda *_: 2)
+        store = make_store("host", torch.device("cuda", 0), ["a"])
+        with pytest.raises(ConfigError, match=r"client_store: CUDA locks no more .* \(its error 2\); set it to disk"):
+            store.write("a", {"state": torch.rand(3, device="cuda")})
 
 
 def test_copies_run_ahead_of_the_work():

@@ -5,7 +5,7 @@ import torch
 
 import simulated
 from failing import run_on_ranks
-from lightning_modules import DropsOut, assert_same
+from lightning_modules import assert_same
 from runs import fit_module, learnt
 
 
@@ -29,19 +29,6 @@ def test_a_module_draws_as_on_the_cpu():
     on_cpu = learnt(fit_module(2, "cpu"))
     with simulated.cuda(1):
         assert_same(learnt(fit_module(2)), on_cpu)
-
-
-def test_a_number_on_the_cpu_may_be_logged():
-    class LogsOnTheCPU(DropsOut):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.log_dict({"loss": loss.detach(), "temperature": torch.tensor(0.25)})
-            return loss
-
-    with simulated.cuda(1):
-        model = fit_module(1, module=LogsOnTheCPU)
-    logged = [value for name, value in model.round_metrics.items() if name.endswith("/temperature")]
-    assert logged == [0.25, 0.25]
 
 
 @pytest.mark.slow

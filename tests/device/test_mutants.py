@@ -9,7 +9,8 @@ from runs import HAS_GRAPHS
 FOUND = (
     "SimulatedGPUError", "waits of sessions", "steps stay plain", "other bits", "captures of a step that fails",
     "BadUpdateError", "perform_nocolor_split", "device_id parameter must be", "groups of ranks",
-    "NCCL of a rank that is alone",
+    "NCCL of a rank that is alone", "launches of a batch", "maps lose their order", "numbers in the padding",
+    "a rule on the host", "memory that describe does not count", "locked memory", "a driver that is too old",
 )  # fmt: skip
 """Words of a refusal, of a broken budget, of a comparison; of a client whose gradient is none; of torch 2.15 and 2.10
 where gloo splits no group."""

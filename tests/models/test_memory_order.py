@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from torch import nn
 
 from fedsim.models import MobileNetV2, OSNet, ResNet, SmallCNN, StyleLayers
 from fedsim.models.memory_order import in_order_of
+from map_orders import orders
 
 STYLES = {
     kind: StyleLayers(kind=kind, p=1.0, crop="both", after=("input", "layer1", "layer2"))
-    for kind in ("none", "mix", "cross", "snr")
+    for kind in ("none", "mix", "cross", "snr", "standardise")
 }
 STYLES["diversify"] = StyleLayers(kind="diversify", p=1.0)
 NETWORKS = {
@@ -23,20 +23,6 @@ OTHERS = {
     **{norm: lambda norm=norm: ResNet(18, norm=norm) for norm in ("attentive", "se", "cbam", "xan")},
     **{fam: lambda fam=fam: ResNet(18, fam=fam) for fam in ("aff34", "aff_residual", "mscam")},
 }
-
-
-def orders(network):
-    """Whether each convolution gets its maps in channels_last."""
-    seen = []
-
-    def look(_, inputs, __):
-        seen.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
-
-    for layer in network.modules():
-        if isinstance(layer, nn.Conv2d) and layer.in_channels > 2:  # CBAM's map of mean and maximum is made for it
-            layer.register_forward_hook(look)
-    network.train()(torch.randn(2, 3, 64, 32).contiguous(memory_format=torch.channels_last))
-    return seen
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -74,6 +74,15 @@ def check_start(setting: str, cpu: str) -> None:
         raise ConfigError(f"{setting} cannot be used: {failure.cause}; {failure.remedy}, or set {cpu}")
 
 
+def has_gpu() -> bool:
+    """Return whether a GPU of this machine can be used; CUDA does not start in this process.
+
+    >>> has_gpu() in (True, False)
+    True
+    """
+    return torch.cuda.is_available() and why_cuda_fails(torch.version.cuda or "") is None
+
+
 def allow_tf32(is_allowed: bool) -> bool:
     """Let cuDNN compute convolutions of float32 tensors in TF32, or not; return whether it was allowed before."""
     before = torch.backends.cudnn.allow_tf32

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.transfer import locked_like
 
 STORABLE = {
     torch.float64: "F64",
@@ -81,7 +82,9 @@ class MemoryStore(ClientStore):
         if old is tensor:
             return old
         if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
-            old = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device, pin_memory=self.pinned)
+            if self.pinned:
+                return locked_like(tensor, "model.client_store").copy_(tensor)
+            old = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
         return old.copy_(tensor)
 
 

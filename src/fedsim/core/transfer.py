@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from mmap import PAGESIZE
 
 import torch
 from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+
+_ON_ALL_GPUS = 1
+"""cudaHostRegisterPortable"""
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -19,6 +26,27 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.is_cpu:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def locked_like(tensor: Tensor, setting: str) -> Tensor:
+    """Return a new CPU tensor of the shape and dtype of another; copies between it and a GPU are asynchronous.
+
+    It has page-locked pages of its own. torch's own page-locked memory has a power of two of bytes for each tensor: up
+    to twice as much, which is for tensors that come and go.
+
+    Raises:
+        ConfigError: if CUDA locks no more memory; ``setting`` asked for it.
+    """
+    size = -(-tensor.nbytes // PAGESIZE) * PAGESIZE
+    memory, cuda = torch.empty(size + PAGESIZE, dtype=torch.uint8), torch.cuda.cudart()
+    start = -memory.data_ptr() % PAGESIZE
+    if size:
+        address = memory.data_ptr() + start
+        if code := int(cuda.cudaHostRegister(address, size, _ON_ALL_GPUS)):
+            raise ConfigError(f"{setting}: CUDA locks no more of the host's memory (its error {code}); set it to disk")
+        unlock = weakref.finalize(memory.untyped_storage(), cuda.cudaHostUnregister, address)
+        unlock.atexit = False  # CUDA ends with the process
+    return memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 def ahead(tensors: Iterator[Tensor], copies: torch.cuda.Stream) -> Iterator[Tensor]:

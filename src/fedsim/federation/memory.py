@@ -181,7 +181,8 @@ class _Estimate:
         vectors = sum(model.shared.nbytes for model in self._parts.models.values())
         kept = sum(tensor.nbytes for tensors in server.kept.values() for tensor in tensors.values())
         answers = 4 * sum(map(self._extras, self._parts.models))  # the means of the last round
-        before = vectors if self._settings.method.server_every else 0  # the models from the start of the round
+        # a server that trains has the models from the start of the round, too; another one has no moments then
+        before = vectors if self._settings.method.server_batch else 0
         trained = 0 if self._parts.root is None else vectors  # on the server's images, for the rule
         return vectors + trained + (round(_copies(_state_of(make)) * vectors) if make else 0) + kept + answers + before
 

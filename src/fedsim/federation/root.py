@@ -58,6 +58,7 @@ class RootTraining:
     def train(self, round_: int) -> None:
         """Set ``server.trained`` on all ranks, and count the work as the server's: a collective of all ranks."""
         server, strategy, arch = self.worker.parts.server, self.worker.strategy, self.client.model.arch
+        server.trained = {}  # the last round's gives its memory back
         trained = torch.empty_like(server.vector(arch))
         with strategy.together():
             if strategy.global_rank == 0:

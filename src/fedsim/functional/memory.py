@@ -51,9 +51,9 @@ def update_memory(memory: Tensor, features: Tensor, labels: Tensor, momentum: fl
     num, moves = len(memory), (1 - momentum) * features.detach().to(memory.dtype)
     with torch.no_grad():
         turns = (labels[:, None] == labels).tril(-1).sum(1)  # images of the same vector that come before
+        passes = torch.arange(len(labels) if most is None else min(most, len(labels)), device=labels.device)
         memory = torch.cat([memory, memory.new_zeros(1, memory.shape[1])])  # the last row is for those in other turns
-        for turn in range(len(labels) if most is None else min(most, len(labels))):
-            rows = torch.where(turns == turn, labels, num)
+        for rows in labels.masked_fill(turns != passes[:, None], num):
             moved = momentum * memory.index_select(0, rows) + moves
             memory.index_copy_(0, rows, normalize(moved))  # Eq. (1)
     return memory[:num]

@@ -28,7 +28,7 @@ from fedsim.testing.fingerprint import (
     unsettle,
 )
 from fedsim.testing.pythons import REMEDY_OF_HASHES, Question
-from fedsim.testing.trials import ROUNDS, BodyAverage, Fit, compare
+from fedsim.testing.trials import ROUNDS, BodyAverage, Fit, compare, findings_on_a_gpu
 
 _IMAGES = 5
 _MANY = 72
@@ -384,7 +384,7 @@ def _built(network_class: type[nn.Module], arguments: dict[str, Any]) -> dict[st
 
 
 def compare_fits(whole: Fit, findings: Findings) -> None:
-    """Run small fits on one rank, on two and after a pause, and note whether their bits differ."""
+    """Run small fits on one rank, on two and after a pause, note whether their bits differ, and try a GPU."""
     findings.add_all(whole.run())
     if findings:
         return
@@ -396,3 +396,4 @@ def compare_fits(whole: Fit, findings: Findings) -> None:
     for name, fit in trials.items():
         problem = f"a fit with {name} comes to other bits than on one rank: {{difference}}"
         findings.add_all(compare(whole, fit, problem))
+    findings.add_all(findings_on_a_gpu(whole))

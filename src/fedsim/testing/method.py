@@ -14,7 +14,7 @@ from fedsim.data import ReIDSource
 from fedsim.methods.base import Delivered, Method, Need
 from fedsim.models.groups import Group
 from fedsim.testing.findings import Findings
-from fedsim.testing.trials import ROUNDS, Fit, compare, scores_of
+from fedsim.testing.trials import ROUNDS, Fit, compare, findings_on_a_gpu, scores_of
 
 
 def check_method(
@@ -22,11 +22,11 @@ def check_method(
 ) -> None:
     """Refuse a method that is not fit for a federation, with a sentence for each finding.
 
-    Small fits, in processes of their own, on the CPU, take some seconds. All hooks are watched: types, shapes, names
-    and dtypes of what they return, random streams, state that is kept on the method, its classes, its module, a client
-    or the server, tensors of the server that are read without being declared, and declared ones that are not read.
-    The checkpoints after each round are compared bit by bit: of one rank and of two, and of a run that goes on after a
-    pause. With a learning rate of 0 the global model must stay.
+    Small fits, in processes of their own, on the CPU, take some seconds; one more is on a GPU, if there is one. All
+    hooks are watched: types, shapes, names and dtypes of what they return, random streams, state that is kept on
+    the method, its classes, its module, a client or the server, tensors of the server that are read without being
+    declared, and declared ones that are not read. The checkpoints after each round are compared bit by bit: of one
+    rank and of two, and of a run that goes on after a pause. With a learning rate of 0 the global model must stay.
 
     Args:
         method: an instance with the settings that are checked.
@@ -105,6 +105,7 @@ def _check_fits(
     if pause.exists():
         resumed = replace(whole, folder=folder / "resumed", resumed_from=pause, has_other_hashes=True)
         findings.add_all(compare(whole, resumed, _RESUMED, sentences))
+    findings.add_all(findings_on_a_gpu(whole))
     if fixed_point or (fixed_point is None and not ({"masks", "public_images"} & method.requires)):
         still = replace(whole, folder=folder / "still", rounds=3, is_still=True, must_be_still=bool(fixed_point))
         findings.add_all(still.run())

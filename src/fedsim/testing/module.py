@@ -36,10 +36,11 @@ def check_module(
 ) -> None:
     """Refuse a LightningModule that is not fit for clients, with a sentence for each finding.
 
-    Small fits, in processes of their own, on the CPU, take some seconds. They begin with the trial step of every fit,
-    which names what a module lacks and what cannot be simulated. Then the checkpoints are compared bit by bit: of one
-    rank and of two, and of a run that goes on after a pause. A module whose loss depends on the rank, on other clients
-    or on what it keeps outside its tensors differs there. The module itself stays as it is.
+    Small fits, in processes of their own, on the CPU, take some seconds; one more is on a GPU, if there is one.
+    They begin with the trial step of every fit, which names what a module lacks and what cannot be simulated. Then
+    the checkpoints are compared bit by bit: of one rank and of two, and of a run that goes on after a pause. A
+    module whose loss depends on the rank, on other clients or on what it keeps outside its tensors differs there.
+    The module itself stays as it is.
 
     Args:
         module: an instance, a class or a functools.partial of one, as it is given to Federation.

@@ -24,6 +24,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
+from fedsim.core.devices import has_gpu
 from fedsim.core.errors import FedSimError
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
 from fedsim.data.federations import LabelScope
@@ -119,6 +120,7 @@ class Fit:
     """a checkpoint"""
     has_other_hashes: bool = False
     """whether its last rank has other hashes of texts than the ranks of other fits, as ranks of a run have"""
+    accelerator: str = "cpu"
     is_drawn: bool = False
     """whether the network may draw from torch's global stream, so that draws of the method do not show"""
 
@@ -284,7 +286,7 @@ def _train(fit: Fit, note: Callable[[str], None]) -> None:
         save_on_train_epoch_end=True,
     )  # fmt: skip
     trainer = Trainer(
-        max_epochs=fit.rounds, devices=fit.ranks, accelerator="cpu", check_val_every_n_epoch=fit.rounds,
+        max_epochs=fit.rounds, devices=fit.ranks, check_val_every_n_epoch=fit.rounds, accelerator=fit.accelerator,
         enable_checkpointing=True, enable_progress_bar=False, default_root_dir=str(fit.folder),
         callbacks=[saving, _Observer(fit, note, watcher)],
     )  # fmt: skip
@@ -392,6 +394,12 @@ def compare(
         return sentences
     again = tried(replace(fit, folder=fit.folder.with_name(f"{fit.folder.name}, again")))
     return [f"{sentence}; the cause: {REMEDY_OF_HASHES if again else _BY_CHANCE}" for sentence in sentences]
+
+
+def findings_on_a_gpu(whole: Fit) -> list[str]:
+    """Return the findings of the same fit on a GPU, where tensors on the CPU fail beside others."""
+    fit = replace(whole, folder=whole.folder.with_name("gpu"), accelerator="gpu")
+    return [f"on a GPU: {sentence}" for sentence in fit.run()] if has_gpu() else []
 
 
 def scores_of(fit: Fit) -> dict[str, float]:

@@ -62,10 +62,9 @@ def loss_terms(objective: Objective, output: Output, batch: Batch, centers: Tens
     if objective.center is not None:
         assert centers is not None, "center loss needs the centers"
         terms["center"] = center_loss(features.layer(objective.center.features), labels, centers)
-    if isinstance(objective.metric, BatchLoss):
-        terms["metric"] = objective.metric.of(output, batch)
-    elif objective.metric is not None:
-        terms["metric"] = objective.metric(features, labels, output.head)
+    if (metric := objective.metric) is not None:
+        term = metric.of(output, batch) if isinstance(metric, BatchLoss) else metric(features, labels, output.head)
+        terms["metric"] = term.to(labels.device)  # a user's may be computed on the CPU
     if objective.causality is not None:
         terms["causality"] = objective.causality(output.separated, labels)
     return terms

@@ -17,10 +17,15 @@ from simulated.places import Places
 from simulated.record import Reading, Record
 from simulated.surface import shown
 
-__all__ = ["Reading", "Record", "SimulatedGPUError", "cuda"]
+__all__ = ["Reading", "Record", "SimulatedGPUError", "cuda", "locked_bytes"]
 
 _PLACES = Places()
 """Of the process: a program may keep tensors from one block to the next, such as constants by device."""
+
+
+def locked_bytes() -> int:
+    """Return the bytes of page-locked memory that is not torch's."""
+    return sum(_PLACES.locked.values())
 
 
 @contextmanager

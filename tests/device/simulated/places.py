@@ -70,6 +70,8 @@ class Places:
         self.num_gpus = self.current = self.memory = self.peak = 0
         self.buses: tuple[int, ...] = ()
         self._devices, self._pinned = _OfStorages(), _OfStorages()
+        self.locked: dict[int, int] = {}
+        """addresses of page-locked memory that is not torch's -> bytes"""
         self._sizes: dict[int, int] = {}
         self._read, self._written = _OfStorages(), _OfStorages()
 
@@ -129,7 +131,9 @@ class Places:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a tensor's memory is page-locked."""
-        return self._pinned.get(tensor) is not None
+        address = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
+        is_locked = any(begin <= address < begin + size for begin, size in self.locked.items())
+        return is_locked or self._pinned.get(tensor) is not None
 
     def begin_copy(self, host: Tensor, to_gpu: bool) -> None:
         """Remember that a copy reads host memory, or writes it, until the host waits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from mmap import PAGESIZE
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -63,6 +64,8 @@ def _tensors(kernels: Kernels) -> Patches:
         forced = bool(options.get("copy")) or (len(args) > 3 and args[3] is True)
         source = places.of(self)
         goal, dtype = (source if device is None else device), dtype or self.dtype
+        if goal != source and self.requires_grad and torch.is_grad_enabled():
+            return _Moved.apply(self, source, goal, dtype)
         if goal != source:  # the mode must see the device
             return torch.ops.aten._to_copy(self, dtype=dtype, device=goal, non_blocking=asynchronous)
         if dtype == self.dtype and not forced and layout is None:
@@ -104,6 +107,20 @@ def _tensors(kernels: Kernels) -> Patches:
     yield real, "data_ptr", data_ptr
     yield real, "pin_memory", pin_memory
     yield real, "is_pinned", lambda self, device=None: places.is_pinned(self)
+
+
+class _Moved(torch.autograd.Function):
+    """A copy between devices, whose gradient goes back to the first: torch's own would stay, as all are on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, source: torch.device, goal: torch.device, dtype: torch.dtype) -> Tensor:
+        ctx.source, ctx.dtype = source, tensor.dtype
+        return torch.ops.aten._to_copy(tensor, dtype=dtype, device=goal)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        with Called.within("to", gradient):
+            return torch.ops.aten._to_copy(gradient, dtype=ctx.dtype, device=ctx.source), None, None, None
 
 
 def _on_host(kernels: Kernels, name: str) -> Callable[..., Any]:
@@ -221,6 +238,15 @@ def _cuda(kernels: Kernels) -> Patches:
     for name, value in numbers.items():
         yield cuda, name, lambda *_, value=value, **__: value
 
+    def lock(address: int, size: int, flags: int) -> int:
+        if size <= 0 or address % PAGESIZE or address in places.locked:
+            return 1  # cudaErrorInvalidValue
+        places.locked[address] = size
+        return 0
+
+    def unlock(address: int) -> int:
+        return 0 if places.locked.pop(address, 0) else 713  # cudaErrorHostMemoryNotRegistered
+
     def peak(device: Any = None) -> int:
         places.live_bytes()
         return places.peak
@@ -228,6 +254,8 @@ def _cuda(kernels: Kernels) -> Patches:
     def reset_peak(device: Any = None) -> None:
         places.peak = 0
 
+    runtime = SimpleNamespace(cudaHostRegister=lock, cudaHostUnregister=unlock)
+    yield cuda, "cudart", lambda: runtime
     yield cuda, "memory_allocated", lambda device=None: places.live_bytes()
     yield cuda, "max_memory_allocated", peak
     yield cuda, "reset_peak_memory_stats", reset_peak
@@ -299,6 +327,7 @@ def _optimizers(kernels: Kernels) -> Patches:
     real = torch._C._group_tensors_by_device_and_dtype
 
     def group(lists: Any, with_indices: bool = False) -> Any:
+        kernels.places.live_bytes()  # all gradients are there
         first = next((t for tensors in lists for t in tensors if t is not None), None)
         device = CPU if first is None else kernels.places.of(first)
         return {(device, dtype): found for (_, dtype), found in real(lists, with_indices).items()}

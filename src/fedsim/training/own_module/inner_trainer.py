@@ -11,7 +11,7 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
@@ -106,8 +106,7 @@ class Training:
 
     def __init__(self, sizes: list[list[int]]) -> None:
         self.sizes = sizes
-        self.sums: dict[str, Tensor] = {}
-        """name of what is logged -> [sum, images] float64"""
+        self._logged: dict[str, list[tuple[Tensor, float]]] = {}  # numbers, where they were computed, and their weights
         self._images = self._weight = 0.0  # of the epoch so far, and those to which the next numbers belong
 
     def __len__(self) -> int:
@@ -120,12 +119,24 @@ class Training:
         """Yield the batches of an epoch."""
         return iter(())
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # noqa: ARG002 - Lightning's
-        """Add numbers."""
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:  # noqa: ARG002 - Lightning's
+        """Note numbers; those on a device stay there until :attr:`sums` are read."""
         for name, value in metrics.items():
-            if name != "epoch":  # which Lightning adds
-                sums = torch.tensor([float(value) * self._weight, self._weight], dtype=torch.float64)
-                self.sums[name] = self.sums.get(name, 0) + sums
+            if name not in ("epoch", "step"):  # by which Lightning counts
+                number = torch.as_tensor(value).detach().to(torch.float64, copy=True)
+                self._logged.setdefault(name, []).append((number, self._weight))
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """Name of what is logged -> [sum, images] float64 on the CPU; the host waits for the device, once."""
+        numbers = iter(_read([number for noted in self._logged.values() for number, _ in noted]))
+        sums = {}
+        for name, noted in self._logged.items():
+            total = images = 0.0
+            for _, weight in noted:  # not by sum(), whose rounding depends on Python's version
+                total, images = total + next(numbers) * weight, images + weight
+            sums[name] = torch.tensor([total, images], dtype=torch.float64)
+        return sums
 
     def load(self, module: LightningModule) -> None:
         """Set values: the module is on its device, and its optimizers are not made yet."""
@@ -188,6 +199,7 @@ def train(module: LightningModule, training: Training, horizon: Horizon, options
             enable_model_summary=False, enable_autolog_hparams=False, detect_anomaly=torch.is_anomaly_enabled(),
         )  # fmt: skip
         trainer._signal_connector.register_signal_handlers = _nothing  # they are the outer Trainer's
+        trainer._logger_connector.log_metrics = partial(_log, trainer._logger_connector, training)
         progress = trainer.fit_loop.epoch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = horizon.first_epoch
         _count_steps(trainer, horizon.first_epoch * -(-len(training) // options.accumulate))
@@ -201,6 +213,19 @@ def train(module: LightningModule, training: Training, horizon: Horizon, options
             raise
         finally:
             module.trainer = None
+
+
+def _log(connector: Any, training: Training, metrics: Mapping[str, Any], step: int | None = None) -> None:
+    """Note what a module logs, in place of Lightning, whose loggers wait for each number of each batch."""
+    connector._logged_metrics.update(metrics)
+    training.log_metrics(metrics, step)
+
+
+def _read(numbers: Sequence[Tensor]) -> list[float]:
+    """Return scalars, some of which may be on a device; the host waits for it once."""
+    on_device = [number for number in numbers if not number.is_cpu]
+    read = iter(torch.stack(on_device).tolist() if on_device else ())
+    return [number.item() if number.is_cpu else next(read) for number in numbers]
 
 
 class _SetUp(Training):

@@ -74,7 +74,7 @@ class ModuleClient(Client):
         super().load()
         self.model.load_kept(self.kept)
         self._logged: dict[str, Tensor] = {}  # see train()
-        self.lacks_losses, self._number = torch.zeros((), dtype=torch.bool, device=self.device), 0  # of trainings
+        self.has_losses, self._number = True, 0  # of trainings
 
     def _make_ready(self, model: FlatModel, role: str = "") -> LocalOptimizer:
         """Return a view of the module's optimizers for methods."""
@@ -137,7 +137,7 @@ class ModuleClient(Client):
                 "%s logged %s only after its first batch: no column is there for it; log it in each batch",
                 named(self.module), ", ".join(late),
             )  # fmt: skip
-        loss = math.nan if self.lacks_losses else outcome.loss
+        loss = outcome.loss if self.has_losses else math.nan
         return outcome._replace(loss=loss, correct=math.nan, facts={**outcome.facts, **logged})
 
     def leave(self) -> None:
@@ -173,6 +173,7 @@ class _ClientTraining(Training):
         self._correct: Callable[[], None] | None = None
         self._step: Callable[[], Any] | None = None
         self._no_loss = torch.full((), math.nan, device=client.device)
+        self._no_number = torch.zeros_like(self._no_loss)
         self._loss: Tensor | None = None
         """of the current batch, as the module returned it first"""
         self._is_counted = self.has_counted = False
@@ -234,9 +235,9 @@ class _ClientTraining(Training):
             self._returned, self._loss = returned, loss
         if counts and not self._is_counted:  # a closure may be called again
             self._is_counted = self.has_counted = True
-            number, guesses = loss.detach().float().reshape(()), torch.full_like(batch.labels, -1)
-            self._client.lacks_losses |= number.isnan()  # which stands for none
-            self._session.metrics.add(number.nan_to_num(0.0, math.inf, -math.inf), guesses, batch.labels)
+            self._client.has_losses &= loss is not self._no_loss
+            number = self._no_number if loss is self._no_loss else loss.detach().float().reshape(())
+            self._session.metrics.add(number, torch.full_like(batch.labels, -1), batch.labels)
         return loss
 
     def optimizer_step(self, step: Callable[[], Any]) -> Any:
