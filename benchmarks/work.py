@@ -49,15 +49,15 @@ def work(options: tuple[str, ...]) -> list[tuple[int, int]]:
 
 def rows() -> list[list[str]]:
     """Return method, rounds, and images and steps over those of FedPav."""
-    found = []
+    table = []
     for name, options in METHODS.items():
         by_round = work(options)
         if name == "FedPav":
             plain = by_round[0]
         for counts in dict.fromkeys(by_round):
-            rounds = ", ".join(str(n) for n, other in enumerate(by_round, 1) if other == counts)
-            found.append([name, rounds, *(f"{a} / {b}" for a, b in zip(counts, plain, strict=True))])
-    return found
+            rounds = ", ".join(str(number) for number, in_round in enumerate(by_round, 1) if in_round == counts)
+            table.append([name, rounds, *(f"{a} / {b}" for a, b in zip(counts, plain, strict=True))])
+    return table
 
 
 if __name__ == "__main__":

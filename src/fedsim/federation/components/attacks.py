@@ -195,10 +195,10 @@ class LabelFlip(Attack):
                 f"{_FIELD}: LabelFlip changes nothing where the head is private; choose a method that shares the head "
                 "(FedAvg, or model.method.share_head: true), or another attack"
             )
-        if own := [name for name, data in attackers.items() if data.common_classes is None]:
+        if with_own_labels := [name for name, data in attackers.items() if data.common_classes is None]:
             raise ConfigError(
-                f"{_FIELD}: LabelFlip changes nothing where client {own[0]} numbers its own identities; set "
-                "data.labels to common, or choose another attack"
+                f"{_FIELD}: LabelFlip changes nothing where client {with_own_labels[0]} numbers its own identities; "
+                "set data.labels to common, or choose another attack"
             )
 
     def poison(self, client: Client) -> Change:

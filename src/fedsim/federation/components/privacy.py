@@ -209,9 +209,9 @@ def clip_norm(change: Tensor, bound: float) -> Tensor:
 def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probability: float | None = None) -> float:
     """Return an upper bound on epsilon after ``rounds`` rounds with Gaussian noise: the smaller one of two.
 
-    One is by Renyi divergences (Mironov, CSF 2017; for Poisson samples Mironov, Talwar and Zhang, arXiv:1908.10530), the
-    other, which is the smaller one but for very much or very little noise, by the distribution of the privacy loss on a
-    grid that is rounded up (Doroshenko et al., PETS 2022). Their cost does not grow with the rounds.
+    One is by Renyi divergences (Mironov, CSF 2017; for Poisson samples Mironov, Talwar and Zhang, arXiv:1908.10530).
+    The other is by the distribution of the privacy loss on a grid, rounded up (Doroshenko et al., PETS 2022), and
+    smaller but for very much or very little noise. Their cost does not grow with the rounds.
 
     Args:
         noise_multiplier: standard deviation of the noise over the sensitivity.
