@@ -20,36 +20,41 @@ README, RESULTS, OVERVIEW = ROOT / "README.md", ROOT / "docs" / "results.md", CL
 CLAIM_PAGES = sorted({*CLAIMS.glob("*.md")} - {OVERVIEW})
 OF_CLAIMS = [page for page in CLAIM_PAGES if re.search(r"results/[\d-]+claims", page.read_text())]
 """pages whose commands have a record; the others are checked as soon as they link to one"""
-PAGES = [README, RESULTS, OVERVIEW, *OF_CLAIMS]
+GUIDES = [README, *(ROOT / "docs" / f"{name}.md" for name in ("methods", "robust", "style", "unseen"))]
+"""pages of which only those paragraphs, points and rows are checked that link to a source"""
+PAGES = [*GUIDES, RESULTS, OVERVIEW, *OF_CLAIMS]
 
-NUMBER = r"\d+\.\d+"
-FIGURE = re.compile(rf"[+-]?{NUMBER}(?:(?:, [+-]?{NUMBER}){{2,}}| ± {NUMBER})?(?!\d|\.\d)")
-"""A number, a mean with its deviation, or three and more values in a list: they must stand together in a record."""
+NUMBER, COUNT = r"\d+\.\d+", r"\d{1,3}(?:,\d{3})+"
+FIGURE = re.compile(
+    rf"(?<![\d.,])(?:[+-]?{NUMBER}(?:(?:, [+-]?{NUMBER}){{2,}}| ± {NUMBER})?|{COUNT}|\d+(?:(?:, \d+){{2,}}| / \d+))"
+    r"(?!\d|[.,]\d)"
+)
+"""A number with decimals or thousands, a mean with its deviation, a count over another, or three and more values or
+counts in a list: they must stand together in a record."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def sources_of(text, path):
-    """The records that a text links to, or their sections; results may cite a page of claims, README the results."""
+    """The records that a text links to, or their sections; results may cite a page of claims, guides the results."""
     links = [link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
     files = {((path.parent / name).resolve(), anchor) for name, _, anchor in links}
-    cited = {RESULTS} if path == README else set() if path in CLAIM_PAGES else {*CLAIM_PAGES}
+    cited = {RESULTS} if path in GUIDES else set() if path in CLAIM_PAGES else {*CLAIM_PAGES}
     return {(file, anchor) for file, anchor in files if file.parent == RECORDS or file in cited}
 
 
 def units_of(path):
-    """Each paragraph and row of a page, with its sources: the links of its section; on a page of claims, of the page.
+    """Each paragraph, point and row of a page, with its sources: the links of its section; of a page of claims, all.
 
-    A row has its own links; without any, or with "the same", those of the row above. A paragraph of README has its own.
+    A row has its own links; without any, or with "the same", those of the row above. What is in a guide has its own.
     """
     text = BLOCK.sub("", path.read_text())
     of_page = sources_of(text, path) if path in OF_CLAIMS else set()
     for section in re.split(r"^#+ ", text, flags=re.MULTILINE):
         of_section, above = of_page or sources_of(section, path), set()
-        for unit in re.split(r"\n\n|\n(?=\|)|(?<=\|)\n", section):
+        for unit in re.split(r"\n\n|\n(?=\||- )|(?<=\|)\n", section):
             own, is_row = sources_of(unit, path), unit.startswith("|")
-            if is_row:
-                above = own | above if not own or "the same" in unit.split("|")[-2] else own
-            yield unit, of_page or (above if is_row else own if path == README else set()) or of_section
+            above = set() if not is_row else own | above if not own or "the same" in unit.split("|")[-2] else own
+            yield unit, of_page or above or (own if path in GUIDES else of_section)
 
 
 def figures_of(unit):
@@ -59,7 +64,7 @@ def figures_of(unit):
 def told(path):
     """Each figure of a page, with its sources."""
     for unit, sources in units_of(path):
-        if path != README or sources & sources_of(unit, path):
+        if path not in GUIDES or sources:
             yield from ((figure, sources) for figure in figures_of(unit))
 
 
@@ -77,7 +82,7 @@ def stands(figure, sources):
     """Whether a record has a figure; there a number may have a sign more or less than on the page, not the other."""
     before = {"+": r"(?<![-\d.])\+?", "-": r"(?<![+\d.])-?", "": r"(?<![\d.])[+-]?"}
     numbers = re.sub(rf"([+-]?)({NUMBER})", lambda number: before[number[1]] + re.escape(number[2]), figure)
-    return any(re.search(rf"{numbers}(?!\d|\.\d)", read(source)) for source in sources)
+    return any(re.search(rf"(?<![\d.,]){numbers}(?!\d|[.,]\d)", read(source)) for source in sources)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -120,7 +125,10 @@ def test_wrong_digits_are_noticed():
 
 def test_figures_are_numbers_with_their_deviations_and_lists():
     text = "Here 1.5 ± 0.2, `beta 0.1`, by seed -1.0, +2.0, -3.5; 4 of 12 [in 2.15](../a-1.2.md), 0.5 of 16,680"
-    assert figures_of(text) == ["1.5 ± 0.2", "-1.0, +2.0, -3.5", "2.15", "0.5"]
+    assert figures_of(text) == ["1.5 ± 0.2", "-1.0, +2.0, -3.5", "2.15", "0.5", "16,680"]
+    assert figures_of("13, 12, 12 rounds, 576 / 288 images; 3, 4 or 1,234,567 of 10 and 2026-11-28") == [
+        "13, 12, 12", "576 / 288", "1,234,567",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -130,12 +138,21 @@ def test_figures_are_numbers_with_their_deviations_and_lists():
         *(("2.0", True), ("+2.0", True), ("-2.0", False), ("+1.5", True), ("1.1", False)),
         *(("+2.0, -1.0, +3.5", True), ("-2.0, -1.0, +3.5", False), ("+2.0, -1.0, +3.6", False)),
         *(("5.0, 4.0, 1.0", True), ("-5.0, -4.0, -1.0", True)),
+        *(
+            ("13, 12, 12", True),
+            ("3, 12, 12", False),
+            ("4,181", True),
+            ("181", False),
+            ("7 / 5", True),
+            ("7 / 57", False),
+        ),
     ],
 )
 def test_a_figure_stands_in_a_record_with_its_sign_and_all_its_parts(tmp_path, figure, stands_there):
     record = tmp_path / "record.md"
     record.write_text(
-        "# Record\n\nIt has 1.5+-0.2,\nby seed +2.0, -1.0,\n+3.5; behind by 5.0, 4.0 and 1.0; 111.5.\n\n## Other\n9.9\n"
+        "# Record\n\nIt has 1.5+-0.2,\nby seed +2.0, -1.0,\n+3.5; behind by 5.0, 4.0 and 1.0; 111.5; 13, 12 and 12.\n"
+        "4,181 images, 7 / 5.\n\n## Other\n9.9\n"
     )
     assert stands(figure, {(record, "")}) == stands_there
     assert not stands(figure, {(record, "Other")})

@@ -32,7 +32,7 @@ COMBINED = {
         STYLE + "{kind: mix, after: [layer1]}",
     ],
     "LabelFlip, Median, CrossStyle": [
-        "--model.attack=LabelFlip", LIAR, "--model.method=FedAvg", "--model.aggregation=Median",
+        "--model.attack=LabelFlip", LIAR, "--data.labels=common", "--model.method=FedAvg", "--model.aggregation=Median",
         STYLE + "{kind: cross, crop: both, after: [input]}",
     ],
     "SignFlip, TrimmedMean, Deadline": [

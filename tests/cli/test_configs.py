@@ -13,6 +13,7 @@ import others
 from fedsim.__main__ import main
 from fedsim.data import datamodule
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.settings.configuration import flat
 from fedsim.settings.table import class_at
 from small import refuse
 from small_tower import small_tower
@@ -213,19 +214,57 @@ def test_fedreidbench_trains_without_the_data(tmp_path, capsys):
     assert scored == {*PRESETS["fedreidbench"][0], "seen"}
 
 
-VARIANTS = {
-    "fedprox": "FedProx+D", "moon": "MOON+D",  # of paper 000, with private necks and equal weights
+NECK, EVALUATION, OPTIMIZER = "model.neck", "model.evaluation", "model.client.optimizer"
+OTHERS_THAN_THE_CLASS = {
+    "fedbn": {EVALUATION},
+    "fedcapr": {"model.client.cluster", NECK},
+    "feddip": {OPTIMIZER, "model.client.schedule", "trainer.max_epochs"},
+    "feddyn": {OPTIMIZER},
+    "fedklpr": {"model.client.cluster", NECK},
+    "fednova": {OPTIMIZER},
+    "fedproto": {"data.labels", "data.val"},
+    "fedprox": {EVALUATION, "model.method.share_neck", "model.method.weighting"},
+    "fedreid": {EVALUATION},
+    "fedreid_fine_tune": {EVALUATION},
+    "fedsupwa": {"model.client.sampler"},
+    "fedureid": {
+        NECK, OPTIMIZER, "model.client.batch_size", "model.client.bottom_up", "model.client.head_lr",
+        "model.client.long_round", "model.client.micro_batch", "model.client.schedule",
+    },
+    "lotteryfl": {OPTIMIZER},
+    "moon": {EVALUATION, "model.method.share_neck", "model.method.weighting"},
+    "pfedme": {OPTIMIZER},
+    "scaffold": {OPTIMIZER},
+    "ska": {EVALUATION},
+    "subfedavg": {OPTIMIZER, "model.client.local_epochs"},
 }  # fmt: skip
-"""config of a method's own name with other settings than the class's -> its first words, which name the variant"""
+"""config of a method's own name -> what it sets otherwise than a fit that names the class alone"""
+VARIANTS = {"fedprox": "FedProx+D", "moon": "MOON+D"}  # of paper 000, with private necks and equal weights
+"""config of a method's own name with other options of the method -> its first words, which name the variant"""
 
 
-def test_a_method_and_the_config_of_its_name_are_one_experiment_or_the_config_names_its_variant():
-    differ = {}
-    for path in (ROOT / "configs" / "methods").glob("*.yaml"):
-        method = yaml.safe_load(path.read_text())["model"]["method"]
-        cls = class_at(method if isinstance(method, str) else method["class_path"])
-        given = {} if isinstance(method, str) else method.get("init_args", {})
-        others = {name for name, value in given.items() if value != cls.arguments[name].default}
-        if cls.name.lower() == path.stem.replace("_", "") and others:
-            differ[path.stem] = path.read_text().lstrip("# ").partition(",")[0]
-    assert differ == VARIANTS
+def names_of_differences(path):
+    """The names of settings that a config of a method's own name has otherwise; None if it has another name."""
+    content = yaml.safe_load(path.read_text())
+    method = content["model"]["method"]
+    cls = class_at(method if isinstance(method, str) else method["class_path"])
+    if cls.name.lower() != path.stem.replace("_", ""):
+        return None
+    with_config, alone = (
+        {name: entry.value for name, entry in flat(settings).items()}
+        for settings in (content, {"model": {"method": cls.name}})
+    )
+    missing = object()
+    differ = (n for n in with_config | alone if with_config.get(n, missing) != alone.get(n, missing))
+    return {
+        ".".join(name.split(".")[: 3 if name.startswith(("model.method", "model.client")) else 2]) for name in differ
+    }
+
+
+def test_a_method_and_the_config_of_its_name_are_one_experiment_but_for_named_settings():
+    paths = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
+    differ = {path.stem: names for path in paths if (names := names_of_differences(path))}
+    assert differ == OTHERS_THAN_THE_CLASS
+    of_methods = {stem for stem, names in differ.items() if any(name.startswith("model.method") for name in names)}
+    first_words = {path.stem: path.read_text().lstrip("# ").partition(",")[0] for path in paths}
+    assert {stem: first_words[stem] for stem in of_methods} == VARIANTS

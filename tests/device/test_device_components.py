@@ -24,7 +24,8 @@ HARDWARE = "--model.hardware={down_mbit: 100, up_mbit: 20, images_per_second: 30
 RESNET = "--model.backbone={{class_path: ResNet, init_args: {{depth: 18, {}}}}}"
 ATTACKS = {
     "ALIE": ["--model.attack.z=1.0"], "Backdoor": ["--model.attack.patch=4"], "GaussianNoise": [], "InnerProduct": [],
-    "LabelFlip": [], "MinMax": [], "MinSum": ["--model.attack.direction=sign"], "ModelReplacement": [], "SignFlip": [],
+    "LabelFlip": ["--data.labels=common", "--data.val=none"],
+    "MinMax": [], "MinSum": ["--model.attack.direction=sign"], "ModelReplacement": [], "SignFlip": [],
 }  # fmt: skip
 RULES = {
     "Bucketing": ["--model.aggregation.rule=Median"], "CentredClipping": ["--model.aggregation.bound=0.5"],

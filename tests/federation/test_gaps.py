@@ -35,7 +35,7 @@ COMPONENTS = {
     "geometric": {"aggregation": GeometricMedian()},
     "inner product": {"attack": InnerProduct(LIAR)},
     "krum": {"aggregation": Krum(bad=0, keep=2)},
-    "labels": {"attack": LabelFlip(LIAR), "method": FedAvg(weighting="uniform")},
+    "labels": {"attack": LabelFlip(LIAR), "method": FedAvg(weighting="uniform"), "labels": "common"},
     "local": {"privacy": DifferentialPrivacy(1.0, 0.1, mode="local"), "bn_stats": "local"},
     "median": {"aggregation": Median()},
     "min-max": {"attack": MinMax(LIAR)},
@@ -58,7 +58,7 @@ def decaying(parameters):
 def trained(options):
     client = LocalTraining(batch_size=8, optimizer=decaying)
     options = {"method": FedPav(weighting="uniform"), **options}
-    data = make_data(public=options.pop("public", None))
+    data = make_data(**{name: options.pop(name) for name in ("public", "labels") if name in options})
     return fit(make_model(client=client, **options), data)
 
 

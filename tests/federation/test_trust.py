@@ -147,21 +147,26 @@ def test_statistics_decide_nothing_and_no_variance_is_negative():
     assert judged(same, own, start, 2).tolist() == pytest.approx([1.0, 0.0, 0.5])
 
 
-def test_the_new_global_model_is_that_of_a_loop():
+def test_the_global_model_of_three_rounds_is_that_of_a_loop():
     reference = Federation(five())
     root = Participant(replace(reference.data.federated.root, name=f"{ROOT} on the server"), reference.data.size)
-    before, states = reference.model.state_dict(), []
-    for participant in [*reference.clients, root]:
-        model = copy.deepcopy(reference.model)
-        sgd(model, participant.head, participant.batches(0))
-        states.append(model.state_dict())
     is_statistic = lambda key: "running" in key  # noqa: E731 - twice
-    keys = sorted((key for key in before if "num_batches" not in key), key=is_statistic)
-    *rows, own, start = (torch.cat([state[key].flatten() for key in keys]).tolist() for state in [*states, before])
-    size = sum(before[key].numel() for key in keys if not is_statistic(key))
-    expected = torch.tensor(trusted(rows, own, start, size), dtype=torch.float64)
-    found = named(play(FedPav(), 1, data=five(), aggregation=FLTrust()), "smooth")
-    torch.testing.assert_close(torch.cat([found[key].flatten() for key in keys]).double(), expected, rtol=0, atol=2e-6)
+    state = reference.model.state_dict()  # the model's own tensors
+    keys = sorted((key for key in state if "num_batches" not in key), key=is_statistic)
+    size = sum(state[key].numel() for key in keys if not is_statistic(key))
+    flat = lambda state: torch.cat([state[key].flatten() for key in keys])  # noqa: E731 - three times
+    for round_ in range(3):
+        states = []
+        for participant in [*reference.clients, root]:
+            model = copy.deepcopy(reference.model)
+            sgd(model, participant.head, participant.batches(round_))
+            states.append(model.state_dict())
+        *rows, own, start = (flat(one).tolist() for one in [*states, state])
+        new = torch.tensor(trusted(rows, own, start, size), dtype=torch.float64)
+        for key, part in zip(keys, new.split([state[key].numel() for key in keys]), strict=True):
+            state[key].copy_(part.view_as(state[key]))
+    found = named(play(FedPav(), 3, data=five(), aggregation=FLTrust()), "smooth")
+    torch.testing.assert_close(flat(found).double(), flat(state), rtol=0, atol=2e-6)
 
 
 # -- in a federation ---------------------------------------------------------------------------------------------------

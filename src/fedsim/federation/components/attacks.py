@@ -182,19 +182,23 @@ class ModelReplacement(UploadAttack):
 class LabelFlip(Attack):
     """Attackers train on label C - 1 - y instead of y, of C identities (Fang et al., USENIX Security 2020).
 
-    It needs a head that clients share. A private head is drawn for the attacker alone, and can be permuted like the
-    labels: the upload would be that of an honest client with another draw of its head.
+    It needs a head and labels that clients share. Otherwise it renumbers the people of the attacker alone, and the
+    upload is that of an honest client.
     """
 
     def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
-        """Refuse attackers with fewer than two identities, and methods with private heads."""
+        """Refuse attackers with fewer than two identities, or with labels of their own, and private heads."""
         _check_identities(attackers)
         models = server.models.values()
         if not any(model.groups[entry.name] is Group.HEAD for model in models for entry in model.flat.shared_entries):
             raise ConfigError(
-                f"{_FIELD}: LabelFlip changes nothing where the head is private, as it permutes the identities of one "
-                "client; choose a method that shares the head (FedAvg, or model.method.share_head: true), or another "
-                "attack"
+                f"{_FIELD}: LabelFlip changes nothing where the head is private; choose a method that shares the head "
+                "(FedAvg, or model.method.share_head: true), or another attack"
+            )
+        if with_own_labels := [name for name, data in attackers.items() if data.common_classes is None]:
+            raise ConfigError(
+                f"{_FIELD}: LabelFlip changes nothing where client {with_own_labels[0]} numbers its own identities; "
+                "set data.labels to common, or choose another attack"
             )
 
     def poison(self, client: Client) -> Change:

@@ -207,9 +207,11 @@ def clip_norm(change: Tensor, bound: float) -> Tensor:
 
 
 def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probability: float | None = None) -> float:
-    """Return an upper bound on epsilon after ``rounds`` rounds with Gaussian noise, by Renyi divergences.
+    """Return an upper bound on epsilon after ``rounds`` rounds with Gaussian noise: the smaller one of two.
 
-    Mironov (CSF 2017); for Poisson samples Mironov, Talwar and Zhang (arXiv:1908.10530).
+    One is by Renyi divergences (Mironov, CSF 2017; for Poisson samples Mironov, Talwar and Zhang, arXiv:1908.10530).
+    The other is by the distribution of the privacy loss on a grid, rounded up (Doroshenko et al., PETS 2022), and
+    smaller but for very much or very little noise. Their cost does not grow with the rounds.
 
     Args:
         noise_multiplier: standard deviation of the noise over the sensitivity.
@@ -221,23 +223,31 @@ def gaussian_epsilon(noise_multiplier: float, rounds: int, delta: float, probabi
     Raises:
         ConfigError: if dp-accounting is not installed.
     """
-    accounting, rdp = _import_accounting()
+    accounting, rdp, pld = _import_accounting()
     event = accounting.GaussianDpEvent(noise_multiplier)
     bound = float(rdp.RdpAccountant().compose(event, rounds).get_epsilon(delta))
-    if probability is None:
+    if probability is not None:
+        event = accounting.PoissonSampledDpEvent(probability, event)
+        # a sample never reveals more than all clients; with little noise, integer orders give a looser bound
+        bound = min(bound, float(rdp.RdpAccountant(_INTEGER_ORDERS).compose(event, rounds).get_epsilon(delta)))
+    if not 0 < bound <= _NO_PRIVACY:
         return bound
-    sampled = accounting.PoissonSampledDpEvent(probability, event)
-    # a sample never reveals more than all clients; with little noise, integer orders give a looser bound
-    return min(bound, float(rdp.RdpAccountant(_INTEGER_ORDERS).compose(sampled, rounds).get_epsilon(delta)))
+    grid = pld.PLDAccountant(value_discretization_interval=max(bound / 2000, _FINEST))
+    return min(bound, float(grid.compose(event, rounds).get_epsilon(delta)))
 
 
 _INTEGER_ORDERS = [*range(2, 65), 80, 96, 128, 192, 256, 512, 1024]
 """Renyi orders for samples: for others, the library computes slowly converging series, which may fail."""
+_FINEST = 1e-4
+"""least step of the grid: the library's own, whose memory grows with the largest loss over this step"""
+_NO_PRIVACY = 1e5
+"""an epsilon above which the grid is not tried: the exponential of its step would overflow"""
 
 
-def _import_accounting() -> tuple[Any, Any]:
+def _import_accounting() -> tuple[Any, Any, Any]:
     setting = "model.privacy: DifferentialPrivacy"
-    return load_extra("dp_accounting", setting, "privacy"), load_extra("dp_accounting.rdp", setting, "privacy")
+    main, rdp, pld = (load_extra(f"dp_accounting{part}", setting, "privacy") for part in ("", ".rdp", ".pld"))
+    return main, rdp, pld
 
 
 def _check_what_is_sent(method: Method, server: Server) -> None:
