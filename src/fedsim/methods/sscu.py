@@ -29,11 +29,10 @@ The two codes (the copy: leavlong/FedBPrompt) differ in five ways; the defaults 
 | f_G in L_au           | a fixed copy in evaluation      | a fixed copy in training mode    | ``judge``             |
 |                       | mode; with SNR itself           |                                  |                       |
 
-Both have two slips that act on each step, and are off by default. The memory moves in place between forward and backward
-of L_mem(x; f_G), so its gradient is that by the moved memory: ``memory_gradient: after``. And f_G sees x' twice, first
-without gradient for (S3), so its running statistics have x' twice: ``own_pass: true``. With both, sessions agree with
-those of the codes' own functions, run unchanged, to 1e-5 or to the functions' own rounding
-(``benchmarks/authors_functions.py``).
+Both have two slips that act on each step, and are off by default. The memory moves in place between forward and
+backward of L_mem(x; f_G), so its gradient is that by the moved memory: ``memory_gradient: after``. And f_G sees x'
+twice, first without gradient for (S3), so its running statistics have x' twice: ``own_pass: true``. With both, sessions
+agree with those of the codes' own functions, run unchanged, but for rounding (``benchmarks/authors_functions.py``).
 
 Deviations and silences:
 
