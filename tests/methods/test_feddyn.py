@@ -15,12 +15,20 @@ from plain_loops import Federation, assert_close, mean_of, play, sgd
 from small import fit, make_model, state_of, vector
 
 
-@pytest.mark.parametrize(("alpha", "momentum"), [(0.1, 0.0), (1.0, 0.0), (0.5, 0.5)])
-def test_algorithm_1(alpha, momentum):
+@pytest.mark.parametrize(
+    ("alpha", "momentum", "weighting"),
+    [(0.1, 0.0, "uniform"), (1.0, 0.0, "uniform"), (0.5, 0.5, "uniform"), (1.0, 0.0, "size")],
+)
+def test_algorithm_1(alpha, momentum, weighting):
     federation, selection = Federation(), RandomFraction(0.6)  # two of three clients in each round
     names = [client.name for client in federation.clients]
+    alphas = {client.name: alpha for client in federation.clients}
+    if weighting == "size":  # the authors' code: divided by the relative size
+        images = sum(client.num_images for client in federation.clients)
+        alphas = {client.name: alpha * images / len(names) / client.num_images for client in federation.clients}
+        assert max(alphas.values()) > 1.2 * min(alphas.values())
     zeros = {n: torch.zeros_like(p) for n, p in federation.model.named_parameters()}
-    h, gradients = dict(zeros), {name: dict(zeros) for name in names}
+    h_over_alpha, gradients = dict(zeros), {name: dict(zeros) for name in names}
     rounds, selected = 4, []
     for t in range(rounds):
         selected.append(selection.select(t, names, 0))
@@ -28,33 +36,34 @@ def test_algorithm_1(alpha, momentum):
         states, sums = [], dict(zeros)
         for client in [k for k in federation.clients if k.name in selected[-1]]:
             model, g = copy.deepcopy(federation.model), gradients[client.name]
+            own = alphas[client.name]
 
-            def dynamic(x, features, model=model, g=g, theta=theta):
+            def dynamic(x, features, model=model, g=g, theta=theta, own=own):
                 parameters = dict(model.named_parameters())
                 linear = sum((g[n] * p).sum() for n, p in parameters.items())
                 squared = sum((p - theta[n]).square().sum() for n, p in parameters.items())
-                return alpha / 2 * squared - linear
+                return own / 2 * squared - linear
 
             sgd(model, client.head, client.batches(t), dynamic, momentum=momentum)
             moved = {n: p.detach() - theta[n] for n, p in model.named_parameters()}
-            gradients[client.name] = {n: g[n] - alpha * moved[n] for n in g}
+            gradients[client.name] = {n: g[n] - own * moved[n] for n in g}
             sums = {n: sums[n] + moved[n] for n in sums}
             states.append(model.state_dict())
-        h = {n: h[n] - alpha * sums[n] / len(names) for n in h}
+        h_over_alpha = {n: h_over_alpha[n] - sums[n] / len(names) for n in h_over_alpha}
         new = mean_of(states, [1 / len(states)] * len(states))
-        for n in h:
-            new[n] = new[n] - h[n] / alpha
+        for n, value in h_over_alpha.items():
+            new[n] = new[n] - value
         federation.model.load_state_dict(new)
     assert len({tuple(chosen) for chosen in selected}) > 1
-    trained = play(FedDyn(alpha=alpha), rounds, momentum, selection=selection)
+    trained = play(FedDyn(alpha=alpha, weighting=weighting), rounds, momentum, selection=selection)
     assert_close(trained, federation, 2e-6)
     kept, flat = trained.server.kept["smooth"]["moves"], trained.parts.models["smooth"].flat
     for entry in flat.shared_parameters:
         torch.testing.assert_close(
-            -alpha * kept[entry.span].view(entry.shape).double(), h[entry.name], rtol=0, atol=2e-6
+            -kept[entry.span].view(entry.shape).double(), h_over_alpha[entry.name], rtol=0, atol=2e-6
         )
         for name, client in trained.parts.clients.items():
-            mine = -alpha * client.private_state()["kept.moves"][entry.span].view(entry.shape).double()
+            mine = -alphas[name] * client.private_state()["kept.moves"][entry.span].view(entry.shape).double()
             torch.testing.assert_close(mine, gradients[name][entry.name], rtol=0, atol=2e-6)
 
 

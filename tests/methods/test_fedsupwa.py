@@ -44,9 +44,9 @@ def suppressed(before, after, last):
     return torch.tensor(moved, dtype=torch.float64).view(before.shape)
 
 
-def play_people(method, rounds=3):
+def play_people(method, rounds=3, **options):
     training = LocalTraining(optimizer=partial(torch.optim.SGD, lr=LR), **PEOPLE)
-    return fit(make_model(method, backbone=Smooth(), neck=NECK, client=training), rounds=rounds)
+    return fit(make_model(method, backbone=Smooth(), neck=NECK, client=training, **options), rounds=rounds)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,20 @@ def test_rounds_are_the_releases_rules(options):
         federation.model.load_state_dict(mean_of(states, weights[-1]))
     assert max(max(row) - min(row) for row in weights) > 0.01, "weights differ, so their rule is seen"
     assert_close(play_people(FedSupWA(**options)), federation, tolerance=5e-6)
+
+
+def test_private_statistics_have_the_last_batch_once_more_and_not_twice():
+    """The score of the received model moves none that stay with the client."""
+    trained = play_people(FedSupWA(), rounds=1, bn_stats="local")
+    flat, federation = trained.parts.models["smooth"].flat, Federation()
+    for client in federation.clients:
+        model, batches = copy.deepcopy(federation.model), batches_of(client, 0)
+        sgd(model, client.head, batches)
+        scored(model, client.head, *batches[-1])
+        state = trained.parts.clients[client.name].private_state()["state"]
+        for entry in (entry for entry in flat.entries if "running" in entry.name):
+            own = state[entry.span.start - flat.num_shared :][: entry.numel].view(entry.shape)
+            torch.testing.assert_close(own.double(), model.state_dict()[entry.name], rtol=0, atol=5e-6)
 
 
 def test_without_both_parts_it_is_fedpav():

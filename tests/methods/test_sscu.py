@@ -19,6 +19,7 @@ from fedsim.functional.normalise import normalise_images
 from fedsim.functional.style import restyle, style_of_places
 from fedsim.methods import SSCU
 from fedsim.methods import sscu as module
+from fedsim.models import Neck
 from fedsim.training.objective import Causality, Objective
 from fedsim.training.settings import LocalTraining
 from plain_loops import (
@@ -36,7 +37,7 @@ from small import fit, make_data, make_model, vector
 
 VECTORS = json.loads((Path(__file__).parent / "sscu_vectors.json").read_text())
 COPY = {
-    "gate": "always", "statistics": "image", "triplet_on_images": True, "entropies": "first_image", "lam_au": 5.0,
+    "gate": "tenth", "statistics": "image", "triplet_on_images": True, "judge": "training", "lam_au": 5.0,
 }  # fmt: skip
 """settings of FedBPrompt's copy"""
 SLIPS = {"memory_gradient": "after", "own_pass": True}
@@ -119,7 +120,7 @@ class Loops:
 
     def __init__(self, data, bprompt=False, gate="always", first_styled=1, stages=None, judge="copy", released=False):
         self.federation, self.released = Federation(data, Smooth if stages is None else Separating), released
-        self.bprompt, self.gate, self.first, self.judge = bprompt, gate, first_styled, judge
+        self.bprompt, self.gate, self.first, self.judge = bprompt, "never" if bprompt else gate, first_styled, judge
         self.heads = {
             client.name: [[t[: client.head.out_features].clone().requires_grad_() for t in head] for head in stages]
             for client in (self.federation.clients if stages else ())
@@ -182,10 +183,10 @@ class Loops:
                 terms.append((0.3 + max(same) - min(other)).clamp_min(0))
         return torch.stack(terms).mean() if terms else z.sum() * 0
 
-    def entropy(self, logits):
+    @staticmethod
+    def entropy(logits):
         p = logits.softmax(1)
-        rows = -(p * p.log()).sum(1)
-        return rows[0] / logits.shape[1] if self.bprompt else rows.mean()
+        return -(p * p.log()).sum(1).mean()
 
     def train(self, client, f_g, t):
         f_l, head = self.experts[client.name].train(), client.head
@@ -211,7 +212,7 @@ class Loops:
             if t < self.first:
                 self.step(of_g, loss, velocity)
                 continue
-            judge = copy.deepcopy(f_g).eval()
+            judge = copy.deepcopy(f_g).train(self.bprompt)
             if self.released:
                 z = f_g(styled).neck
             loss = loss + F.cross_entropy(head(z), y) + (TRIPLET * self.triplet(z, y) if self.bprompt else 0)
@@ -387,6 +388,28 @@ def test_always_open_takes_each_copy():
     one, two = play(SSCU(), rounds=1), play(SSCU(), rounds=2)
     for name, candidate in kept(one, "candidate").items():
         assert torch.equal(kept(two, "memory")[name], candidate)
+
+
+def test_the_gate_of_every_tenth_round_takes_the_copy_of_round_10():
+    one, eleven, twelve = (play(SSCU(gate="tenth"), rounds=rounds) for rounds in (1, 11, 12))
+    for name, first in kept(one, "memory").items():
+        assert torch.equal(kept(eleven, "memory")[name], first)
+        assert torch.equal(kept(twelve, "memory")[name], kept(eleven, "candidate")[name])
+
+
+@pytest.mark.parametrize("judge", ["copy", "training"])
+def test_a_judge_in_training_mode_draws_anew_for_each_batch(judge, monkeypatch):
+    asked_twice, once = [], SSCU._judge
+
+    def twice(method, client, images):
+        answers = [once(method, client, images)[0].detach().clone() for _ in range(2)]
+        asked_twice.append(torch.equal(*answers))
+        return once(method, client, images)
+
+    monkeypatch.setattr(SSCU, "_judge", twice)
+    fit(make_model(SSCU(judge=judge), neck=Neck(dim=8, dropout=0.5)), two_clients(), rounds=2)
+    assert asked_twice
+    assert set(asked_twice) == {judge == "copy"}
 
 
 @pytest.mark.parametrize(

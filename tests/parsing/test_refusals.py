@@ -13,6 +13,7 @@ from lightning_utilities.core import imports
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.federation.checks.compatibility import naming_the_field
+from fedsim.parsing.config_files import read_config
 from fedsim.parsing.error_lines import failure_of
 from run_dirs import write_run
 from small import refuse
@@ -444,22 +445,35 @@ def test_an_own_class_that_cannot_be_imported_says_why(capsys, tiny, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("words", "place"),
+    ("words", "place", "gone"),
     [
-        (["--model.client.flat_step=true"], "--model.client"),
-        (["--model.client={flat_step: true}"], "model.client"),
-        (["--model.clients.town0.flat_step=true"], "model.clients"),
-        (["--model.client=SECTION"], "model.client"),
-        (["--config=CONFIG"], "CONFIG: model.client"),
-        (["--model.method=FedKLPR", "--model.method.unit_features=true"], "--model.method"),
+        (["--model.client.flat_step=true"], "--model.client", "flat_step is gone since 0.3"),
+        (["--model.client={flat_step: true}"], "model.client", "flat_step is gone since 0.3"),
+        (["--model.clients.town0.flat_step=true"], "model.clients", "flat_step is gone since 0.3"),
+        (["--model.client=SECTION"], "model.client", "flat_step is gone since 0.3"),
+        (["--config=CONFIG"], "CONFIG: model.client", "flat_step is gone since 0.3"),
+        (
+            ["--model.method=FedKLPR", "--model.method.unit_features=true"],
+            "--model.method",
+            "unit_features is gone since 0.3",
+        ),
+        (["--model.method=SSCU", "--model.method.entropies=batch"], "--model.method", "entropies is gone since 0.4"),
+        (["--config=METHOD"], "METHOD: model.method", "entropies is gone since 0.4"),
     ],
 )
-def test_a_setting_that_is_gone_is_named_as_such_at_each_door(capsys, tmp_path, tiny, words, place):
-    config, section = tmp_path / "old.yaml", tmp_path / "section.yaml"
+def test_a_setting_that_is_gone_is_named_as_such_at_each_door(capsys, tmp_path, tiny, words, place, gone):
+    config, section, method = (tmp_path / name for name in ("old.yaml", "section.yaml", "method.yaml"))
     config.write_text("model: {client: {class_path: LocalTraining, init_args: {flat_step: true}}}")
     section.write_text("{flat_step: true, batch_size: 4}")
-    for word, path in (("CONFIG", str(config)), ("SECTION", str(section))):
+    method.write_text("model: {method: {class_path: SSCU, init_args: {entropies: first_image}}}")
+    for word, path in (("CONFIG", str(config)), ("SECTION", str(section)), ("METHOD", str(method))):
         words, place = [given.replace(word, path) for given in words], place.replace(word, path)
-    line = refuse(capsys, "describe", "--config", tiny, *words)
-    name = "unit_features" if "unit_features" in words[-1] else "flat_step"
-    assert f"error: {place}: {name} is gone since 0.3; remove it" in line
+    assert f"error: {place}: {gone}; remove it" in refuse(capsys, "describe", "--config", tiny, *words)
+
+
+def test_a_gone_setting_is_dropped_where_it_says_what_there_is_now(tmp_path):
+    """Each config of 0.3 with the method has it; its other value trained something else."""
+    config = tmp_path / "old.yaml"
+    for value, left in (("batch", {"lam_au": 5.0}), ("first_image", {"lam_au": 5.0, "entropies": "first_image"})):
+        config.write_text(f"model: {{method: {{class_path: SSCU, init_args: {{lam_au: 5.0, entropies: {value}}}}}}}")
+        assert read_config(str(config))["model"]["method"]["init_args"] == left

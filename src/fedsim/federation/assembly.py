@@ -94,6 +94,7 @@ def assemble(
     check_received_statistics(models, settings.method, settings.bn_stats)
     for model in models.values():
         model.prepare(client_settings.values())
+        model.mean_images = sum(client.num_images for client in federated.clients) / len(federated.clients)
     server = Server(models, archs, data.augmentation, settings.seed, len(federated.public or ()))
     initial = {arch: settings.method.initial_state(model) for arch, model in models.items()}
     server.load_kept({arch: state.server for arch, state in initial.items()})

@@ -38,6 +38,7 @@ from fedsim.core.checks import within
 from fedsim.methods.base import BodySharing, KeptModels, Method, Replicas, Weighting, WeightingChoice
 from fedsim.training.client import Batch, Client
 from fedsim.training.flat_model import FlatModel
+from fedsim.training.statistics import steady_statistics
 
 _PERSONAL = "personal"
 
@@ -113,7 +114,5 @@ def _step_personal(client: Client, personal: FlatModel, batch: Batch, alpha: Ten
 
 def _write_parameters(model: FlatModel, values: Tensor) -> None:
     """Write ``values`` [length of model.whole], but leave running statistics as they are."""
-    statistics = [part.clone() for part in model.flat.running]
-    model.whole.copy_(values)
-    for part, old in zip(model.flat.running, statistics, strict=True):
-        part.copy_(old)
+    with steady_statistics(model):
+        model.whole.copy_(values)

@@ -18,7 +18,8 @@ Deviations and silences:
 
 - A layer is a module with parameters of its own: a linear neck has two, Linear and BatchNorm. The authors' code counts
   tensors. Private heads are the client's own, and not mixed.
-- Running statistics are the server's, and learning W does not move them. The code's stay with the client.
+- Running statistics are the server's, and learning W does not move them. The code's stay with the client, as with
+  ``bn_stats: local``.
 - The sample is random, without augmentation; the code takes consecutive images from a random place. In its training
   it leaves out a client's last partial batch (``drop_partial``), and does not shuffle.
 - W settles if the last batch's loss has a deviation below ``threshold`` over ten epochs, as in the code. That waits
@@ -45,6 +46,7 @@ from fedsim.methods.base import BodySharing, KeptModels, Method, WeightingChoice
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Upload
+from fedsim.training.statistics import steady_statistics
 
 _LAST_LOSSES = 10
 """epochs over which the loss must settle, as in the authors' code"""
@@ -161,13 +163,11 @@ def _gradient(client: Client, loss: Tensor, top: slice) -> Tensor:
 @contextmanager
 def _undisturbed(client: Client) -> Iterator[None]:
     """Leave running statistics and the random stream of dropout as they were; the block has a stream of its own."""
-    network, running = client.model.network, client.model.running
-    statistics = [part.clone() for part in running]
+    network = client.model.network
     if network.has_dropout:
         network.set_generator(client.generator("dropout aggregation", device=client.device))
-    yield
-    for part, old in zip(running, statistics, strict=True):
-        part.copy_(old)
+    with steady_statistics(client.model):
+        yield
     client.model.reset_counters()
     if network.has_dropout:
         network.set_generator(client.generator("dropout", device=client.device))

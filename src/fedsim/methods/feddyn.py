@@ -21,8 +21,11 @@ Deviations and silences:
 - alpha = 0 is FedAvg with plain means: g_k and h stay 0. For small alpha the algorithm does not come near to that,
   because h / alpha does not depend on alpha.
 - theta_k^t is what the client's optimizer reaches in its local epochs, no minimum. Weight decay counts as part of L_k.
-- The code divides alpha by a client's size relative to the mean size, which is the same for equal sizes. It clips
-  gradients to a norm of 10 (``model.client.grad_clip``), without the term alpha theta, which it has as weight decay.
+- Means are plain, as in Algorithm 1, whose objective counts all clients equally. ``weighting: size`` divides a client's
+  alpha by its size relative to the mean size, as the code does. g_k / alpha_k sum to 0 where theta rests, so the
+  objective is that of FedAvg, by images, though means stay plain.
+- The code clips gradients to a norm of 10 (``model.client.grad_clip``), without the term alpha theta, which it has as
+  weight decay.
 - The code also scores the mean over P_t and the mean of all clients' last models; theta^t is its "cloud model".
 - With several architectures, P, m and h are those of each. With ``model.server_optimizer`` the point that its step
   reaches takes the place of the mean.
@@ -32,14 +35,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedsim.core.checks import not_negative
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, InitialState, KeptModels, Method, Weights, kept_vector
+from fedsim.methods.base import BodySharing, InitialState, KeptModels, Method, Weighting, Weights, kept_vector
+from fedsim.settings.facts import Facts
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
 from fedsim.training.messages import Report, Upload
@@ -54,6 +58,9 @@ class FedDyn(BodySharing, Method):
 
     alpha: float = 0.01
     """$\\alpha$, weight of the regulariser"""
+    weighting: Annotated[Weighting, Facts(needs="alpha")] = "uniform"
+    """weights of clients in the objective; ``size``, by images, divides alpha by a client's relative size (the authors'
+    code)"""
 
     def __post_init__(self) -> None:
         not_negative("model.method", alpha=self.alpha)
@@ -73,9 +80,11 @@ class FedDyn(BodySharing, Method):
         if self.alpha == 0:
             client.step(loss)
             return
-        moves = kept_vector(client, "moves")
+        moves, alpha = kept_vector(client, "moves"), self.alpha
+        if self.weighting == "size":
+            alpha *= client.model.mean_images / client.data.num_images
         centre = client.received.vector[: len(moves)] - moves
-        client.step(loss, lambda: client.optimizer.pull(centre, self.alpha))
+        client.step(loss, lambda: client.optimizer.pull(centre, alpha))
 
     def upload(self, client: Client) -> Upload:
         """Renew g_k, and return the model."""

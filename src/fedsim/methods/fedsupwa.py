@@ -42,6 +42,7 @@ from fedsim.functional.weighting import normalise
 from fedsim.methods.base import BodySharing, KeptModels, Method, Signal, Weights, weigh
 from fedsim.training.client import Batch, Client
 from fedsim.training.messages import Measured, Report, Upload
+from fedsim.training.statistics import steady_statistics
 
 _UPLOAD, _GAIN = "upload", "gain"
 _SMALL = 1e-4
@@ -109,8 +110,9 @@ def _suppress_change(client: Client, upload: Tensor) -> None:
 def _gain(client: Client, batch: Batch) -> Tensor:
     """Return g_k, a scalar: the scores of the model after training, less those of the received one."""
     shared, trained = client.model.shared, client.model.shared.clone()
-    shared.copy_(client.received.vector)
-    before = _score(client, batch)
+    with steady_statistics(client.model):  # private ones are theta's
+        shared.copy_(client.received.vector)
+        before = _score(client, batch)
     shared.copy_(trained)
     return (_score(client, batch) - before).float()
 

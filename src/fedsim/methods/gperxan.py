@@ -29,7 +29,8 @@ Deviations and silences:
 - The received head is fixed, and its gradient moves the features: those of the neck, which the head classifies. The
   guide is plain cross-entropy, also beside other terms of the objective.
 - A neck's normalisation is private, as that of the backbone, and its other layers are averaged.
-- The code starts from a file of this network that is not public, and anneals the rate of SGD over all rounds.
+- The code starts from a file of this network that is not public, and anneals the rate of SGD over all rounds. Its
+  clients keep one optimizer, so momentum lasts from round to round: ``optimizer_state: keep``.
 """
 
 from __future__ import annotations

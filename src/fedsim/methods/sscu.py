@@ -18,16 +18,21 @@ What is in brackets comes from round ``first_styled_round`` on. L_div, L_au and 
 :class:`~fedsim.methods.DACS`, in the reading of its code: L_au moves the head, the expert f_L has no head of its own,
 and L_div compares variances. L_loc is the objective, cross-entropy and triplet. M has no gradient.
 
-The two codes (the copy: leavlong/FedBPrompt); the default is the authors' own, but for the gate:
+The two codes (the copy: leavlong/FedBPrompt) differ in five ways; the defaults are the authors' own, but for the gate:
 
 | what                  | the authors'                    | FedBPrompt's copy                | option                |
 |-----------------------|---------------------------------|----------------------------------|-----------------------|
-| gate                  | the target's rank-1 >= the last | always open                      | ``gate``              |
+| gate                  | the target's rank-1 >= the last | open after rounds 10, 20, ...    | ``gate``              |
 | statistics in Eq. (1) | of each place, over the batch   | of each image and channel        | ``statistics``        |
 | L_mem                 | alone                           | with the triplet loss of x       | ``triplet_on_images`` |
-| entropies in L_au     | means over the batch            | of the first image, divided by Z | ``entropies``         |
 | lambda_au             | 1                               | 5                                | ``lam_au``            |
-| f_G in L_au           | a fixed copy; with SNR itself   | a fixed copy                     | ``judge``             |
+| f_G in L_au           | a fixed copy in evaluation      | a fixed copy in training mode    | ``judge``             |
+|                       | mode; with SNR itself           |                                  |                       |
+
+Both have two slips that act on each step, and are off by default. The memory moves in place between forward and
+backward of L_mem(x; f_G), so its gradient is that by the moved memory: ``memory_gradient: after``. And f_G sees x'
+twice, first without gradient for (S3), so its running statistics have x' twice: ``own_pass: true``. With both, sessions
+agree with those of the codes' own functions, run unchanged, but for rounding (``benchmarks/authors_functions.py``).
 
 Deviations and silences:
 
@@ -37,10 +42,8 @@ Deviations and silences:
 - The codes keep all features of a round to repeat their updates on M. The copy had the same updates, so M takes it.
 - M starts at a client's first session; in the codes that is before the first round. With SNR it starts from features of
   length 1, since the code's network with SNR returns such in evaluation.
-- The codes have two slips that act on each step, and are off by default. The memory moves in place between forward and
-  backward of L_mem(x; f_G), so its gradient is that by the moved memory: ``memory_gradient: after``. And f_G sees x'
-  twice, first without gradient for (S3), so its running statistics have x' twice: ``own_pass: true``. With both, four
-  rounds of one step agree with ``train_resnet`` of the authors' code, run unchanged, to 2e-6; more steps round more.
+- An image that is alone of its person in a batch has no triplet loss; in the codes the image itself, at distance 0, is
+  then its positive. Batches of people (``sampler: people``) have hardly any.
 - The expert starts from the received model. Each round begins with new optimizers (``optimizer_state``).
 - With SNR, the default of the authors' script, the losses of x have SNR's loss, too, in Client-L and in Client-G, and
   L_loc has it of x': ``model.objective.causality``, which is ``{form: entropy, weights: [0.01, 0.01, 0.01]}`` there.
@@ -95,18 +98,17 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     """tau"""
     momentum: float = 0.9
     """of the memory: the share that a vector keeps when an image moves it"""
-    gate: Literal["always", "own", "never"] = "always"
+    gate: Literal["always", "own", "never", "tenth"] = "always"
     """when the memory takes the copy of the last session; ``own``: if the received model is not worse than before on
-    the client's held-out people, which needs ``data.val``"""
+    the client's held-out people, which needs ``data.val``; ``tenth``: of rounds 10, 20, ..., from 0 (FedBPrompt's
+    code)"""
     statistics: Literal["place", "image"] = "place"
     """means and deviations in Eq. (1): of each place over the batch, or of each image and channel over its pixels"""
     triplet_on_images: Annotated[bool, Facts(needs="model.objective.triplet")] = False
     """whether the losses of x have the objective's triplet loss, too (FedBPrompt's code)"""
-    entropies: Annotated[Literal["batch", "first_image"], _AUTHENTICITY] = "batch"
-    """H in L_au: means over the batch, or that of its first image divided by Z (FedBPrompt's code)"""
-    judge: Annotated[Literal["copy", "itself"], _AUTHENTICITY] = "copy"
-    """f_G in L_au: a copy in evaluation mode, which L_au does not move; or f_G itself, which L_au trains (the authors'
-    code with SNR)"""
+    judge: Annotated[Literal["copy", "training", "itself"], _AUTHENTICITY] = "copy"
+    """f_G in L_au: a copy in evaluation mode, which L_au does not move; such a copy in training mode (FedBPrompt's
+    code); or f_G itself, which L_au trains (the authors' code with SNR)"""
     memory_gradient: Literal["before", "after"] = "before"
     """M in the gradient of L_mem(x; f_G): that of its value, or M after x' has moved it (the codes)"""
     own_pass: bool = False
@@ -126,7 +128,7 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     @property
     def has_judge(self) -> bool:
         """Whether a copy of f_G judges restyled images."""
-        return self.lam_au > 0 and self.judge == "copy"
+        return self.lam_au > 0 and self.judge != "itself"
 
     @property
     def passes(self) -> int:
@@ -137,6 +139,9 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         """Step the expert, and then f_G and the style model, on each batch; keep memory, expert and style model."""
         memory = self._open_memory(client)
         expert = load_expert(client, has_head=False) if self.lam_au else None
+        if self.has_judge:  # one stream for the session; in evaluation mode nothing is drawn
+            stream = client.generator("dropout judge", device=client.device)
+            client.model.replica(JUDGE).network.set_generator(stream)
         style: StyleModel | None = None
         for epoch in range(client.local_epochs):
             for batch in client.batches(epoch):
@@ -166,6 +171,8 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
 
     def _is_open(self, client: Client) -> bool:
         """Whether the gate is open; ``own`` scores the received model."""
+        if self.gate == "tenth":
+            return client.round > 10 and client.round % 10 == 1
         if self.gate != "own":
             return self.gate == "always"
         rank1 = torch.tensor(_held_out_rank1(client))
@@ -221,7 +228,7 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         loss = self._memory_loss(client, plain, memory, batch, moved=of_gradient, counts=True)
         if not is_styled:
             return loss, moved
-        judged = _judge(client, (batch.images, styled)) if self.has_judge else None
+        judged = self._judge(client, (batch.images, styled)) if self.has_judge else None
         if self.own_pass:
             output = client.forward(styled)
         loss = loss + client.supervised_loss(output, batch, counts=False)
@@ -238,19 +245,15 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
         with expert.frozen():  # not no_grad: gradients pass through it to x'
             f_local = expert.forward(styled, client.session.precision).features.neck
         head = head_of(client.model, moves=True)
-        return authenticity(*(self._entropy(linear(features, *head)) for features in (f_x, f_styled, f_local)))
+        return authenticity(*(mean_entropy(linear(features, *head)) for features in (f_x, f_styled, f_local)))
 
-    def _entropy(self, logits: Tensor) -> Tensor:
-        """Return H of logits [B, Z], a scalar."""
-        return mean_entropy(logits) if self.entropies == "batch" else mean_entropy(logits[:1]) / logits.shape[1]
-
-
-def _judge(client: Client, images: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the features [B, D] of images x and x', both [B, 3, H, W], by a copy of f_G that is fixed."""
-    judge = client.model.frozen_replica(JUDGE, client.model.whole)
-    with judge.frozen():  # not no_grad: gradients pass through it to x'
-        f_x, f_styled = (judge.forward(x, client.session.precision).features.neck for x in images)
-    return f_x, f_styled
+    def _judge(self, client: Client, images: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the features [B, D] of images x and x', both [B, 3, H, W], by a copy of f_G that is fixed."""
+        judge = client.model.frozen_replica(JUDGE, client.model.whole)
+        judge.network.train(self.judge == "training")
+        with judge.frozen():  # not no_grad: gradients pass through it to x'
+            f_x, f_styled = (judge.forward(x, client.session.precision).features.neck for x in images)
+        return f_x, f_styled
 
 
 def _held_out_rank1(client: Client) -> float:

@@ -93,16 +93,16 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def without_gone(content: Any) -> Any:
-    """Return the content of a config without settings that each config up to 0.2 has: see :data:`GONE`.
+    """Return the content of a config without settings that each config of an earlier version has: see :data:`GONE`.
 
     >>> without_gone({"model": {"client": {"flat_step": "auto", "local_epochs": 1}}})
     {'model': {'client': {'local_epochs': 1}}}
     """
-    for name, place in GONE.items():
+    for name, setting in GONE.items():
         section = content
-        for part in place.split("."):
+        for part in setting.place.split("."):
             section = section.get(part) if isinstance(section, dict) else None
-        if isinstance(section, dict):
+        if isinstance(section, dict) and setting.value in (None, section.get(name)):
             section.pop(name, None)
     return content
 

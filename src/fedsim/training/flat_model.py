@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -118,6 +119,8 @@ class FlatModel:
         """whether images are in this order of memory in training"""
         self.num_rounds: int | None = None
         """of the run; None: it has no last one"""
+        self.mean_images = math.nan
+        """n / m: the mean number of images of all clients"""
         self.set_num_classes(max_classes)
 
     def set_num_classes(self, num_classes: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -76,6 +77,15 @@ class BatchNormStatistics:
             return weights[client]
         names = list(weights)
         return float(client == names[derive_seed(seed, round_, "first statistics") % len(names)])
+
+
+@contextmanager
+def steady_statistics(model: FlatModel) -> Iterator[None]:
+    """Leave a model's running statistics as they were at the start of the block, private ones, too."""
+    before = [part.clone() for part in model.running]
+    yield
+    for part, old in zip(model.running, before, strict=True):
+        part.copy_(old)
 
 
 def _indices(spans: Iterable[slice], device: torch.device) -> Tensor:
