@@ -164,10 +164,10 @@ def batches_of(client: Participant, round_: int, setting: Setting) -> list[tuple
 def without_lone(features: Tensor, labels: Tensor) -> Tensor:
     """Return the batch-hard triplet loss of the images with another one of their person, a scalar."""
     distance = (features[:, None] - features).square().sum(2).clamp_min(1e-12).sqrt()
-    same = labels[:, None] == labels
-    others = same & ~torch.eye(len(labels), dtype=torch.bool)
-    hardest = distance.masked_fill(~others, -torch.inf).amax(1), distance.masked_fill(same, torch.inf).amin(1)
-    has_one = others.any(1)
+    of_person = labels[:, None] == labels
+    positives = of_person & ~torch.eye(len(labels), dtype=torch.bool)
+    hardest = distance.masked_fill(~positives, -torch.inf).amax(1), distance.masked_fill(of_person, torch.inf).amin(1)
+    has_one = positives.any(1)
     terms = (MARGIN + hardest[0] - hardest[1])[has_one].clamp_min(0)
     return terms.mean() if len(terms) else features.sum() * 0
 
@@ -286,11 +286,11 @@ def ours(setting: Setting) -> tuple[list[State], list[Any]]:
 
 def differences(setting: Setting, space: dict[str, Any]) -> list[list[float]]:
     """Return three differences from the release in float64 after each round; see the file's text."""
-    mine, heads = ours(setting)
+    states_here, heads = ours(setting)
     exact = [*Theirs(space, setting, heads, torch.float64).rounds()]
     rounded = [*Theirs(space, setting, heads, torch.float32).rounds()]
     moved = [*Theirs(space, setting, heads, torch.float64).rounds(moved=1e-7)]
-    return [[largest(a, b) for a, b in zip(states, exact, strict=True)] for states in (mine, rounded, moved)]
+    return [[largest(a, b) for a, b in zip(states, exact, strict=True)] for states in (states_here, rounded, moved)]
 
 
 def largest(a: State, b: State) -> float:
@@ -298,7 +298,7 @@ def largest(a: State, b: State) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def verdict(mine: list[float], rounded: list[float], moved: list[float]) -> str:
+def verdict(differences_here: list[float], rounded: list[float], moved: list[float]) -> str:
     """Return the rounds that are judged, from 1, and whether fedsim agrees in them.
 
     >>> verdict([1e-7, 3e-5, 0.5], [1e-7, 5e-6, 0.4], [2e-7, 2e-6, 0.1])
@@ -306,7 +306,7 @@ def verdict(mine: list[float], rounded: list[float], moved: list[float]) -> str:
     """
     bars = [max(pair) for pair in zip(rounded, moved, strict=True)]
     judged = [round_ for round_, bar in enumerate(bars) if bar <= LIMIT]
-    agrees = all(mine[round_] <= max(SMALL, FACTOR * bars[round_]) for round_ in judged)
+    agrees = all(differences_here[round_] <= max(SMALL, FACTOR * bars[round_]) for round_ in judged)
     return f"{', '.join(str(round_ + 1) for round_ in judged)}: {'yes' if agrees else 'no'}"
 
 
@@ -321,8 +321,8 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor
     addmm = torch.Tensor.addmm_
-    torch.Tensor.addmm_ = lambda tensor, *given, **named: (
-        addmm(tensor, *given[2:], beta=given[0], alpha=given[1]) if len(given) == 4 else addmm(tensor, *given, **named)
+    torch.Tensor.addmm_ = lambda tensor, *args, **named: (
+        addmm(tensor, *args[2:], beta=args[0], alpha=args[1]) if len(args) == 4 else addmm(tensor, *args, **named)
     )
     spaces = {True: names_of(options.fedbprompt), False: names_of(options.sscu)}
     rows = []
