@@ -39,7 +39,7 @@ def row(acceptance, name):
 QUICK = {
     "waits": "pass", "kernels": "not here", "train-32": "not here", "train-64": "not here", "graph-32": "not here",
     "channels-32": "not here", "many": "not here", "evaluation": "not here", "memory": "not here", "market": "not here",
-    "reciprocal": "pass", "faiss": "pass", "formats": "pass", "robust": "not here", "methods": "not here",
+    "reciprocal": "pass", "faiss": "pass", "formats": "pass", "robust": "not here", "methods": "pass",
     "memory-fedsam": "not here",
 }  # fmt: skip
 SLOW = {

@@ -117,7 +117,8 @@ MUTANTS = [
     # -- a device that is left out
     Mutant("core/flat.py", "dtype=torch.float32, device=device)", "dtype=torch.float32)", "fit"),
     Mutant("training/client.py", "bound.to(self.device) for part", "bound.to('cpu') for part", "fit"),
-    Mutant("training/client.py", "t.to(self.device, non_blocking=True, copy=True)", "t.clone()", "host store"),
+    Mutant("training/private_state.py", "t.to(self.model.device, non_blocking=True, copy=True)", "t.clone()",
+           "host store"),
     Mutant("training/server.py", "tensor.detach().to(self.models[arch].device, copy=True)", "tensor.detach().cpu()",
            "control"),
     Mutant("training/batch.py", "send(self.labels[part], self.device)", "self.labels[part]", "head accuracy"),

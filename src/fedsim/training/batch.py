@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     @property
     def most_repeated(self) -> int | None:
         """The largest number of images with one label, without a wait for the device; None: it is not known."""
-        return None if self.on_host is None else int(self.on_host.bincount().max())
+        return None if self.on_host is None else max(self.on_host.bincount().tolist())
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return a batch of what ``change`` makes of each tensor, without the labels in the host's memory."""
