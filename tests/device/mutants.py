@@ -423,7 +423,7 @@ def _on_gpu(tensor):
 
 def _memory(folder, *options):
     seen = counted(folder / "run", *options)
-    described = seen.described.tensors - seen.described.activations
+    described = seen.described.lasting
     assert abs(described / seen.step - 1) <= 0.1, f"memory that describe does not count: {described}, {seen.step}"
 
 

@@ -36,8 +36,7 @@ FITS = {
 @pytest.mark.parametrize("name", FITS)
 def test_what_lives_beside_a_batch(name, tmp_path):
     seen = counted(tmp_path / "run", *FITS[name])
-    described = seen.described.tensors - seen.described.activations
-    assert described == pytest.approx(seen.step, rel=0.1)
+    assert seen.described.lasting == pytest.approx(seen.step, rel=0.1)
 
 
 @pytest.mark.slow

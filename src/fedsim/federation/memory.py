@@ -78,11 +78,16 @@ class DeviceMemory:
     """of single uploads that a rule or an attack gathers, and of its copies of them, when no client trains"""
 
     @property
-    def tensors(self) -> int:
-        """All of it that torch allocates."""
+    def lasting(self) -> int:
+        """All that lives beside a batch."""
         models = self.models + self.gradients + self.moments + self.server + self.sums + self.kept
         states = self.states if self.states_place == "device" else 0
-        return models + states + self.pixels + self.graphs + max(self.activations or 0, self.stage, self.uploads)
+        return models + states + self.pixels + self.graphs
+
+    @property
+    def tensors(self) -> int:
+        """All of it that torch allocates: activations, a stage and uploads come one after the other."""
+        return self.lasting + max(self.activations or 0, self.stage, self.uploads)
 
     @property
     def total(self) -> int:
