@@ -35,10 +35,10 @@ def rooms_above(rooms):
     return above
 
 
-def tests_of(files):
+def touched_by(files):
     """Arguments of pytest for the tests that files touch.
 
-    >>> tests_of(["src/fedsim/cli/fit.py"])
+    >>> touched_by(["src/fedsim/cli/fit.py"])
     ['src/fedsim/cli', 'tests/cli', 'tests/device', 'tests/test_house.py']
     """
     chosen, rooms = {ALWAYS}, set()
@@ -64,4 +64,4 @@ def tests_of(files):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(" ".join(tests_of(files_since(sys.argv[1]))) + "\n")
+    sys.stdout.write(" ".join(touched_by(files_since(sys.argv[1]))) + "\n")

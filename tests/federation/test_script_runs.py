@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.loggers.logger import DummyLogger
 
 import fedsim
 from environment import is_of_a_launcher
@@ -51,7 +52,7 @@ def data_of(**options):
 
 
 def fit(run, rounds=1, seed=0, start=None, **changed):
-    of_trainer = {name: changed.pop(name) for name in ("resume", "overwrite", "callbacks") if name in changed}
+    of_trainer = {name: changed.pop(name) for name in ("resume", "overwrite", "callbacks", "logger") if name in changed}
     lightning.seed_everything(seed if start is None else start)
     trainer = fedsim.Trainer(run_dir=run, max_epochs=rounds, **CPU, **of_trainer)
     trainer.fit(built(seed, **changed), datamodule=data_of())
@@ -86,6 +87,29 @@ def test_a_finished_fit_leaves_its_folder_at_rest(tmp_path):
     """A script may copy it at once: no thread is left that removes a version."""
     fit(tmp_path / "run", rounds=2)
     assert versions._removals == []
+
+
+class Unreachable(DummyLogger):
+    """A tracker whose server does not answer."""
+
+    @property
+    def experiment(self):
+        raise ConnectionError("the tracker does not answer")
+
+
+def test_a_run_that_cannot_go_on_keeps_its_metrics(tmp_path):
+    """Also rows of rounds beyond its checkpoint, which the next fit that begins repeats."""
+    fit(tmp_path, rounds=1)
+    metrics = tmp_path / "metrics.csv"
+    header, row = metrics.read_text().splitlines()[:2]
+    of_round_2 = ",".join(
+        "1" if name == "epoch" else value for name, value in zip(*csv.reader([header, row]), strict=True)
+    )
+    metrics.write_text(metrics.read_text() + of_round_2 + "\n")
+    before = metrics.read_bytes()
+    with pytest.raises(ConnectionError, match="does not answer"):
+        fit(tmp_path, rounds=3, resume=True, logger=Unreachable())
+    assert metrics.read_bytes() == before
 
 
 def test_a_cell_that_runs_twice_names_both_ways_on(tmp_path):
