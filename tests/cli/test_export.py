@@ -2,17 +2,24 @@
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import fedsim
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
 from fedsim.core.sparse_file import read_sparse, write_sparse
+from fedsim.data.preview import write_sheet
 from fedsim.functional.encodings import sparse_bytes
 from fedsim.methods import APFL, IFCA, SKA, Ditto, FedALA, FedBABU, FedBN, FedDIP, FedPav, GPerXAN, Local, LotteryFL
+from fedsim.models.weights import is_file, read_file
+from fedsim.report.layout import new_figure, save_figure
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from small import fit, make_model, named, receive, refuse
 
@@ -235,3 +242,34 @@ def test_damaged_files_are_refused(tmp_path):
         save_file(broken, path, metadata)
         with pytest.raises(DataError, match="tensor w is damaged"):
             read_sparse(path)
+
+
+# -- the kind of a file ------------------------------------------------------------------------------------------------
+
+
+def test_the_case_of_a_suffix_chooses_no_other_kind(dip, tmp_path, capsys):
+    line = refuse(capsys, "export", "--ckpt_path", dip[1], "--output", tmp_path / "m.ONNX", "--sparse", "true")
+    assert "--sparse: is for .safetensors files" in line
+    exported(capsys, "--ckpt_path", dip[1], "--output", tmp_path / "m.SAFETENSORS", "--sparse", "true")
+    assert read_sparse(tmp_path / "m.sparse.safetensors").keys() == load_file(tmp_path / "m.SAFETENSORS").keys()
+    assert read_file(str(tmp_path / "m.SAFETENSORS")).keys() == load_file(tmp_path / "m.SAFETENSORS").keys()
+    assert is_file("m.SAFETENSORS")
+    with new_figure(1, 1) as figure:
+        save_figure(figure, tmp_path / "figure.PNG", "--figure")
+    write_sheet(Image.new("RGB", (4, 4)), tmp_path / "sheet.JPG", "--output")
+    kinds = [Image.open(tmp_path / name).format for name in ("figure.PNG", "sheet.JPG")]
+    assert kinds == ["PNG", "JPEG"]
+
+
+def test_one_function_says_which_suffix_a_file_has():
+    own = (
+        "strategy",
+        "core/versions.py",
+        "core/replaced_run.py",
+        "cli/init",
+        "cli/run_directory.py",
+    )  # of fedsim's files
+    source = Path(fedsim.__file__).parent
+    for path in source.rglob("*.py"):
+        if not path.relative_to(source).as_posix().startswith(own):
+            assert not re.search(r"\.suffix (in|==|!=)|\.suffix\.", path.read_text()), path

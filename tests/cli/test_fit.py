@@ -47,7 +47,7 @@ WRONG_SETTINGS = [
     (["--model.backbone=ResNet", "--model.backbone.weights=V9"], "V9", "IMAGENET1K_V1"),
     (["--model.neck.dropout=2"], "model.neck.dropout", "[0, 1)"),
     (["--trainer.max_epochs=many"], "trainer.max_epochs", "many"),
-    (["--model.threads=0"], "model.threads", "less than 1"),
+    (["--model.threads=0"], "model.threads", "0 is not in [1, 1024]"),
     (["--data.unseen=[mars]"], "data.unseen", "choose from town0"),
     (["--data.val_fraction=2"], "data.val_fraction", "between 0 and 1"),
     (["--data.generated=images"], "data.generated", "--data.generated.root FOLDER"),

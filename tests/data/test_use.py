@@ -9,7 +9,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import FederatedDataModule
 from fedsim.data.check import findings_in, table_of
-from fedsim.data.federations import build_federation, obstacle_of
+from fedsim.data.federations import RESERVED, build_federation, obstacle_of
 from fedsim.data.images import Domain, GallerySplit, ImageArray, Split
 from fedsim.data.manifest import read_manifest, write_manifest
 from fedsim.data.market import MarketFolders
@@ -287,3 +287,16 @@ def test_people_are_unknown_if_the_source_says_so(tmp_path):
     assert [client.knows_identities for client in clients_of(own)] == [False]
     with pytest.raises(ConfigError, match="parts"):
         clients_of(own, partition="iid", parts=4)
+
+
+# -- names of data sets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_check_refuses_the_names_that_a_fit_refuses(name, tmp_path, capsys):
+    site(tmp_path / name)
+    for source in ([str(tmp_path)], ["--data.source=MarketFolders", f"--data.source.root={tmp_path}"]):
+        assert main(["data", "check", *source])
+        texts = one_line("".join(capsys.readouterr()))
+        assert f"a data set cannot be called {name}, the name of a mean; rename the folder" in texts
+        assert "can be used" not in texts

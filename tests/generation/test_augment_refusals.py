@@ -1,5 +1,7 @@
 """``fedsim augment``: what is refused, in one line, and that nothing is lost by it."""
 
+import re
+
 import pytest
 import torch
 import yaml
@@ -8,7 +10,9 @@ from safetensors.torch import save_file
 from fedsim.cli.augment import fit as augment_fit
 from fedsim.cli.augment import images as augment_images
 from fedsim.cli.augment import settings as augment_settings
+from fedsim.core.errors import DataError
 from fedsim.generation import fitting
+from fedsim.generation.saved import read_quality
 from small import refuse
 from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop
 
@@ -24,7 +28,9 @@ from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop
         (("--device", "cuda:99"), "--device: cuda:99 is not here; choose from cpu"),
         (("--device", "abacus"), "--device: there is no device abacus; choose from cpu"),
         (("--processes", "0"), "--processes"),
-        (("--threads", "0"), "--threads"),
+        (("--threads", "0"), "--threads: 0 is not in [1, 1024]"),
+        (("--threads", "99999999"), "--threads: 99999999 is not in [1, 1024]"),
+        (("--training.rate", "1e300"), "training.rate: 1e+300 is not in (0, 1000]"),
         (("--training.steps", "0"), "training.steps: 0 is less than 1"),
         (("--networks.width", "0"), "networks.width: 0 is less than 1"),
         (("--networks.hidden", "1000000000000"), "the generator of town0 does not fit on cpu; lower --networks.width"),
@@ -139,9 +145,17 @@ def test_what_is_no_trained_generator(command, config, tmp_path, capsys):
     settings = yaml.safe_load((folder / "settings.yaml").read_text())
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings | {"size": [64, 32]}))
     assert f"{path}: makes images of [32, 16] pixels, not [64, 32]" in refuse(capsys, *one)
-    settings["networks"]["width"] = 8
-    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
-    assert f"{path}: has other networks" in refuse(capsys, *one)
+    for change, expected in (
+        ({"width": 8}, f"{path}: has other networks"),
+        ({"width": "wide"}, f"{folder}/settings.yaml: networks.width: expected int, got wide"),
+        ({"width": 0}, f"{folder}/settings.yaml: networks.width: 0 is less than 1"),
+    ):
+        changed = settings | {"networks": settings["networks"] | change}
+        (folder / "settings.yaml").write_text(yaml.safe_dump(changed))
+        assert expected in refuse(capsys, *one)
+    for section in ("networks", "training"):
+        (folder / "settings.yaml").write_text(yaml.safe_dump(settings | {section: None}))
+        assert f"{folder}/settings.yaml: is no settings file of fedsim augment fit" in refuse(capsys, *one)
 
 
 @pytest.mark.parametrize("change", [{"max_identities": 4}, {"val": "identities"}])
@@ -232,3 +246,18 @@ def test_an_interrupted_write_leaves_no_part_of_a_client(config, tmp_path, monke
             run("write", config, folder, *options)
     assert list((tmp_path / "out").iterdir()) == []
     run("write", config, folder, *options)
+
+
+@pytest.mark.parametrize(("option", "value"), [("ratio", "1e300"), ("ratio", "1e12"), ("threads", "99999999")])
+def test_numbers_that_no_machine_can_serve(option, value, config, tmp_path, capsys):
+    args = ("--config", config, "--generators", tmp_path, "--output", tmp_path / "out", f"--{option}", value)
+    assert re.search(rf"--{option}: .* is not in [\[(]", refuse(capsys, "augment", "write", *args))
+
+
+@pytest.mark.parametrize(
+    "content", ['{"reconstruction": "good"}', '{"reconstruction": null}', '{"edges": [1]}', "[1]", "null"]
+)
+def test_a_quality_that_is_no_numbers(content, tmp_path):
+    (tmp_path / "quality.json").write_text(content)
+    with pytest.raises(DataError, match=r"quality\.json: cannot be read .*; remove it"):
+        read_quality(tmp_path)

@@ -131,3 +131,10 @@ def test_a_source_with_a_finding_ends_with_code_1(people, capsys, monkeypatch):
 def test_mistakes_are_one_line(words, expected, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert expected in refuse(capsys, "data", *words)
+
+
+@pytest.mark.parametrize("command", ["check", "preview"])
+def test_a_setting_that_lacks_is_said_with_a_command_that_lists_it(command, capsys):
+    line = refuse(capsys, "data", command, "--data.source", "MarketFolders")
+    assert "MarketFolders needs root" in line
+    assert line.strip().endswith("; fedsim fit --help all lists all options")

@@ -17,7 +17,7 @@ from fedsim.core.checked import checked
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.names import one_line
-from fedsim.core.paths import MODEL, Model, OutputFolder, SavedRun
+from fedsim.core.paths import MODEL, Model, OutputFolder, SavedRun, suffix_of
 from fedsim.core.replaced_run import run_around
 from fedsim.core.sparse_file import write_sparse
 from fedsim.core.tensor_file import write_tensors
@@ -78,10 +78,10 @@ def export(
         licence: of the model in the folder, by the hub's word for it, such as cc-by-nc-4.0; default: not given.
     """
     path = _place(output, folder, sparse, licence)
-    sparse_path = path.with_name(f"{path.name.removesuffix('.safetensors')}.sparse.safetensors")
+    sparse_path = path.with_name(f"{path.stem}.sparse.safetensors")
     if sparse:
         MODEL.check(sparse_path, "--sparse", "name another --output")
-    source, is_onnx = checkpoint_at(Path(ckpt_path)), folder is None and path.suffix == ".onnx"
+    source, is_onnx = checkpoint_at(Path(ckpt_path)), folder is None and suffix_of(path) == ".onnx"
     checkpoint = read_checkpoint(source)
     if mean and (client is not None or sparse):
         raise ConfigError("--mean: averages the whole models of all clients; leave --client and --sparse out")
@@ -127,7 +127,7 @@ def _place(output: str | None, folder: str | None, sparse: bool, licence: str | 
     if licence is not None:
         raise ConfigError("--licence: stands in the card of --folder; leave it out, or name a folder")
     path = Path(output)
-    if path.suffix == ".onnx":
+    if suffix_of(path) == ".onnx":
         if sparse:
             raise ConfigError("--sparse: is for .safetensors files; leave it out, or change --output")
         check_onnx()

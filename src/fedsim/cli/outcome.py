@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def _say_run(trainer: Trainer, run_dir: Path) -> None:
         if "val" in kinds:
             print_text("no test scores: see model.evaluation.test_during_fit; fedsim test scores the best checkpoint")
         else:
-            print_text(f"no scores: nothing was evaluated; fedsim test --ckpt_path {run_dir} scores a checkpoint")
+            remedy = f"fedsim test --ckpt_path {shlex.quote(str(run_dir))} scores a checkpoint"
+            print_text(f"no scores: nothing was evaluated; {remedy}")
         if summary.exists():
             print_text(traffic(group_runs([run_dir])))
     if summary.exists():

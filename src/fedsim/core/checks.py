@@ -125,7 +125,9 @@ SEED = NumberKind(f"[0, {2**32 - 1}]")
 Seed = Annotated[int, SEED]
 SIZE = SizeKind()
 Pixels = Annotated[tuple[int, int], SIZE]
-Rate = Annotated[float, NumberKind("(0, inf)", Real)]
+THREADS = NumberKind("[1, 1024]")
+"""more let torch fail by a message of a page, or end the process"""
+Threads = Annotated[int, THREADS]
 Weight = Annotated[float, NumberKind("[0, inf)", Real)]
 Part = Annotated[float, NumberKind("(0, 1]", Real)]
 Share = Annotated[float, NumberKind("[0, 1]", Real)]

@@ -54,6 +54,15 @@ def given_path(value: object, setting: str) -> Path:
     return Path(expanded(value, setting)).absolute()
 
 
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """Return the suffix by which a file's kind is chosen: MODEL.ONNX is of the kind of model.onnx.
+
+    >>> suffix_of("MODEL.ONNX")
+    '.onnx'
+    """
+    return os.path.splitext(path)[1].lower()
+
+
 @dataclass(frozen=True)
 class PathKind:
     """A kind of path, with its checks; it annotates arguments of :func:`fedsim.core.checked.checked`."""
@@ -140,7 +149,7 @@ class PathKind:
         else:
             if problem := self._problem_replaced(path):
                 return problem
-        if self.suffixes and path.suffix.lower() not in self.suffixes:
+        if self.suffixes and suffix_of(path) not in self.suffixes:
             return f"ends with {path.suffix or 'no suffix'}, not with one of {', '.join(self.suffixes)}"
         problem = problem_of_folder(path.parent)
         return problem and f"cannot be written ({path.parent} {problem})"

@@ -119,10 +119,15 @@ def build_federation(
 def check_names(domains: Sequence[Domain]) -> None:
     """Raise ConfigError if a data set cannot be called as it is, or two are called the same."""
     times = Counter(domain.name for domain in domains)
-    if bad := [name for name in RESERVED if name in times]:
-        raise ConfigError(f"data.source: a data set cannot be called {bad[0]}, the name of a mean; rename the folder")
+    if bad := [problem for name in times if (problem := _problem_of(name))]:
+        raise ConfigError(f"data.source: {bad[0]}")
     if twice := [name for name, number in times.items() if number > 1]:
         raise ConfigError(f"data.source: two data sets are called {min(twice)}; rename a folder")
+
+
+def _problem_of(name: str) -> str:
+    """Return why a data set cannot be called so, with the remedy; empty if it can."""
+    return f"a data set cannot be called {name}, the name of a mean; rename the folder" if name in RESERVED else ""
 
 
 def _shares(seen: dict[str, Split], partition: Partition, parts: int, alpha: float) -> Iterator[tuple[str, str, Split]]:
@@ -303,6 +308,8 @@ def is_readable_file(path: Path) -> bool:
 
 def obstacle_of(domain: Domain) -> str:
     """Return why a fit refuses a data set, with the remedy; empty if it does not."""
+    if problem := _problem_of(domain.name):
+        return problem
     if domain.train is not None and len(domain.train.identities) == 1:
         unknown = "; if number 0 means that people are unknown, set unlabelled: true of data.source"
         advice = unknown if domain.train.identities[0] == 0 else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsim.core.errors import DataError
+from fedsim.core.paths import suffix_of
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
 
@@ -44,7 +45,7 @@ def is_rubbish(name: str) -> bool:
 
 def has_image_suffix(name: str) -> bool:
     """Whether a name ends like those of images that are read."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    return suffix_of(name) in SUFFIXES
 
 
 def image_files(folder: Path) -> list[Path]:

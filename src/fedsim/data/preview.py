@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
+from fedsim.core.paths import suffix_of
 from fedsim.data.images import Domain, Images, Size, Split, turns
 
 _CAPTION = 18  # pixels: height of the line above a row
@@ -59,7 +60,7 @@ def join_sheets(sheets: Sequence[Image.Image]) -> Image.Image:
 def write_sheet(sheet: Image.Image, path: Path, option: str) -> None:
     """Write a sheet to an image file in the format of its suffix; raise DataError, naming ``option``, if it fails."""
     try:
-        kind = Image.registered_extensions().get(path.suffix.lower())
+        kind = Image.registered_extensions().get(suffix_of(path))
         if kind not in Image.SAVE:
             raise ValueError(f"{path.suffix or 'no suffix'} is not an image format")
         with replacing(path) as partial:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
-from fedsim.core.checks import at_least, within
+from fedsim.core.checks import THREADS
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
 from fedsim.core.store import StorePlace
@@ -137,8 +137,7 @@ class Settings:
         self.client.check("model.client")
         for name in self.clients or ():
             check_name(name, "model.clients", "use the name of a client")
-        at_least("model", 1, threads=self.threads)
-        within("model", "[1, 1024]", threads=self.threads)  # torch's error message is a page long
+        THREADS.check(self.threads, "model.threads")
         if self.server_optimizer is not None:
             try_optimizer("model.server_optimizer", self.server_optimizer)
 

@@ -94,8 +94,9 @@ def write_quality(folder: Path, quality: SwapQuality) -> None:
 def read_quality(folder: Path) -> SwapQuality:
     """Read the quality of a client's generator; raise DataError if the file cannot be read."""
     try:
-        return SwapQuality(**json.loads((folder / _QUALITY).read_text()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        numbers = json.loads((folder / _QUALITY).read_text())
+        return SwapQuality(**{name: float(number + 0) for name, number in numbers.items()})
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{folder / _QUALITY}: cannot be read ({error}); remove it") from error
 
 

@@ -7,6 +7,7 @@ from argparse import ArgumentError
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,7 +81,8 @@ def read_run_features(run: Run) -> RunFeatures:
     models = [_opened(file, data.federated, settings) for file in _files(folder, data.federated, run)]
     if not models:
         raise DataError(
-            f"{folder}: holds no features of test sets; write them by fedsim predict --ckpt_path {run.folder}"
+            f"{folder}: holds no features of test sets; write them by "
+            f"fedsim predict --ckpt_path {quote(str(run.folder))}"
         )
     return RunFeatures(models, settings, data)
 

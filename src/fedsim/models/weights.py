@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.paths import FILE
+from fedsim.core.paths import FILE, suffix_of
 from fedsim.models.assembled import holds_assembled
 from fedsim.models.attention import holds_attention
 from fedsim.models.style import holds_style
@@ -105,7 +105,7 @@ def read_file(weights: str, setting: str = "backbone.weights") -> dict[str, Tens
             "run; if you trust it, save its tensors: torch.save(torch.jit.load(FILE, 'cpu').state_dict(), 'tensors.pt')"
         )
     try:  # only tensors and plain types are unpickled, to the CPU whatever device wrote them
-        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        state = load_file(path) if suffix_of(path) == ".safetensors" else torch.load(path, "cpu", weights_only=True)
     except Exception as error:  # the readers raise many types for a damaged file
         raise ConfigError(f"{setting}: cannot read {path} ({type(error).__name__}); is it complete?") from error
     content = _unwrapped(state)
@@ -169,4 +169,4 @@ def may_download() -> bool:
 
 def is_file(weights: str) -> bool:
     """Whether ``weights`` is a path, not a name in torchvision."""
-    return Path(weights).suffix in {".pth", ".pt", ".safetensors"}
+    return suffix_of(weights) in {".pth", ".pt", ".safetensors"}

@@ -152,6 +152,7 @@ def parsed(parser: ArgumentParser, args: list[str], start: Namespace | None = No
         option, sign, value_text = word.partition("=") if word.startswith("--") else (before, "=", word)
         if sign and option.startswith("--"):
             check_filled(value_text, option)
+    assert parser.prog.startswith("fedsim "), f"{parser.prog} is no command of a message"
     with parser_errors_explained(parser.prog.removeprefix("fedsim "), [action.dest for action in parser._actions]):
         values = parser.parse_args(args, start)
     for action in parser._actions:

@@ -22,6 +22,7 @@ from tabulate import tabulate
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import metric_parts
+from fedsim.core.paths import suffix_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,7 +198,7 @@ def axes_of(figure: Figure, rows: int, columns: int, count: int) -> list[Axes]:
 
 def save_figure(figure: Figure, path: Path, option: str) -> None:
     """Write an image file in the format of its suffix; errors name ``option``, the option that gave the path."""
-    image_format = path.suffix.removeprefix(".").lower()
+    image_format = suffix_of(path).removeprefix(".")
     formats = figure.canvas.get_supported_filetypes()
     if image_format not in formats:
         reason = f"{path.suffix or 'no suffix'} is none of {', '.join(sorted(formats))}"

@@ -27,7 +27,7 @@ from fedsim.cli.augment.settings import (
 )
 from fedsim.cli.commands import run_subcommand
 from fedsim.core.checked import checked
-from fedsim.core.checks import Count, Pixels, Seed
+from fedsim.core.checks import Count, Pixels, Seed, Threads
 from fedsim.core.devices import AnyDevice
 from fedsim.core.errors import ConfigError, StopSignal
 from fedsim.core.files import make_folder
@@ -66,7 +66,7 @@ def fit(
     clients: Annotated[list[str] | None, NOTHING] = None,
     processes: Annotated[Count, NOTHING] = 1,
     device: Annotated[AnyDevice, NOTHING] = "auto",
-    threads: Annotated[Count, ROUNDING] = 1,
+    threads: Annotated[Threads, ROUNDING] = 1,
     seed: Seed = 0,
     *,
     row: Annotated[int | None, NOTHING],

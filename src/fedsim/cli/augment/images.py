@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import shlex
+from argparse import ArgumentError
+from numbers import Real
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -12,10 +15,11 @@ from torch import nn
 from tqdm import tqdm
 
 from fedsim.cli.augment.fit import built, fit_parser, settings_of_generators
-from fedsim.cli.augment.settings import choose_clients, open_data, read_settings
+from fedsim.cli.augment.settings import SETTINGS, choose_clients, open_data, read_settings
 from fedsim.core.checked import checked
-from fedsim.core.checks import Count, Rate, Seed, Share
+from fedsim.core.checks import Count, NumberKind, Seed, Share, Threads
 from fedsim.core.devices import AnyDevice
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder
 from fedsim.core.paths import Config, InputFolder, OutputFolder, Picture
 from fedsim.data.federated import ClientData
@@ -27,6 +31,7 @@ from fedsim.generation.networks import AppearanceEncoder, Generator, Networks
 from fedsim.generation.saved import check_trained, hash_images, restore
 from fedsim.generation.sheet import swap_sheet
 from fedsim.generation.swaps import make_swaps, sample_pairs, soft_labels, swap_grid
+from fedsim.parsing.error_lines import explain
 
 SwapLabels = Literal["teacher", "appearance"]
 """Source of the label of a swapped image."""
@@ -75,12 +80,12 @@ def write(
     config: Config,
     generators: InputFolder = "generators",
     output: OutputFolder = "generated",
-    ratio: Rate = 1.0,
+    ratio: Annotated[float, NumberKind("(0, 100]", Real)] = 1.0,
     labels: SwapLabels = "teacher",
     least: Share = 0.01,
     clients: list[str] | None = None,
     device: AnyDevice = "auto",
-    threads: Count = 1,
+    threads: Threads = 1,
     seed: Seed = 0,
 ) -> str:
     """Write swapped images of each client, for data.generated.root.
@@ -91,7 +96,7 @@ def write(
         config: the config file, or files, that the generators were trained with.
         generators: the folder that fedsim augment fit has written.
         output: the folder to write, with a folder per client; it is as private as the clients' images.
-        ratio: swapped images per real one.
+        ratio: swapped images per real one, at most 100: those of a client are in memory at the same time.
         labels: teacher: soft labels, the probabilities of a classifier that has learned from the client's real images;
             appearance: the identity whose appearance an image has, with weight 1.
         least: smallest probability of the teacher that is kept in a label.
@@ -126,7 +131,9 @@ def write(
         pids[client.labels] = client.train.pids
         write_generated(of_images[client.name], images, soft_labels(beliefs, wearers, pids, least))
         counts.append(f"{client.name} {len(images):,}")
-    return f"wrote {output}: {', '.join(counts)} images\nto train with them: --data.generated.root {output}"
+    return (
+        f"wrote {output}: {', '.join(counts)} images\nto train with them: --data.generated.root {shlex.quote(output)}"
+    )
 
 
 def _networks_of(root: Path) -> tuple[nn.Module, Networks, Size]:
@@ -135,7 +142,10 @@ def _networks_of(root: Path) -> tuple[nn.Module, Networks, Size]:
     backbone_options = settings["appearance"].get("init_args", {})
     if "weights" in backbone_options:  # only the initial ones: their source need not exist any more
         backbone_options["weights"] = None
-    values = built(parser, parser.parse_object({**settings, "config": ""}))
+    try:
+        values = built(parser, parser.parse_object({**settings, "config": ""}))
+    except (ArgumentError, ConfigError) as error:
+        raise DataError(f"{root / SETTINGS}: {explain(str(error))}; restore it, or give another folder") from error
     return values["appearance"], values["networks"], values["size"]
 
 

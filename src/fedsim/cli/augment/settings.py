@@ -25,7 +25,8 @@ from fedsim.generation.networks import Networks, check_backbone, check_size
 from fedsim.generation.saved import check_trained, is_begun, is_finished
 from fedsim.parsing.config_files import read_config
 
-_FILE = "settings.yaml"
+SETTINGS = "settings.yaml"
+_SECTIONS = ("appearance", "networks", "losses", "training")
 
 
 def check_settings_files(args: Sequence[str]) -> None:
@@ -56,7 +57,7 @@ def keep_settings(root: Path, settings: Mapping[str, Any]) -> Path:
         ConfigError: if the folder was begun with other settings.
         DataError: if the file is missing, but there are generators.
     """
-    path = root / _FILE
+    path = root / SETTINGS
     if not path.is_file():
         if root.is_dir() and any(is_begun(folder) for folder in root.iterdir()):
             raise DataError(f"{path}: is missing, but there are generators in its folder; give another --output")
@@ -73,11 +74,11 @@ def keep_settings(root: Path, settings: Mapping[str, Any]) -> Path:
 
 def read_settings(root: Path, names: Collection[str]) -> dict[str, Any]:
     """Read the settings of a folder's generators; raise DataError if the file is missing, or has not these names."""
-    path = root / _FILE
+    path = root / SETTINGS
     if not path.is_file():
         raise DataError(f"{path}: is not there; give --generators the folder that fedsim augment fit has written")
     settings = read_config(str(path))
-    if set(settings) != set(names) or not isinstance(settings["appearance"], dict):
+    if set(settings) != set(names) or not all(isinstance(settings[name], dict) for name in _SECTIONS):
         raise DataError(f"{path}: is no settings file of fedsim augment fit; give another folder")
     return settings
 

@@ -18,6 +18,7 @@ from fedsim.core.paths import Config, InputFolder, NewPicture, OutputFolder, Pic
 from fedsim.data import decoded
 from fedsim.data.check import findings_of, refuse_unusable, table_of
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.data.federations import check_names
 from fedsim.data.listing import listed
 from fedsim.data.manifest import hash_rows, write_manifest
 from fedsim.data.market import MarketFolders
@@ -94,7 +95,7 @@ def data_of(config: str | list[str], settings: Sequence[str] = ()) -> FederatedD
     Raises:
         ConfigError: if none has such a section.
     """
-    parser, arguments = ArgumentParser(exit_on_error=False), None
+    parser, arguments = ArgumentParser(exit_on_error=False, prog="fedsim fit"), None  # whose help lists the settings
     paths = [config] if isinstance(config, str) else config
     parser.add_class_arguments(FederatedDataModule, "data")
     for path in paths:
@@ -167,6 +168,7 @@ def check_source_of(settings: list[str]) -> Callable[..., str]:
 
         data = data_of(config or [], settings)
         domains = data.list_domains()
+        check_names(domains)
         findings = [finding for source in data.sources for finding in findings_of(source)]
         print_text(table_of(findings))
         refuse_unusable(Path(), findings)

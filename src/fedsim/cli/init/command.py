@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from pathlib import Path
 
 from fedsim.cli.commands import call, with_option
@@ -92,7 +93,8 @@ def init(folder: InputFolder, output: Settings = "fedsim.yaml") -> str:
     with replacing(path) as partial:
         partial.write_text(yaml_text, encoding="utf-8")
     clients = "\n".join(f"{printable(d.name)}: {_size(d.train)}" for d in domains if d.train is not None)
-    return f"{clients}\nwrote {path}; try fedsim describe --config {path}, then fedsim fit --config {path}"
+    config = shlex.quote(str(path))
+    return f"{clients}\nwrote {path}; try fedsim describe --config {config}, then fedsim fit --config {config}"
 
 
 def _config(root: Path, output: Path, domains: list[Domain]) -> str:
