@@ -323,3 +323,10 @@ def test_a_run_is_left_as_it_is_where_mlflow_does_not_answer(tmp_path, capsys):
     line = refuse(capsys, "fit", "--config", tmp_path / "tiny.yaml", *few, *server, "--overwrite=true")
     assert "trainer.logger: MLflow failed" in line
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+
+def test_a_folder_of_features_is_tried_before_they_are_computed(copy, capsys):
+    (copy / "features").touch()
+    assert f"run_dir: {copy / 'features'} cannot be a folder (File exists)" in refuse(
+        capsys, "predict", "--ckpt_path", copy
+    )

@@ -18,6 +18,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, replacing
 from fedsim.core.names import one_line
 from fedsim.core.paths import MODEL, Model, OutputFolder, SavedRun, suffix_of
+from fedsim.core.readable import has_file
 from fedsim.core.replaced_run import run_around
 from fedsim.core.sparse_file import write_sparse
 from fedsim.core.tensor_file import write_tensors
@@ -141,13 +142,13 @@ def _write_folder(
     if holds_module(checkpoint):
         raise ConfigError("--folder: other machines lack the class of your own LightningModule; write --output")
     path, run = find_version(source) / "config.yaml", run_around(source)
-    if not path.is_file():
+    if not has_file(path):
         raise ConfigError(f"--folder: {path} is missing, so the network is unknown; write --output")
     config, about = (
         read_config(str(path)),
         {**{name: text[name] for name in ("method", "model")}, "round": int(text["round"])},
     )
-    has_summary = run is not None and (run / "summary.json").is_file()
+    has_summary = run is not None and has_file(run / "summary.json")
     card = model_card(read_run(run) if run is not None and has_summary else None, about, config, licence)
     write_model_folder(folder, tensors, config, about, card)
 

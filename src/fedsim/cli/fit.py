@@ -39,7 +39,7 @@ from fedsim.cli.run_directory import (
 )
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import make_folder, missing_folders, remove_empty
+from fedsim.core.files import check_folder, make_folder, missing_folders, remove_empty
 from fedsim.core.names import check_name, check_text
 from fedsim.core.paths import expanded
 from fedsim.core.replaced_run import FEATURES, MAPS, RANKINGS
@@ -222,6 +222,9 @@ class FedSimCLI(LightningCLI):
             self._prepare_run(config)
         elif rank_of_this_process() == 0 and (self.subcommand == "predict" or self.model.rankings is not None):
             self._missing = missing_folders(*(self.run_dir / name for name in (FEATURES, RANKINGS, MAPS)))
+            features = self.run_dir / FEATURES if self.subcommand == "predict" else None
+            for folder in filter(None, (features, self.model.rankings, self.model.maps)):
+                check_folder(folder, "run_dir")
             make_folder(self.run_dir, "run_dir")  # last: all other checks have passed
 
     def _prepare_run(self, config: Namespace) -> None:

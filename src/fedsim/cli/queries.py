@@ -9,7 +9,9 @@ from contextlib import redirect_stdout
 
 from fedsim.cli.app import set_up_messages
 from fedsim.core.errors import DataError
+from fedsim.core.files import check_folder
 from fedsim.core.names import printable
+from fedsim.core.readable import files_in, has_folder
 from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, OF_IMAGES, PROJECTIONS, QUERIES
 from fedsim.inference.feature_pictures import write_confusion, write_projections, write_queries
 from fedsim.inference.run_features import read_run_features
@@ -39,6 +41,9 @@ def feature_blocks(
         ConfigError: if no test set has a named query, or a run classifies.
     """
     blocks = []
+    is_written = {QUERIES: queries is not None or confusion, PROJECTIONS: projection is not None}
+    for folder in (group.runs[0].folder / name for group in groups for name in is_written if is_written[name]):
+        check_folder(folder, "run_dir")
     for group in groups:
         run, label = group.runs[0], group.label if len(groups) > 1 else ""
         _predict(run)
@@ -61,8 +66,8 @@ def feature_blocks(
 
 def _predict(run: Run) -> None:
     """Write a run's features, on one rank, unless it has those of its checkpoint."""
-    files = [path for path in (run.folder / FEATURES).glob("*.npz") if not path.name.startswith(OF_IMAGES)]
-    if not (run.folder / CHECKPOINTS).is_dir():
+    files = [path for path in files_in(run.folder / FEATURES, "*.npz") if not path.name.startswith(OF_IMAGES)]
+    if not has_folder(run.folder / CHECKPOINTS):
         if not files:
             raise DataError(
                 f"{run.folder}: has no features, and no checkpoint to compute them; fit it with checkpoints"

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 from fedsim.cli.commands import add_options
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
+from fedsim.core.readable import has_file
 from fedsim.parsing.error_lines import parsed
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import Block
@@ -42,7 +43,7 @@ def run(args: list[str]) -> str:
     parser.add_argument("--projection", type=Projector | None, default=None, help=_PROJECTION)
     parser.add_argument("--best", action="store_true", help="short for --rule best")
     config = parsed(parser, args).as_dict()
-    if any((Path(folder) / STUDY_FILE).is_file() for folder in config["runs"]):
+    if any(has_file(Path(folder) / STUDY_FILE) for folder in config["runs"]):
         return _report_on_trials(config, parser.get_defaults().as_dict())
     if config.pop("best"):
         if config["rule"] not in (None, "best"):

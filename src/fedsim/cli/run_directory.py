@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.paths import RUN, expanded
+from fedsim.core.readable import has_file
 from fedsim.core.replaced_run import CHECKPOINTS, TESTS, bring_back, bring_back_at, run_around
 from fedsim.core.run_lock import RunLock
 from fedsim.evaluation.summary import write_queries
@@ -116,7 +117,7 @@ def with_own_config(command: str, args: Sequence[str]) -> list[str]:
     config = None if path is None else find_version(path) / "config.yaml"
     if path is None or config is None:
         return list(args)
-    if not config.is_file():
+    if not has_file(config):
         raise DataError(f"{path}: has no config.yaml (the run was not started by fedsim fit); give --config")
     options = ["--config", str(config)]
     owner = run_around(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -20,20 +21,23 @@ def problem_of_folder(path: Path) -> str:
     return "" if os.access(existing, os.W_OK | os.X_OK) else "cannot be a folder that is written (Permission denied)"
 
 
+def check_folder(path: Path, setting: str) -> None:
+    """Raise ConfigError, see :func:`make_folder`, if a folder for results cannot be made or written to."""
+    if problem := problem_of_folder(path):
+        raise ConfigError(f"{setting}: {path} {problem}; name another")
+
+
 def make_folder(path: Path, setting: str) -> None:
     """Make a folder for results, which may exist, and its parents, before there are results.
 
     Raises:
         ConfigError: if it cannot be made or written to, naming the ``setting`` that holds the path.
     """
-    problem = problem_of_folder(path)
+    check_folder(path, setting)
     try:
-        if not problem:
-            path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        problem = f"cannot be a folder ({error.strerror})"
-    if problem:
-        raise ConfigError(f"{setting}: {path} {problem}; name another")
+        raise ConfigError(f"{setting}: {path} cannot be a folder ({error.strerror}); name another") from error
 
 
 def missing_folders(*paths: Path) -> list[Path]:
@@ -51,12 +55,12 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Give an OSError of the block the name of the file: that of a full disk has none."""
+def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
+    """Give an OSError of the block the name of the file, not of its ``partial`` one; that of a full disk has none."""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:
+        if error.filename in (None, partial and str(partial)) and error.errno is not None:
             error.filename = str(path)
         raise
 
@@ -69,10 +73,12 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
     process wrote during the block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # another process, on this machine or another one, may write the same file
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with naming(path):
+        with naming(path, partial):
             yield partial
             flush_file(partial)
         if new:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
+from fedsim.core.readable import has_file
 
 METRICS_FILE = "metrics.csv"
 Row = dict[str, str]
@@ -22,11 +23,11 @@ Row = dict[str, str]
 def metrics_files(folder: Path) -> list[Path]:
     """Return the metrics files of a run: those of its earlier starts in order, then ``metrics.csv``.
 
-    Other files, such as a user's metrics-old.csv, are not the run's.
+    Other files, such as a user's metrics-old.csv, are not the run's. Raises DataError if one cannot be read.
     """
     names = (re.fullmatch(r"metrics-([1-9][0-9]{0,8})\.csv", path.name) for path in folder.glob("metrics-*.csv"))
     numbers = sorted(int(name[1]) for name in names if name)
-    return [*(folder / f"metrics-{number}.csv" for number in numbers), *folder.glob(METRICS_FILE)]
+    return [path for path in (*(folder / f"metrics-{n}.csv" for n in numbers), folder / METRICS_FILE) if has_file(path)]
 
 
 def rows_before(folder: Path, rounds: int) -> list[Row]:

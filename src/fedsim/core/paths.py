@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import problem_of_folder
 from fedsim.core.names import check_filled, one_line
+from fedsim.core.readable import Holds, problem_of_kind, problem_of_reading
 from fedsim.core.replaced_run import bring_back_at, run_with
 
 
@@ -67,7 +67,7 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
 class PathKind:
     """A kind of path, with its checks; it annotates arguments of :func:`fedsim.core.checked.checked`."""
 
-    holds: Literal["file", "folder", "checkpoint or run directory"]
+    holds: Holds
     is_written: bool = False
     suffixes: tuple[str, ...] = ()
     """those that the writer has; empty: any"""
@@ -92,30 +92,12 @@ class PathKind:
         path = expanded(value, name)
         if self.holds == RUN.holds:
             bring_back_at(Path(path))
-        if problem := self._problem_written(Path(path)) if self.is_written else self._problem_read(Path(path)):
+        if problem := self._problem_of(Path(path)):
             raise DataError(f"{name}: {os.path.abspath(path)} {problem}; {remedy}")
         return path
 
-    def _problem_read(self, path: Path) -> str:
-        """Return why a path cannot be read; empty if it can."""
-        try:
-            mode = os.stat(path).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return f"is not there: no such {self.holds}"
-        except OSError as error:
-            return f"cannot be read ({error.strerror})"
-        if problem := self._other_kind(mode):
-            return problem
-        can_read = os.access(path, os.R_OK | os.X_OK if stat.S_ISDIR(mode) else os.R_OK)
-        return "" if can_read else "cannot be read (Permission denied); give yourself the right to read it"
-
-    def _other_kind(self, mode: int) -> str:
-        """Return in which way a file of this ``mode`` is of another kind."""
-        if stat.S_ISDIR(mode):
-            return "is a folder, not a file" if self.holds == "file" else ""
-        if not stat.S_ISREG(mode):
-            return f"is a pipe or a device, no {self.holds}"
-        return "is no folder" if self.holds == "folder" else ""
+    def _problem_of(self, path: Path) -> str:
+        return self._problem_written(path) if self.is_written else problem_of_reading(path, self.holds)
 
     def _problem_replaced(self, path: Path) -> str:
         """Return why a file that is there cannot be replaced; empty if it can."""
@@ -140,7 +122,7 @@ class PathKind:
         if self.holds == "folder":
             return problem_of_folder(path)
         try:
-            if problem := self._other_kind(os.stat(path).st_mode):
+            if problem := problem_of_kind(os.stat(path).st_mode, self.holds):
                 return problem
         except (FileNotFoundError, NotADirectoryError):
             pass

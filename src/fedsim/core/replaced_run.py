@@ -19,6 +19,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files
 from fedsim.core.names import file_names
+from fedsim.core.readable import has_file
 from fedsim.core.run_lock import RunLock
 from fedsim.core.versions import current_version
 
@@ -90,10 +91,10 @@ def stands_alone(folder: Path) -> bool:
 def is_finished(folder: Path) -> bool:
     """Return whether the run in a folder has finished; raise DataError if its summary is damaged."""
     summary = folder / "summary.json"
+    if not has_file(summary):
+        return False
     try:
         return bool(json.loads(summary.read_bytes())["finished"])
-    except FileNotFoundError:
-        return False
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{summary}: cannot be read ({type(error).__name__}); was it edited?") from error
 

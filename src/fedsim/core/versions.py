@@ -122,7 +122,8 @@ def current_version(folder: Path) -> Path | None:
 
 def _newest(folder: Path) -> Path | None:
     try:
-        name = (folder / _POINTER).read_text().strip()
+        pointer = folder / _POINTER
+        name = pointer.read_text().strip() if pointer.is_file() else ""  # a pipe would not end
     except (OSError, UnicodeDecodeError):
         name = ""
     if re.fullmatch(r"v[0-9]{1,18}", name) and (folder / name).is_dir():  # others may be too long for a file's name

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
+from fedsim.core.readable import has_file
 from fedsim.core.tensor_file import write_tensors
 from fedsim.data.federated import ClientData
 from fedsim.data.images import Index, Size
@@ -38,12 +39,12 @@ _BACKBONE = "generator.appearance.backbone."  # prefix of the tensors of the app
 
 def is_finished(folder: Path) -> bool:
     """Whether a client's folder holds a trained generator."""
-    return (folder / _FILE).is_file()
+    return has_file(folder / _FILE)
 
 
 def is_begun(folder: Path) -> bool:
     """Whether a client's folder holds a generator, trained or in training."""
-    return is_finished(folder) or (folder / CHECKPOINT).is_file()
+    return is_finished(folder) or has_file(folder / CHECKPOINT)
 
 
 def _hash_identities(client: ClientData) -> str:
@@ -82,7 +83,7 @@ def write_losses(folder: Path, history: Sequence[Mapping[str, float]]) -> None:
 
 def has_quality(folder: Path) -> bool:
     """Whether a client's folder holds the quality of its generator."""
-    return (folder / _QUALITY).is_file()
+    return has_file(folder / _QUALITY)
 
 
 def write_quality(folder: Path, quality: SwapQuality) -> None:
@@ -150,7 +151,7 @@ def restore(folder: Path, modules: Mapping[str, nn.Module]) -> None:
 
 def _opened(folder: Path) -> safe_open:
     path = folder / _FILE
-    if not path.is_file():
+    if not has_file(path):
         raise DataError(f"{path}: there is no trained generator; run fedsim augment fit until it ends")
     try:
         return safe_open(path, framework="pt")

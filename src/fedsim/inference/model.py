@@ -21,7 +21,8 @@ from fedsim.core.devices import Device
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
 from fedsim.core.paths import FILE, IMAGE_FEATURES, ImageFeatures, InputFolder, Saved, SavedRun
-from fedsim.core.replaced_run import FEATURES, OF_IMAGES
+from fedsim.core.readable import has_folder
+from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, OF_IMAGES
 from fedsim.core.versions import holding
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
 from fedsim.data.leftovers import has_image_suffix, is_rubbish, left_out_in, summary
@@ -204,7 +205,7 @@ def predict_images(
     if not is_model_folder(run):
         _checkpoint(run, checkpoint)  # before the output, which depends on what it is
     if output is None:
-        if not (run / "checkpoints").is_dir():
+        if not has_folder(run / CHECKPOINTS):
             raise DataError(f"--output: {run} is no run directory; name the file for the features")
         mark = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]  # folders of one name have one file each
         default = run / FEATURES / f"{OF_IMAGES}{folder.resolve().name}-{mark}.npz"

@@ -13,6 +13,7 @@ from lightning import LightningModule
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.readable import has_file
 from fedsim.models.onnx_file import Layer, network_of, size_in
 from fedsim.models.reid import ReIDModel
 from fedsim.parsing.class_names import missing_class
@@ -67,7 +68,7 @@ def saved_network(
         ConfigError: if there is no such network.
     """
     config = find_version(source) / "config.yaml"
-    content = read_config(str(config)) if config.is_file() else {}
+    content = read_config(str(config)) if has_file(config) else {}
     if not holds_module(checkpoint):
         if of_script != OfScript():
             raise ConfigError("module, size: only for runs of your own LightningModule; leave them out")

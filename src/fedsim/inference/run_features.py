@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import file_names, metric_name
+from fedsim.core.readable import files_in, has_file
 from fedsim.core.replaced_run import FEATURES, files_of_sets
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
@@ -131,7 +132,7 @@ def _files(folder: Path, federated: FederatedData, run: Run) -> Iterator[_File]:
     scores = (run.summary["final"] or {}).get("metrics", {})
     clients = {file: name for name, file in file_names([client.name for client in federated.clients]).items()}
     for data_set, stem in files_of_sets(federated.tests).items():
-        if (path := folder / f"{stem}.npz").is_file():
+        if has_file(path := folder / f"{stem}.npz"):
             owners = [client.name for client in federated.clients if data_set in client.tests]
             if run.primary == "personalised" and data_set not in federated.unseen:
                 yield _File(path, data_set, "personalised", owners[0] if len(owners) == 1 else "")
@@ -139,7 +140,7 @@ def _files(folder: Path, federated: FederatedData, run: Run) -> Iterator[_File]:
                 has_ensemble = any(key.startswith(f"{metric_name('test', 'ensemble', data_set)}/") for key in scores)
                 is_global = run.primary == "global" or not has_ensemble
                 yield _File(path, data_set, "global" if is_global else "ensemble", "")
-        for path in sorted(folder.glob(f"{glob.escape(stem)}@*.npz")):
+        for path in files_in(folder, f"{glob.escape(stem)}@*.npz"):
             owner = path.stem.removeprefix(f"{stem}@")
             kind = "personalised" if owner in clients else "global"
             yield _File(path, data_set, kind, clients.get(owner, owner))

@@ -15,6 +15,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import file_name
 from fedsim.core.paths import expanded
+from fedsim.core.readable import has_file
 from fedsim.parsing.command_line import options_in
 
 _FILE = "agent_words.json"
@@ -54,10 +55,10 @@ def keep_words(folder: Path, words: Sequence[str]) -> None:
 def _kept_words(folder: Path) -> list[str] | None:
     """Return the words in a folder; None if there are none of this run."""
     path = folder / _FILE
+    if not has_file(path):
+        return None
     try:
         kept = json.loads(path.read_bytes())
         return [str(word) for word in kept["words"]] if kept["run"] == os.environ["WANDB_RUN_ID"] else None
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: cannot be read ({type(error).__name__}); was it edited?") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import itertools
+import os
 import re
 import signal
 import sysconfig
@@ -44,8 +45,19 @@ _MAY_EXIT = "argparse.py", "jsonargparse", "fedsim"
 """files and packages that end the process in order"""
 _WITHOUT_FAULT = RunsFailedError, NotReadyError, NoResultError
 """errors of a command that was right, and yet gave no result: exit code 1"""
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_OF_FILES = {
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM),
+        "give yourself the right to read it, and to write where results go, or name another place",
+    ),
+    **dict.fromkeys(
+        (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
+        "something of another kind is in the place of a file or folder; move it away",
+    ),
+    errno.ENOENT: "was it moved or removed meanwhile?",
+}
+"""errors of a file that has a name"""
 _LIMITS = {
     errno.EMFILE: "this process may open no more files; raise the limit, such as with ulimit -n 4096",
     errno.ENFILE: "this machine may open no more files; end other programs",
@@ -202,6 +214,8 @@ def _library_error(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         path = error.filename or "a file of the run"
         return f"{path}: cannot be written ({error.strerror}); make room or write to another folder"
+    if isinstance(error, OSError) and error.errno in _OF_FILES and isinstance(error.filename, str | bytes):
+        return f"{os.fsdecode(error.filename2 or error.filename)}: {error.strerror}; {_OF_FILES[error.errno]}"
     if isinstance(error, OSError) and error.errno in _LIMITS:
         return f"{error.strerror}: {_LIMITS[error.errno]}"
     if any(frame.filename.endswith(_RESTORES) for frame in traceback.extract_tb(error.__traceback__)):

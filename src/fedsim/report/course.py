@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError
+from fedsim.core.readable import has_file, has_folder
 from fedsim.core.replaced_run import CONFUSION, PICTURES
 from fedsim.report.features import KEYS, Row, confusion_matrices, printable_all, write_rows
 from fedsim.report.layout import Block, axes_of, new_figure, save_figure, style_of
@@ -33,7 +34,8 @@ def round_folder(folder: Path, round_: int) -> Path:
 
 def rounds_with_pictures(folder: Path) -> list[int]:
     """Return the rounds, from 1, that have a folder of pictures in a run directory."""
-    names = (path.name.removeprefix(ROUND) for path in (folder / PICTURES).glob(f"{ROUND}*"))
+    paths = (folder / PICTURES).glob(f"{ROUND}*") if has_folder(folder / PICTURES) else ()
+    names = (path.name.removeprefix(ROUND) for path in paths)
     return sorted(int(name) for name in names if name.isdecimal())
 
 
@@ -44,13 +46,13 @@ def read_course(folder: Path) -> list[dict[str, str]]:
     cannot be read.
     """
     path = folder / PICTURES / f"{COURSE}.csv"
+    if not has_file(path):
+        return []
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         for row in rows:
             _ = int(row["round"]), *map(row.__getitem__, KEYS)
-    except FileNotFoundError:
-        return []
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}); remove it") from error
     return rows

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.names import printable
+from fedsim.core.readable import files_in
 from fedsim.core.replaced_run import CONFUSION, QUERIES
 from fedsim.report.layout import Block, new_figure, save_figure
 
@@ -73,7 +74,7 @@ def query_tables(folder: Path) -> Iterator[tuple[str, list[Block]]]:
     Raises:
         DataError: if a file cannot be read.
     """
-    for path in sorted((folder / QUERIES).glob("*.csv")):
+    for path in files_in(folder / QUERIES, "*.csv"):
         try:
             with path.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.core.metrics import KINDS
 from fedsim.core.names import metric_name
+from fedsim.core.readable import has_file
 from fedsim.parsing.documents import parse_json
 from fedsim.settings.changes import Change, fingerprint_after, read_changes
 from fedsim.settings.configuration import digest, fingerprint_from, missing_settings
@@ -249,7 +250,7 @@ class QueryFile:
 
 def read_queries(path: Path) -> QueryFile | None:
     """Read a file of single queries' scores; return None without a file; raise DataError if it cannot be read."""
-    if not path.is_file():
+    if not has_file(path):
         return None
     try:
         with np.load(path) as file:  # never a pickle: that is numpy's default

@@ -13,7 +13,8 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.metrics import ACCURACIES, OF_PRECISION, OF_RANKS, comparable
 from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.names import metric_name, metric_parts
-from fedsim.core.replaced_run import QUERIES_FILE
+from fedsim.core.readable import files_in, has_file
+from fedsim.core.replaced_run import QUERIES_FILE, TESTS
 from fedsim.parsing.config_files import read_config
 from fedsim.report.run_files import (
     Experiment,
@@ -77,7 +78,7 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved settings; empty for runs that were not started by the command line."""
         path = self.folder / "config.yaml"
-        return read_config(str(path)) if path.is_file() else {}
+        return read_config(str(path)) if has_file(path) else {}
 
     @cached_property
     def queries(self) -> QueryFile | None:
@@ -87,7 +88,7 @@ class Run:
     @cached_property
     def tested(self) -> dict[str, Any] | None:
         """The newest scores of ``fedsim test``: checkpoint, round, metrics; None if there are none."""
-        paths = sorted((self.folder / "tests").glob("*.json"), key=lambda path: path.stat().st_mtime)
+        paths = sorted(files_in(self.folder / TESTS, "*.json"), key=lambda path: path.stat().st_mtime)
         if not paths:
             return None
         evaluation = read_json(paths[-1])
@@ -177,9 +178,9 @@ class Run:
 def read_run(folder: Path, name: str = "") -> Run:
     """Open a run directory; raise DataError if the folder is not one, or its summary is damaged."""
     path = folder / "summary.json"
-    if (folder / STUDY_FILE).is_file():
+    if has_file(folder / STUDY_FILE):
         raise DataError(f"{folder}: is the folder of a search; give it alone, without a name, or run directories in it")
-    if not path.is_file():
+    if not has_file(path):
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
     summary = read_json(path)
     check_summary(summary, str(path))

@@ -16,6 +16,7 @@ from fedsim.core.checks import Count
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.metrics_rows import metrics_files
 from fedsim.core.paths import RUN, Figure, Page
+from fedsim.core.readable import has_file
 from fedsim.report.comparison import compare_with
 from fedsim.report.costs import convergence_table, left_out_work
 from fedsim.report.figure import draw_cmc, draw_curves, draw_participation, draw_scores, draw_tradeoff
@@ -263,7 +264,7 @@ def _whole(folder: Path, name: str, lines: list[str], damaged: list[DataError]) 
         damaged.append(DataError(f"{folder}: is a file; give the run directories of fedsim fit"))
         lines.append(f"left out: {folder} is a file, not a run directory")
         return []
-    if not (folder / "summary.json").is_file():
+    if not has_file(folder / "summary.json"):
         return [read_run(folder, name)]
     try:
         run = read_run(folder, name)

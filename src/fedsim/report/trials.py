@@ -28,6 +28,7 @@ from fedsim._version import __version__
 from fedsim.core.checked import checked
 from fedsim.core.errors import DataError, first_line
 from fedsim.core.paths import Figure, Page
+from fedsim.core.readable import has_file
 from fedsim.report.layout import Block, Format, new_figure, save_figure, short_names, style_of
 from fedsim.report.runs import STUDY_FILE
 
@@ -112,6 +113,8 @@ def read_trials(folder: Path) -> SearchTrials:
     """Read the trials of a search; raise DataError if the file is damaged."""
     path = folder / STUDY_FILE
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if not has_file(path):
+        raise DataError(f"{path}: is not there; give the folder of a search")
     with reading_study(path):
         study = optuna.load_study(study_name=STUDY, storage=JournalStorage(JournalFileBackend(str(path))))
         trials, metric = study.get_trials(deepcopy=False), str(study.user_attrs["metric"])

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import flush_file
+from fedsim.core.readable import has_file
 from fedsim.core.store import STORABLE
 from fedsim.core.tensor_file import write_tensors
 from fedsim.core.versions import begin_version, current_version
@@ -148,8 +149,8 @@ def find_version(path: Path) -> Path:
     Raises:
         DataError: if there is no complete checkpoint.
     """
-    version = path if (path / "global.ckpt").is_file() else current_version(path)
-    if version is None or not (version / "global.ckpt").is_file():
+    version = path if has_file(path / "global.ckpt") else current_version(path)
+    if version is None or not has_file(version / "global.ckpt"):
         if path.is_file():
             raise DataError(f"{path}: is a file; checkpoints of fedsim are directories (format {FORMAT})")
         if (path / MODEL_FILE).is_file():
@@ -184,7 +185,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     check_checkpoint(checkpoint, content, str(file))
     for name in _shards(content, range(len(content["files"]))):
-        if not (version / name).is_file():
+        if not has_file(version / name):
             raise DataError(f"{version}: {name} is missing; copy the checkpoint with all its files")
         with _opened(version / name, content):  # before anything is written: a damaged one is refused
             pass

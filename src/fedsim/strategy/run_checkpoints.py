@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.readable import has_file, has_folder
 from fedsim.core.replaced_run import CHECKPOINTS
 from fedsim.core.versions import current_version
 from fedsim.settings.changes import Change, changes_between
@@ -25,7 +26,7 @@ def checkpoint_at(path: Path, fitting: bool = False) -> Path:
     Raises:
         DataError: if there is none.
     """
-    if not (path / CHECKPOINTS).is_dir():
+    if not has_folder(path / CHECKPOINTS):
         find_version(path)
         return path
     checkpoint = (None if fitting else checkpoint_named(path, "best")) or checkpoint_named(path, "last")
@@ -39,7 +40,7 @@ def checkpoint_named(folder: Path, name: str) -> Path | None:
 
     For ``last`` of a run whose checkpoints have other names, it is the newest one.
     """
-    files = (folder / CHECKPOINTS).glob("*.ckpt")
+    files = (folder / CHECKPOINTS).glob("*.ckpt") if has_folder(folder / CHECKPOINTS) else ()
     complete = [path for path in files if path.is_file() or current_version(path) is not None]
     path = folder / CHECKPOINTS / f"{name}.ckpt"
     if path in complete or name == "best":
@@ -75,7 +76,7 @@ def resumed_at(path: Path, checkpoint: Mapping[str, Any]) -> Resumed:
     """Return rounds and settings of the run whose checkpoint at ``path`` has this content."""
     file = find_version(path) / "config.yaml"
     try:
-        config = _read_plain(file.read_text()) if file.is_file() else None
+        config = _read_plain(file.read_text()) if has_file(file) else None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(f"{file}: cannot be read as a config ({type(error).__name__}); was it edited?") from error
     return Resumed(progress_of(checkpoint)["started"], config if isinstance(config, Mapping) else None)

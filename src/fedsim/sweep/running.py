@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.parents import following
+from fedsim.core.readable import has_file
 from fedsim.sweep.finished import refuse_changed
 from fedsim.sweep.local import Result, SweepRun, outcome_of
 
@@ -108,6 +109,8 @@ def execute_runs(runs: Sequence[SweepRun], metric: str, parallel: int = 1, line_
         ConfigError: if the program cannot be started, or a finished run has other settings.
     """
     refuse_changed(runs)
+    for run in runs:
+        has_file(run.log)  # an error before the first run is trained
     listed = _Listed(runs)
     execute(listed, metric, parallel, line_interval)
     return listed.results

@@ -30,6 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import make_folder
 from fedsim.core.metrics_rows import METRICS_FILE
+from fedsim.core.readable import has_file
 from fedsim.core.seeding import derive_seed
 from fedsim.report.runs import STUDY_FILE
 from fedsim.report.trials import STUDY, reading_study
@@ -82,8 +83,9 @@ def open_study(folder: Path, maximize: bool, lock: FileLock) -> optuna.Study:
     """Open the study in a folder, or make one. A half line, which a power cut may have left at its end, is removed."""
     path = folder / STUDY_FILE
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # else a line for each change
+    is_begun = has_file(path)
     with lock, reading_study(path):
-        if path.is_file():
+        if is_begun:
             journal = path.read_bytes()
             if not journal.endswith(b"\n"):
                 os.truncate(path, journal.rfind(b"\n") + 1)
@@ -109,7 +111,7 @@ class _Claim:
     def new_scores(self, metric: str) -> list[float]:
         """Return the scores of evaluations that are not in the study; nothing is read if the log is as before."""
         path = self.run.folder / METRICS_FILE
-        changed = path.stat().st_mtime_ns if path.is_file() else 0
+        changed = path.stat().st_mtime_ns if has_file(path) else 0
         if changed == self.read_at:
             return []
         self.read_at = changed
@@ -271,6 +273,7 @@ class Search:
         """Take a trial that no process runs; None if its settings run now, or its result is known."""
         trial = None if frozen.params.keys() == self._space.keys() else self._drawn(frozen)
         run = self._run(frozen.params if trial is None else trial.params)
+        has_file(run.log)
         lock = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,6 +17,7 @@ from torch import nn
 from fedsim.cli.data.configs import data_of
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import replacing
+from fedsim.core.readable import has_file
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import ClientData
 from fedsim.data.images import Size
@@ -58,7 +59,7 @@ def keep_settings(root: Path, settings: Mapping[str, Any]) -> Path:
         DataError: if the file is missing, but there are generators.
     """
     path = root / SETTINGS
-    if not path.is_file():
+    if not has_file(path):
         if root.is_dir() and any(is_begun(folder) for folder in root.iterdir()):
             raise DataError(f"{path}: is missing, but there are generators in its folder; give another --output")
         if _write_new(path, settings):
@@ -75,7 +76,7 @@ def keep_settings(root: Path, settings: Mapping[str, Any]) -> Path:
 def read_settings(root: Path, names: Collection[str]) -> dict[str, Any]:
     """Read the settings of a folder's generators; raise DataError if the file is missing, or has not these names."""
     path = root / SETTINGS
-    if not path.is_file():
+    if not has_file(path):
         raise DataError(f"{path}: is not there; give --generators the folder that fedsim augment fit has written")
     settings = read_config(str(path))
     if set(settings) != set(names) or not all(isinstance(settings[name], dict) for name in _SECTIONS):

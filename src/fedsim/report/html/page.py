@@ -18,6 +18,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import file_names, metric_name
+from fedsim.core.readable import files_in, has_file
 from fedsim.core.replaced_run import MAPS, PICTURES, PROJECTIONS, QUERIES, RANKINGS, files_of_sets
 from fedsim.report.comparison import tables_with_runs
 from fedsim.report.course import COURSE, ROUND, course_blocks, round_folder, rounds_with_pictures
@@ -200,7 +201,7 @@ def _pictures(groups: Sequence[RunGroup]) -> Iterator[tuple[str, str, list[tuple
 def _drawn(groups: Sequence[RunGroup], subfolder: str, title: str) -> Iterator[tuple[str, str, list[tuple[str, Path]]]]:
     """Yield run, kind of pictures, and the pictures by name, of the first seed of each group."""
     for group in groups:
-        files = sorted((group.runs[0].folder / subfolder).glob("*.png"))
+        files = files_in(group.runs[0].folder / subfolder, "*.png")
         if files:
             shown = _names(group.runs[0])
             yield group.label, title, [(shown(file.stem), file) for file in files]
@@ -244,7 +245,7 @@ def _over_rounds(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[Block],
             rounds = [rounds[round(place * (len(rounds) - 1) / (_PANELS - 1))] for place in range(_PANELS)]
         rows: dict[str, list[tuple[int, Path]]] = {}
         for round_ in rounds:
-            for file in sorted(round_folder(run, round_).glob("*.png")):
+            for file in files_in(round_folder(run, round_), "*.png"):
                 rows.setdefault(shown(file.stem), []).append((round_, file))
         if rows:
             course = _existing(run / PICTURES / f"{COURSE}.png")
@@ -252,7 +253,7 @@ def _over_rounds(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[Block],
 
 
 def _existing(file: Path) -> Path | None:
-    return file if file.is_file() else None
+    return file if has_file(file) else None
 
 
 def _sheets(groups: Sequence[RunGroup]) -> Iterator[Path]:
@@ -260,7 +261,7 @@ def _sheets(groups: Sequence[RunGroup]) -> Iterator[Path]:
         folder for group in groups for run in group.runs for folder in (run.folder, run.folder.parent)
     )
     for folder in folders:
-        yield from (folder / name for name in _SHEETS if (folder / name).is_file())
+        yield from (folder / name for name in _SHEETS if has_file(folder / name))
 
 
 def _sheet_command(groups: Sequence[RunGroup]) -> str:
