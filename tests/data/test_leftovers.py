@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from fedsim.core.errors import DataError
 from fedsim.data import FederatedDataModule, datasets
 from fedsim.data.check import find_data, findings_in, table_of
 from fedsim.data.datasets import MSMT17, FedReIDBench, Omniglot
-from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, SUFFIXES, LeftOut, left_out_in, summary
+from fedsim.data.leftovers import BY_PROTOCOL, IGNORABLE, SUFFIXES, LeftOut, images_outside, left_out_in, summary
 from fedsim.data.listing import label_images
 from fedsim.data.market import PARTS, MarketFolders, left_out_of, write_market_splits
 from fedsim.data.splits import read_splits
@@ -372,3 +374,38 @@ def test_splits_drawn_wrongly_never_raise_another_error(splits):
         except Exception as error:
             slipped.append((text[:80], repr(error)))
     assert slipped == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("mode", [0o000, 0o744, 0o711])
+def test_a_sub_folder_of_another_user_is_left_out_with_a_line(mode):
+    with tempfile.TemporaryDirectory() as text:
+        root = Path(text)
+        root.chmod(0o755)
+        for name in ("a.png", "open/b.png", "shut/c.png"):
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).touch()
+        (root / "shut").chmod(mode)
+        os.setresuid(12345, 12345, 0)
+        try:
+            read = sorted(images_outside(root, ()))
+            assert read == [root / "a.png", root / "open/b.png"]
+            [item] = left_out_in(root, set(map(str, read)), is_deep=True)
+            assert item == (root / "shut", "folders that cannot be listed")
+        finally:
+            os.setresuid(0, 0, 0)
+
+
+def test_a_folder_that_goes_meanwhile_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/a.png").touch()
+    (tmp_path / "gone").mkdir()
+    walk = os.walk
+
+    def walk_late(folder, **options):
+        for parent, folders, names in walk(folder, **options):
+            shutil.rmtree(tmp_path / "gone", ignore_errors=True)
+            yield parent, folders, names
+
+    monkeypatch.setattr(os, "walk", walk_late)
+    assert [*images_outside(tmp_path, ())] == [tmp_path / "here/a.png"]

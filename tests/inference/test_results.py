@@ -152,6 +152,18 @@ def test_mistakes_are_one_line(run, pictures, change, message, tmp_path, capsys,
     assert line.startswith("fedsim: error: --") or {"damaged", "tiny"} & set(change)
 
 
+def test_odd_folders_do_not_refuse_the_images_beside_them(run, pictures, tmp_path, capsys, caplog):
+    (pictures / "album.jpg").mkdir()
+    shutil.copy(pictures / "a.png", pictures / "album.jpg")
+    (pictures / "link.jpg").symlink_to(pictures / "sub")
+    output = tmp_path / "own.npz"
+    assert main(["predict", f"--ckpt_path={run}", f"--images={pictures}", f"--output={output}"]) == 0
+    with np.load(output) as content:
+        assert content["files"].tolist() == ["a.png", "album.jpg/a.png", "b.jpg", "sub/c.bmp"]
+    assert "1 linked sub-folders (query/link.jpg)" in caplog.text
+    assert "album.jpg" not in caplog.text
+
+
 def test_an_earlier_file_of_this_folder_alone_is_replaced_with_a_word(run, pictures, tmp_path, capsys):
     shutil.copytree(pictures, tmp_path / "other/query")
     shutil.copytree(run, tmp_path / "run", symlinks=True)

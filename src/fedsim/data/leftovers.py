@@ -76,14 +76,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def left_out_in(folder: Path, read: Container[str], is_deep: bool = False) -> Iterator[LeftOut]:
     """Yield the files of a folder and its sub-folders that are not in ``read``, and folders that are left out.
 
-    ``is_deep``: sub-folders are read, too.
+    ``is_deep``: sub-folders are read, too, whatever their names.
     """
-    closed: list[OSError] = []
-    for parent, folders, names in os.walk(folder, onerror=closed.append):
+    closed: list[Path] = []
+    for parent, folders, names in _walk(folder, closed):
         below = Path(parent)
         kept = []
         for name in sorted(folders):
-            if reason := _reason_of_folder(below / name):
+            if (reason := _reason_of_folder(below / name)) and not (is_deep and reason == _FOLDER):
                 yield LeftOut(below / name, reason)
             if not is_rubbish(name):
                 kept.append(name)
@@ -92,7 +92,17 @@ def left_out_in(folder: Path, read: Container[str], is_deep: bool = False) -> It
         for name in sorted(names):
             if start + name not in read:
                 yield LeftOut(below / name, _reason_of_file(name, is_nested=below != folder and not is_deep))
-    yield from (LeftOut(Path(os.fsdecode(error.filename)), _CLOSED) for error in closed)
+    yield from (LeftOut(path, _CLOSED) for path in closed)
+
+
+def _walk(folder: Path, closed: list[Path]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield parent, folders and files as os.walk; folders that may not be listed or entered are added to ``closed``."""
+    for parent, folders, names in os.walk(folder, onerror=lambda error: closed.append(Path(error.filename))):
+        if os.access(parent, os.X_OK):
+            yield parent, folders, names
+        else:
+            closed.append(Path(parent))
+            folders.clear()
 
 
 def left_out_beside(paths: Sequence[Path]) -> list[LeftOut]:
@@ -105,7 +115,7 @@ def left_out_beside(paths: Sequence[Path]) -> list[LeftOut]:
 
 def images_outside(folder: Path, parts: Container[str]) -> Iterator[Path]:
     """Yield the images in a folder and its sub-folders, but not those in the sub-folders ``parts``."""
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in _walk(folder, []):
         is_top = Path(parent) == folder
         folders[:] = sorted(n for n in folders if not is_rubbish(n) and not (is_top and n in parts))
         yield from (Path(parent, n) for n in sorted(names) if has_image_suffix(n) and not is_rubbish(n))

@@ -25,7 +25,7 @@ from fedsim.core.readable import has_folder
 from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, OF_IMAGES
 from fedsim.core.versions import holding
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
-from fedsim.data.leftovers import has_image_suffix, is_rubbish, left_out_in, summary
+from fedsim.data.leftovers import images_outside, left_out_in, summary
 from fedsim.data.reading import upright_rgb
 from fedsim.inference.model_folder import is_model_folder, read_model_folder
 from fedsim.inference.networks import OfScript, Size, saved_network
@@ -198,8 +198,7 @@ def predict_images(
         ConfigError: if there is no such model.
     """
     folder, run = Path(images), Path(ckpt_path)
-    candidates = (path for path in folder.rglob("*") if has_image_suffix(path.name))
-    files = sorted(path for path in candidates if not any(map(is_rubbish, path.relative_to(folder).parts)))
+    files = sorted(images_outside(folder, ()))
     if not files:
         raise DataError(f"--images: {folder} holds no images; their names end with .jpg, .png and the like")
     if not is_model_folder(run):
