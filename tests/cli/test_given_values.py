@@ -77,6 +77,8 @@ def bad_paths(kind, folder):
         yield "/dev/zero", "a pipe or a device"
     if kind.holds == "file":
         yield folder / f"folder{kind.suffixes[0] if kind.suffixes else ''}", "is a folder"
+    if kind.is_written:
+        yield folder / f"a\nb{kind.suffixes[0] if kind.suffixes else ''}", "holds a control character"
     if kind.suffixes:
         yield folder / "x.xyz", "ends with .xyz"
         yield folder / f"file/x{kind.suffixes[0]}", "cannot be written"

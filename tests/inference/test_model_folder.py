@@ -245,3 +245,34 @@ def test_images_are_embedded_by_a_folder(folder, picture, tmp_path, capsys):
     assert main(["predict", *map(str, args)]) == 0
     with np.load(tmp_path / "features.npz") as file:
         np.testing.assert_array_equal(file["features"], load_model(folder).embed(picture).numpy())
+
+
+FILES = {"model.safetensors", "config.json", "preprocessor_config.json", "README.md"}
+
+
+@pytest.mark.parametrize("given", [".", "new/..", "../link", "../clone"])
+def test_a_folder_that_is_there_is_filled(given, run, tmp_path, monkeypatch):
+    for name in ("model", "clone/.git"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "clone/.gitattributes").touch()
+    (tmp_path / "link").symlink_to("model")
+    monkeypatch.chdir(tmp_path / "model")
+    exported(run, given)
+    folder = tmp_path / ("clone" if "clone" in given else "model")
+    written = {path.name for path in folder.iterdir()}
+    assert written - {".git", ".gitattributes"} == FILES
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "clone", "link"}
+    assert load_model(folder).about["method"] == "FedPav"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("/", "--folder: / is not empty"), (".", "--folder: . is not empty"), ("a" * 300, "too long")],
+)
+def test_a_folder_that_cannot_be_filled_is_one_line(given, message, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    line = refuse(capsys, "export", "--ckpt_path", run, "--folder", given)
+    assert message in line
+    assert "run_dir" not in line
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

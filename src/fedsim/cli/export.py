@@ -65,9 +65,9 @@ def export(
         ckpt_path: a run directory of fedsim fit, whose best checkpoint is taken, or the last if none is best; or a
             checkpoint.
         output: the file to write.
-        folder: in place of output: a new folder with all that others need: the model as model.safetensors, config.json,
-            preprocessor_config.json, and a model card with data, scores and limits, README.md, named as on the Hugging
-            Face hub. fedsim.load_model(FOLDER) loads it without the run.
+        folder: in place of output: a new or empty folder, or a fresh clone of a repository, for all that others need:
+            the model as model.safetensors, config.json, preprocessor_config.json, and a model card with data, scores
+            and limits, README.md, named as on the Hugging Face hub. fedsim.load_model(FOLDER) loads it without the run.
         arch: the architecture, if the federation has several.
         client: the client whose personalised model is written: its private and the shared tensors, with zeros for
             pruned elements; default: the global model.
@@ -79,8 +79,8 @@ def export(
         licence: of the model in the folder, by the hub's word for it, such as cc-by-nc-4.0; default: not given.
     """
     path = _place(output, folder, sparse, licence)
-    sparse_path = path.with_name(f"{path.stem}.sparse.safetensors")
     if sparse:
+        sparse_path = path.with_suffix(".sparse.safetensors")
         MODEL.check(sparse_path, "--sparse", "name another --output")
     source, is_onnx = checkpoint_at(Path(ckpt_path)), folder is None and suffix_of(path) == ".onnx"
     checkpoint = read_checkpoint(source)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
@@ -40,8 +39,7 @@ from fedsim.cli.run_directory import (
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import check_folder, make_folder, missing_folders, remove_empty
-from fedsim.core.names import check_name, check_text
-from fedsim.core.paths import expanded
+from fedsim.core.paths import expanded, run_folder
 from fedsim.core.replaced_run import FEATURES, MAPS, RANKINGS
 from fedsim.core.versions import holding
 from fedsim.data.datamodule import FederatedDataModule
@@ -170,9 +168,7 @@ class FedSimCLI(LightningCLI):
             config["run_dir"] = default_run_dir(method, config["seed_everything"])
             if self.subcommand == "fit" and folder_of_sweep_run() and not goes_on:
                 config["ckpt_path"] = "last"  # W&B's agent starts a preempted run again
-        self.run_dir = Path(config["run_dir"])
-        check_text(str(self.run_dir), "run_dir")
-        check_name(os.path.basename(os.path.abspath(self.run_dir)) or "root", "run_dir", "choose another folder")
+        self.run_dir = run_folder(config["run_dir"], "run_dir")
         if self.subcommand == "fit":
             look_for_fit(self.run_dir)
             check_folders(as_list(config["trainer"]["logger"]))

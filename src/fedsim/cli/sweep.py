@@ -13,10 +13,11 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from fedsim.core.checks import SEED
 from fedsim.core.errors import ConfigError, RunsFailedError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import make_folder
-from fedsim.core.paths import FILE, PAGE, expanded
+from fedsim.core.paths import FILE, PAGE, run_folder
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.output import print_text
 from fedsim.report import find_table
@@ -91,7 +92,7 @@ def run(args: list[str]) -> str:
     for table in config.compare:
         find_table(table)  # a wrong name is reported before hours of training
     run_dir = config.run_dir
-    root = Path(f"runs/sweep-{Path(name).stem}" if run_dir is None else expanded(run_dir, "--run_dir"))
+    root = run_folder(f"runs/sweep-{Path(name).stem}" if run_dir is None else run_dir, "--run_dir")
     if config.dry_run and sweep.method == "bayes":
         raise ConfigError("--dry-run: bayes chooses each run by the results before it; give --local")
     if sweep.is_search and config.local:
@@ -154,6 +155,7 @@ def _check(config: Namespace) -> None:
         )
     if config.parallel < 1 or (config.parallel > 1 and not config.local):
         raise ConfigError("--parallel: must be at least 1, and more than 1 needs --local")
+    SEED.check(config.seed, "--seed")
     if config.paper is not None and config.left_out:
         raise ConfigError("--left_out: is not for --paper, whose rows have their own data; leave it out")
     if config.count is not None and (config.left_out or config.seeds or config.html):

@@ -92,8 +92,13 @@ def replacing(path: Path, *, new: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to write to. It becomes ``path``, missing or empty so far, when the block ends."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    """Yield a folder to write to. It becomes ``path`` when the block ends, or moves its files into one that is there.
+
+    Such a one has no file of their names. It may be the working directory or a mount, which nothing can replace.
+    """
+    path, mark = Path(os.path.realpath(path)), secrets.token_hex(4)
+    is_there = os.path.isdir(path)
+    partial = path / f"{mark}.tmp" if is_there else path.with_name(f"{path.name}.{mark}.tmp")
     partial.mkdir(parents=True)
     try:
         with naming(path):
@@ -101,8 +106,12 @@ def new_folder(path: Path) -> Iterator[Path]:
             for file in partial.iterdir():
                 flush_file(file)
         flush_file(partial)
-        partial.replace(path)
-        flush_file(path.parent)
+        if is_there:
+            for file in sorted(partial.iterdir()):
+                file.rename(path / file.name)
+        else:
+            partial.replace(path)
+        flush_file(path if is_there else path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

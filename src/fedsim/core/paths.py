@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import problem_of_folder
-from fedsim.core.names import check_filled, one_line
+from fedsim.core.names import check_filled, check_name, check_text, one_line
 from fedsim.core.readable import Holds, problem_of_kind, problem_of_reading
 from fedsim.core.replaced_run import bring_back_at, run_with
 
@@ -54,6 +54,20 @@ def given_path(value: object, setting: str) -> Path:
     return Path(expanded(value, setting)).absolute()
 
 
+def run_folder(value: object, setting: str) -> Path:
+    """Return the folder of a new run or search; raise ConfigError if no config can hold it, and as `expanded`."""
+    path = expanded(value, setting)
+    check_text(path, setting)
+    _check_new_name(path, setting)
+    return Path(path)
+
+
+def _check_new_name(path: str, setting: str) -> None:
+    """Refuse a name for results with signs that no terminal shows. Of other bytes than UTF-8, a config is the limit."""
+    name = os.path.basename(os.path.abspath(path)) or "root"
+    check_name(re.sub("[\ud800-\udfff]", "_", name), setting, "choose another name")
+
+
 def suffix_of(path: str | os.PathLike[str]) -> str:
     """Return the suffix by which a file's kind is chosen: MODEL.ONNX is of the kind of model.onnx.
 
@@ -90,6 +104,8 @@ class PathKind:
         if self.is_read_later:
             return value
         path = expanded(value, name)
+        if self.is_written:
+            _check_new_name(path, name)
         if self.holds == RUN.holds:
             bring_back_at(Path(path))
         if problem := self._problem_of(Path(path)):

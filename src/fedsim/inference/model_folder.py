@@ -7,6 +7,7 @@ processors (``BitImageProcessor``), so that their tools read the folder. It need
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,10 @@ def is_model_folder(path: Path) -> bool:
 def write_model_folder(
     folder: Path, tensors: Mapping[str, Tensor], run: Mapping[str, Any], about: About, card: str
 ) -> None:
-    """Write a model into a new folder, all files or none.
+    """Write a model into a folder, after all its files are complete.
 
     Args:
-        folder: is missing, or empty.
+        folder: is missing, or empty, or a fresh clone of a hub's repository: files of git alone may be there.
         tensors: by the names of :func:`fedsim.inference.tensors.chosen_tensors`.
         run: the config of the model's run.
         about: method, model and round.
@@ -53,7 +54,8 @@ def write_model_folder(
         ConfigError: if the folder has files, or the network has a class that is not fedsim's: no other machine has it.
         DataError: if the folder cannot be written.
     """
-    if folder.is_dir() and any(folder.iterdir()):
+    real = Path(os.path.realpath(folder))
+    if os.path.isdir(real) and not all(path.name.startswith(".git") for path in real.iterdir()):
         raise ConfigError(f"--folder: {folder} is not empty; name a new folder")
     content = _of_network(run)
     if (name := _foreign_class(content)) is not None:
@@ -62,7 +64,7 @@ def write_model_folder(
         )
     height, width = size_in(content, folder / CONFIG)
     try:
-        with new_folder(folder) as partial:
+        with new_folder(real) as partial:
             write_tensors(partial / WEIGHTS, tensors, {"format": "pt"})
             follow_umask(partial / WEIGHTS)
             config = {"library_name": "fedsim", "fedsim_version": __version__, "trained": dict(about), **content}
@@ -70,7 +72,7 @@ def write_model_folder(
             _write_json(partial / PREPROCESSING, _preprocessing(height, width))
             (partial / CARD).write_text(card, encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error}); choose another --folder") from error
+        raise DataError(f"{folder}: cannot be written ({error.strerror}); choose another --folder") from error
 
 
 def read_model_folder(folder: Path) -> tuple[Network, dict[str, Any]]:

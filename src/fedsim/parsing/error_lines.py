@@ -63,7 +63,7 @@ _LIMITS = {
     errno.ENFILE: "this machine may open no more files; end other programs",
     errno.EAGAIN: "this user may start no more processes or threads; raise the limit (ulimit -u), or set fewer "
     "trainer.devices and data.workers",
-    errno.ENAMETOOLONG: "a name of a file or folder is too long; give a shorter run_dir, or shorter names",
+    errno.ENAMETOOLONG: "a name of a file or folder is too long; give a shorter one, or a shorter path",
 }
 _NEEDS_CONFIG = "give a config with these fields, such as --config quickstart"
 _LONGEST = 440

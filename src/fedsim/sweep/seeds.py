@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedsim.core.checks import SEED
 from fedsim.core.errors import ConfigError, RunsFailedError
-from fedsim.core.paths import expanded
+from fedsim.core.paths import run_folder
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.options import check_options
 from fedsim.report import report
@@ -99,7 +99,7 @@ def take_folder(words: Sequence[str], suffix: str) -> tuple[list[str], Path]:
     """
     options, folders = take_values(words, "--run_dir")
     if folders:
-        return options, Path(expanded(folders[-1], "run_dir"))
+        return options, run_folder(folders[-1], "run_dir")
     named = [*take_values(words, "--config")[1], *take_values(words, "--paper")[1]]
     return options, Path("runs") / f"{Path(named[-1]).stem if named else 'fit'}-{suffix}"
 
