@@ -152,6 +152,7 @@ DENIED = "cannot be read (Permission denied); give yourself the right to read it
         ("tests", 0o000, lambda run: read_run(run).check()),
         ("checkpoints", 0o644, checkpoint_at),
         ("checkpoints", 0o000, checkpoint_at),
+        ("checkpoints/best.ckpt", 0o000, checkpoint_at),
         ("checkpoints", 0o644, lambda run: checkpoint_named(run, "last")),
     ],
 )

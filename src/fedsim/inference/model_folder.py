@@ -20,6 +20,7 @@ from torch import Tensor
 from fedsim._version import __version__
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, new_folder
+from fedsim.core.names import one_line
 from fedsim.core.tensor_file import write_tensors
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.inference.networks import Network
@@ -72,7 +73,7 @@ def write_model_folder(
             _write_json(partial / PREPROCESSING, _preprocessing(height, width))
             (partial / CARD).write_text(card, encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error.strerror}); choose another --folder") from error
+        raise DataError(f"{one_line(str(folder), 160)}: cannot be written ({error.strerror}); choose another --folder") from error
 
 
 def read_model_folder(folder: Path) -> tuple[Network, dict[str, Any]]:

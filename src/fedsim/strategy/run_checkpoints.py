@@ -41,11 +41,16 @@ def checkpoint_named(folder: Path, name: str) -> Path | None:
     For ``last`` of a run whose checkpoints have other names, it is the newest one.
     """
     files = (folder / CHECKPOINTS).glob("*.ckpt") if has_folder(folder / CHECKPOINTS) else ()
-    complete = [path for path in files if path.is_file() or current_version(path) is not None]
+    complete = [path for path in files if path.is_file() or (path.is_dir() and _is_whole(path))]
     path = folder / CHECKPOINTS / f"{name}.ckpt"
     if path in complete or name == "best":
         return path if path in complete else None
     return max(complete, key=lambda p: p.stat().st_mtime, default=None)
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a folder is a checkpoint; raise DataError if it cannot be read."""
+    return has_folder(path) and current_version(path) is not None
 
 
 def rounds_done(checkpoint: Mapping[str, Any]) -> int:
