@@ -326,7 +326,7 @@ def test_a_run_is_left_as_it_is_where_mlflow_does_not_answer(tmp_path, capsys):
 
 
 def test_a_folder_of_features_is_tried_before_they_are_computed(copy, capsys):
+    shutil.rmtree(copy / "features", ignore_errors=True)
     (copy / "features").touch()
-    assert f"run_dir: {copy / 'features'} cannot be a folder (File exists)" in refuse(
-        capsys, "predict", "--ckpt_path", copy
-    )
+    line = refuse(capsys, "predict", "--ckpt_path", copy)
+    assert f"run_dir: {copy / 'features'} cannot be a folder (File exists)" in line

@@ -1,4 +1,4 @@
-"""What is in the place of a file or folder to read: another kind, a link to nothing, or one that may not be read."""
+"""Files and folders that are read: whether they are there, of the right kind, and may be read."""
 
 from __future__ import annotations
 

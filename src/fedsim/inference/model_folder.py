@@ -73,7 +73,8 @@ def write_model_folder(
             _write_json(partial / PREPROCESSING, _preprocessing(height, width))
             (partial / CARD).write_text(card, encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{one_line(str(folder), 160)}: cannot be written ({error.strerror}); choose another --folder") from error
+        problem = f"cannot be written ({error.strerror}); choose another --folder"
+        raise DataError(f"{one_line(str(folder), 160)}: {problem}") from error
 
 
 def read_model_folder(folder: Path) -> tuple[Network, dict[str, Any]]:
