@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import shutil
 import tempfile
 from importlib import import_module
@@ -273,3 +274,15 @@ def test_a_neighbour_folder_of_another_user_is_passed_over(mode, market_tree):
                     PathKind("file", is_written=True).check(path, "--x")
         finally:
             os.setresuid(0, 0, 0)
+
+
+PARSED = [command for command in (*COMMANDS, "sweep", "doctor", "augment fit") if not command.startswith("load_")]
+
+
+@pytest.mark.parametrize("command", PARSED)
+def test_an_unknown_option_is_said_with_the_command_that_lists_all(command, folder, capsys):
+    words = command.replace("--data.source", "--data.source=MarketFolders").replace("--images", "--images=folder")
+    assert main([*words.split(), "--no_such_option=1"]) == 2
+    line = capsys.readouterr().err.strip()
+    assert re.search(r"fedsim [a-z ]+ --help all lists all options$", line), line
+    assert "fedsim fedsim" not in line
