@@ -139,6 +139,7 @@ class TextAnchors(BodySharing, WeightingChoice, Method):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            client.model.work["second"].add((0, 1))  # no image passes through a network
             note_progress()
         with torch.no_grad():
             return normalize(torch.cat([tower(part) for part in prompts.split(_BATCH)]))
