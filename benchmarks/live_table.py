@@ -37,11 +37,12 @@ from fedsim.training.settings import LocalTraining
 CASES = {"6 clients": (6, 1.0), "400 clients": (400, 0.1)}
 """name -> clients, scale of their people and images"""
 MEASURED = (
-    "on_placed", "on_train_start", "on_round_start", "on_client_batch", "on_scoring", "on_train_epoch_end", "on_train_end"
+    "on_placed", "on_train_start", "on_round_start", "on_client_batch", "on_scoring", "on_train_epoch_end",
+    "on_train_end",
 )  # fmt: skip
 
 
-def timed(callback: LiveTable, name: str) -> Callable[..., Any]:
+def timed(callback: TimedTable, name: str) -> Callable[..., Any]:
     """Return a method of the callback whose CPU time is added to ``callback.seconds``."""
     method = getattr(callback, name)
 
