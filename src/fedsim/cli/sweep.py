@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from fedsim.core.errors import ConfigError, RunsFailedError
+from fedsim.core.errors import ConfigError, DataError, RunsFailedError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import make_folder
 from fedsim.core.paths import FILE, PAGE, expanded
@@ -24,6 +24,7 @@ from fedsim.sweep.file import Sweep, num_runs, read_content, sweep_of
 from fedsim.sweep.left_out import UNSEEN, repeated, repetitions, report_left_out
 from fedsim.sweep.local import (
     Result,
+    SweepRun,
     check_names,
     check_varied,
     compare_results,
@@ -97,8 +98,7 @@ def run(args: list[str]) -> str:
     if sweep.is_search and config.local:
         return _search(sweep, root, config)
     runs = runs_of_sweep(sweep, root, config.count, config.seed)
-    for sweep_run in runs:
-        check_names(sweep_run.command)
+    _check_names(runs, config.local)
     if config.dry_run:
         return "\n".join(shlex.join(sweep_run.command) for sweep_run in runs)
     make_folder(root, "--run_dir")
@@ -121,6 +121,20 @@ def _with_common(sweep: Sweep, common: Sequence[str]) -> Sweep:
     whole = replace(sweep, command=(*sweep.command, *common))
     check_varied(whole)
     return whole
+
+
+def _check_names(runs: Sequence[SweepRun], is_local: bool) -> None:
+    """Check the options of each run; runs that begin elsewhere may have configs that are not here: a warning."""
+    unread = set[str]()
+    for sweep_run in runs:
+        try:
+            check_names(sweep_run.command)
+        except DataError as error:
+            if is_local:
+                raise
+            unread.add(str(error))
+    for line in sorted(unread):
+        log.warning(line)
 
 
 def _search(sweep: Sweep, root: Path, config: Namespace) -> str:

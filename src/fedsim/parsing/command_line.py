@@ -148,7 +148,7 @@ def with_default_classes(words: Sequence[str], settings: Sequence[Given]) -> lis
 def _read(value_text: str, setting: str) -> Any:
     """Return a setting's value as the parser reads it; invalid YAML stays a text."""
     with suppress(DataError):
-        value = parse_yaml(value_text, "a value")[0]
+        value = parse_yaml(value_text, "a value")
         is_text = value is not None and setting_at(setting).form == "text"
         # YAML: 1:30 is 90
         return value_text if is_text or (isinstance(value, int | float) and ":" in value_text) else value

@@ -55,13 +55,17 @@ class SweepRun:
 
 
 def check_names(command: Sequence[str]) -> None:
-    """Refuse options that ``fedsim fit`` lacks, also in configs; those of other programs are not checked."""
+    """Refuse options that ``fedsim fit`` lacks, also in configs; those of other programs are not checked.
+
+    Raises:
+        ConfigError: if there is no such option.
+        DataError: if a config cannot be read.
+    """
     for position, (program, first) in enumerate(itertools.pairwise(command)):
         if Path(program).name == "fedsim" and first == "fit":
             words = with_shipped(with_paper(command[position + 2 :]))
             check_options([word for word in command if word.startswith("--")], "fit")
-            with suppress(DataError):  # the file may exist when the run starts
-                check_arguments(given(words, _read), "fit")
+            check_arguments(given(words, _read), "fit")
 
 
 def check_varied(sweep: Sweep) -> None:
@@ -72,7 +76,7 @@ def check_varied(sweep: Sweep) -> None:
     if len(words) == len(sweep.command):
         return  # a command without the varied options
     varied = {next(given([f"--{name}=0"])).setting: name for name in sweep.parameters if name != "config"}
-    with suppress(DataError):  # as above
+    with suppress(DataError):  # check_names names the file
         for entry in given(with_shipped(with_paper(words)), _read):
             if entry.setting in varied:
                 option = varied[entry.setting]

@@ -47,7 +47,7 @@ def sweep_of_method(name: str, configs: Sequence[str], logs_to_wandb: bool = Tru
         raise ConfigError(f"--method: there is no {written}; {remedy} The path of a config is accepted, too")
     ranges = _ranges(path)
     method, metric = ranges.pop("method", "random"), ranges.pop("metric", "val/mAP")
-    of_any = parse_yaml(_ANY_METHOD.read_text(encoding="utf-8"), _ANY_METHOD.name)[0]
+    of_any = parse_yaml(_ANY_METHOD.read_text(encoding="utf-8"), _ANY_METHOD.name)
     parameters = {option: range_ for option, range_ in {**of_any, **ranges}.items() if range_ is not None}
     loggers = ["configs/loggers/wandb.yaml"] if logs_to_wandb else []
     files = [*(configs or ["configs/quickstart.yaml"]), str(written), *loggers]
@@ -60,7 +60,7 @@ def _ranges(path: Path) -> dict[str, Any]:
         lines = re.findall(r"^# sweep: (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read this config ({one_line(str(error))}); does the file exist?") from error
-    ranges = parse_yaml("\n".join(lines), f"{path}: lines # sweep: OPTION: RANGE")[0] or {}
+    ranges = parse_yaml("\n".join(lines), f"{path}: lines # sweep: OPTION: RANGE") or {}
     if not isinstance(ranges, dict) or not all(isinstance(option, str) for option in ranges):
         raise DataError(f"{path}: a line # sweep: does not name an option; write # sweep: OPTION: RANGE")
     return ranges
