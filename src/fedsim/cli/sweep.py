@@ -33,7 +33,7 @@ from fedsim.sweep.local import (
     table_of,
 )
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
-from fedsim.sweep.running import execute, execute_runs
+from fedsim.sweep.running import execute, execute_runs, refuse_elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -105,11 +105,13 @@ def run(args: list[str]) -> str:
     results = execute_runs(runs, sweep.metric, config.parallel)
     print_text(f"{table_of(results, sweep)}\n")  # before the comparison, which may fail
     failed = sum(result.code != 0 for result in results)
-    if not failed and config.count is None and (page := report_left_out(results, config.html)):
+    is_whole = not failed and len(results) == len(runs) and config.count is None
+    if is_whole and (page := report_left_out(results, config.html)):
         print_text(f"{page}\n")
     _compare([result for result in results if result.code == 0], config.compare)
     if failed:
         raise RunsFailedError(f"{failed} of {len(results)} runs failed; call the sweep again to repeat only those")
+    refuse_elsewhere(results, runs)
     return f"{len(results)} runs in {root}"
 
 
