@@ -14,7 +14,7 @@ from typing import Any
 from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics import comparable
+from fedsim.core.metrics import comparable, score_text
 from fedsim.core.names import one_line
 from fedsim.papers.files import with_paper
 from fedsim.parsing.command_line import given
@@ -132,7 +132,7 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
         return result.code != 0, score is None, -best
 
     rows = [
-        [_text(result.score(metric)) if result.code == 0 else "failed", _text(result.score(metric, "best")),
+        [score_text(result.score(metric)) if result.code == 0 else "failed", score_text(result.score(metric, "best")),
          *(_value(result.run.sample[name]) for name in shown), str(result.run.folder)]
         for result in sorted(results, key=order)
     ]  # fmt: skip
@@ -180,7 +180,7 @@ def outcome_of(result: Result, metric: str) -> str:
     if result.is_pruned:
         return "stopped early, others are better"
     failed = f"failed with exit code {result.code}"
-    return f"{failed}: {reason_of(result.run)}" if result.code else f"{metric} {_text(result.score(metric))}"
+    return f"{failed}: {reason_of(result.run)}" if result.code else f"{metric} {score_text(result.score(metric))}"
 
 
 def reason_of(run: SweepRun) -> str:
@@ -188,10 +188,6 @@ def reason_of(run: SweepRun) -> str:
     lines = [line for line in run.log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("fedsim: error: ")]
     return one_line((errors or lines or ["its log is empty"])[-1].removeprefix("fedsim: error: "))
-
-
-def _text(score: float | None) -> str:
-    return "-" if score is None else f"{score:.4f}"
 
 
 def _value(value: Any) -> str:
