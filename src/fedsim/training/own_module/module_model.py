@@ -16,11 +16,12 @@ from fedsim.core.flat import FlatParameters, aligned
 from fedsim.core.work import Work
 from fedsim.models.groups import Group
 from fedsim.models.reid import Features
-from fedsim.training.flat_model import FlatModel, Head, Output, arch_name
+from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
 from fedsim.training.own_module.inner_trainer import in_one_line
 from fedsim.training.own_module.network import PART, CopiedParameters, ModuleNetwork, kept_of, set_buffers, tensors_of
+from fedsim.training.server import arch_name
 from fedsim.training.settings import LocalTraining, autocast
 
 KEPT = 64
