@@ -192,7 +192,7 @@ def cells(seeds: Sequence[int]) -> Iterator[Cell]:
 
 
 def fit(folder: Path, *options: str) -> bool:
-    """Train in this process; return whether the run came to its end. A signal says nothing of it, and ends the study."""
+    """Train in this process; return whether the run came to its end. A signal, which says nothing of that, ends all."""
     with redirect_stdout(StringIO()):
         code = run_fedsim(["fit", "--config", str(CONFIG), *options, "--run_dir", str(folder), "--overwrite", "true"])
     if code > 2:
