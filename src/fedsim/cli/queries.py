@@ -45,14 +45,14 @@ def feature_blocks(
     def of_run(group: RunGroup) -> list[Block]:
         run, label = group.runs[0], group.label if len(groups) > 1 else ""
         _predict(run)
-        features, asked = read_run_features(run), list[tuple[str, Callable[[Path], list[Block]]]]()
+        features, sections = read_run_features(run), list[tuple[str, Callable[[Path], list[Block]]]]()
         if queries is not None:
-            asked.append((QUERIES, partial(_of_queries, features=features, label=label, chosen=queries)))
+            sections.append((QUERIES, partial(_of_queries, features=features, label=label, chosen=queries)))
         if confusion:
-            asked.append((QUERIES, partial(_of_confusion, features=features, label=label)))
+            sections.append((QUERIES, partial(_of_confusion, features=features, label=label)))
         if projection is not None:
-            asked.append((PROJECTIONS, partial(_of_points, features=features, label=label, projector=projection)))
-        drawn = each_usable(asked, lambda part: (part[0], part[1](run.folder)))
+            sections.append((PROJECTIONS, partial(_of_points, features=features, label=label, projector=projection)))
+        drawn = each_usable(sections, lambda part: (part[0], part[1](run.folder)))
         for name in dict.fromkeys(name for name, _ in drawn):
             log.info("wrote %s", run.folder / name)
         return [block for _, blocks in drawn for block in blocks]

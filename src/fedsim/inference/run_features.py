@@ -91,7 +91,7 @@ def read_run_features(run: Run) -> RunFeatures:
 
 
 def each_usable(parts: Iterable[Part], draw: Callable[[Part], Drawn]) -> list[Drawn]:
-    """Return what is drawn of each part; one whose data cannot be used is left out, with a line.
+    """Draw each part, and return the results; a part whose data cannot be used is left out, with a line.
 
     Raises:
         DataError: of the first one, if none can be used.

@@ -81,7 +81,7 @@ class Blueprint:
         return module  # type: ignore[no-any-return] # or one of pytorch_lightning
 
     def fresh(self, num_classes: int) -> LightningModule:
-        """Return what :meth:`build` does: a copy of its first module, or, where that is more, a new one."""
+        """Return a module as :meth:`build` does: a copy of the first one, or, where that is more, a new one."""
         num_classes = num_classes if self.takes_classes else self.num_classes
         if (template := self._templates.get(num_classes)) is None:
             template = self.build(num_classes)
