@@ -37,9 +37,9 @@ Need = Literal[
 Signal = Literal["client", "tensor"]
 Replicas = Mapping[str, Literal["trained", "frozen"]]
 """role of a further model on the rank, see :meth:`FlatModel.replica` -> whether it trains"""
-KeptModels = Mapping[str, Literal["model", "shared", "private"]]
-"""name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it"""
-
+KeptModels = Mapping[str, Literal["model", "shared", "private", "people"] | int]
+"""name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it; or a row
+for each person, of so many columns, and for ``people`` of as many as features have"""
 Stage = tuple[torch.nn.Module, tuple[int, ...], int]
 """a network through which gradients pass to inputs, the shape of a batch of these, and the bytes of other tensors"""
 

@@ -16,7 +16,7 @@ from typing import Any
 from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics import comparable
+from fedsim.core.metrics import comparable, score_text
 from fedsim.core.names import one_line
 from fedsim.papers.files import with_paper
 from fedsim.parsing.command_line import given
@@ -180,7 +180,7 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
         return result.code != 0, score is None, -best
 
     rows = [
-        [_text(result.score(metric)) if result.code == 0 else "failed", _text(result.score(metric, "best")),
+        [score_text(result.score(metric)) if result.code == 0 else "failed", score_text(result.score(metric, "best")),
          *(_value(result.run.sample[name]) for name in shown), str(result.run.folder)]
         for result in sorted(results, key=order)
     ]  # fmt: skip
@@ -229,11 +229,7 @@ def outcome_of(result: Result, metric: str) -> str:
         return "stopped early, others are better"
     if result.code:
         return f"failed with exit code {result.code}: {result.reason}"
-    return f"{metric} {_text(result.score(metric))}"
-
-
-def _text(score: float | None) -> str:
-    return "-" if score is None else f"{score:.4f}"
+    return f"{metric} {score_text(result.score(metric))}"
 
 
 def _value(value: Any) -> str:

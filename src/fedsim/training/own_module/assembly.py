@@ -111,7 +111,7 @@ def own_module(
     most, device = max(client.num_images for client in clients), options.device
     trial = TrialTraining(most, blueprint.num_classes, training, sizes, form, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        module = blueprint.build(blueprint.num_classes)
+        module = blueprint.fresh(blueprint.num_classes)
         with in_one_line(blueprint.name, "a training on random images"):
             train(module, trial, horizon, options, seed)
         with in_one_line(blueprint.name, "taking features of random images"):
@@ -194,8 +194,8 @@ def _features_in(blueprint: Blueprint, training: TrialTraining) -> tuple[int, fr
     features = features_of(module, images)
     width = features.shape[1]
     features_of(module, training.images(2, "test"))
-    if blueprint.takes_classes:
-        larger = blueprint.ready(blueprint.num_classes + 1).to(training.device).eval()
+    if blueprint.larger is not None:
+        larger, blueprint.larger = blueprint.larger.to(training.device).eval(), None
         if features_of(larger, images).shape[1] != width:
             raise ConfigError(
                 f"{named(module)} gives features whose number depends on num_classes; define embed(images), which "

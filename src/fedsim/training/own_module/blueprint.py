@@ -20,6 +20,8 @@ from fedsim.training.own_module.network import tensors_of
 
 CLASSES = "num_classes"
 """the argument that is filled for each client"""
+KEPT = 64
+"""modules of different numbers of classes that stay in memory"""
 
 
 class MakesModule(Protocol):
@@ -57,9 +59,12 @@ class Blueprint:
         self._make: Any = source if self._given is None else self._again(source)
         self.num_classes = num_classes
         """of :attr:`first`"""
+        self._templates: dict[int, LightningModule] = {}
         self.first = self.ready(num_classes)
         """the module with the first build's number of classes; do not train it"""
-        self.sizes = self._sizes() if self.takes_classes else {}
+        self.larger = self.ready(num_classes + 1) if self.takes_classes else None
+        """the module with one class more, for checks; None: it has no argument num_classes, or the checks are over"""
+        self.sizes = {} if self.larger is None else self._sizes(self.larger)
         """name -> shapes for ``num_classes`` and one more, of the tensors that depend on it"""
 
     def build(self, num_classes: int) -> LightningModule:
@@ -75,17 +80,31 @@ class Blueprint:
                 _take_values(module, self._given)
         return module  # type: ignore[no-any-return] # or one of pytorch_lightning
 
+    def fresh(self, num_classes: int) -> LightningModule:
+        """Return a module as :meth:`build` does: a copy of the first one, or, where that is more, a new one."""
+        num_classes = num_classes if self.takes_classes else self.num_classes
+        if (template := self._templates.get(num_classes)) is None:
+            template = self.build(num_classes)
+            if has_hooks(template) or num_classes > self.num_classes:  # so many classes are of no client
+                return template
+            self._templates[num_classes] = template
+            if len(self._templates) > KEPT:
+                del self._templates[next(iter(self._templates))]
+        with in_one_line(self.name, "copying for a session; leave out what has no copy"):
+            module: LightningModule = copy_of(template)
+        return module
+
     def ready(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes, after ``setup`` and ``configure_model``."""
-        module = self.build(num_classes)
+        module = self.fresh(num_classes)
         with in_one_line(self.name, "setup"):
             if has_own(module, "setup") or has_own(module, "configure_model"):
                 set_up(module, self._horizon, self._seed)
         _check_weights(module)
         return module
 
-    def _sizes(self) -> dict[str, tuple[torch.Size, torch.Size]]:
-        first, second = (tensors_of(module) for module in (self.first, self.ready(self.num_classes + 1)))
+    def _sizes(self, larger: LightningModule) -> dict[str, tuple[torch.Size, torch.Size]]:
+        first, second = tensors_of(self.first), tensors_of(larger)
         if first.keys() != second.keys() or any(first[n].dim() != second[n].dim() for n in first):
             raise ConfigError(
                 f"{named(self.first)} has other layers for another {CLASSES}; let only sizes of tensors depend on it"
