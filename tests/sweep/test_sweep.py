@@ -112,6 +112,11 @@ def test_a_config_that_is_not_there_is_a_warning_of_a_dry_run_and_refused_here(w
     assert "nothere.yaml: cannot read this config" in line
 
 
+def test_a_file_in_another_encoding_is_named(tmp_path, capsys):
+    (tmp_path / "s.yaml").write_bytes("# Köln\nmethod: grid\n".encode("latin-1"))
+    assert "save it in UTF-8" in refuse(capsys, "sweep", tmp_path / "s.yaml", "--dry-run")
+
+
 def test_no_drawn_name_of_a_parameter_becomes_another_option(write_sweep):
     drawn, slipped = random.Random(3), []
     for number in range(300):

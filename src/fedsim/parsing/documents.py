@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -24,6 +25,15 @@ LARGEST = 200_000
 """values after every alias is replaced by its anchor: a minute for the parser"""
 _LONG = re.compile(r"[-+]?[0-9][0-9a-fA-FxXo_]{256,}")
 """a whole number that may be beyond all floats, decimal or with a base"""
+
+
+def read_text(path: Path, what: str, remedy: str = "does the file exist?") -> str:
+    """Return the text of a file; raise DataError, with ``what`` it is and the remedy, if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # also of a name that is no text
+        remedy = "save it in UTF-8" if isinstance(error, UnicodeDecodeError) else remedy
+        raise DataError(f"{one_line(str(path))}: cannot read {what} ({one_line(str(error))}); {remedy}") from error
 
 
 def parse_yaml(yaml_text: str, name: str) -> Any:

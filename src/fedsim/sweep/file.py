@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
-from fedsim.parsing.documents import as_yaml, parse_yaml
+from fedsim.parsing.documents import as_yaml, parse_yaml, read_text
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.settings.table import setting_at
 from fedsim.sweep.early_stop import EarlyStop, early_stop_of
@@ -133,11 +133,7 @@ class Sweep:
 
 def read_content(path: Path) -> Any:
     """Return the content of a sweep file; raise DataError if it cannot be read."""
-    try:
-        yaml_text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot read this sweep ({error}); does the file exist?") from error
-    return parse_yaml(with_quotes(yaml_text), str(path))
+    return parse_yaml(with_quotes(read_text(path, "this sweep")), str(path))
 
 
 def sweep_of(content: object, name: str) -> Sweep:

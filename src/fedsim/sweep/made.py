@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.names import one_line
 from fedsim.papers.files import find_in_paper
 from fedsim.parsing.config_files import shipped_configs
-from fedsim.parsing.documents import parse_yaml
+from fedsim.parsing.documents import parse_yaml, read_text
 
 _METHODS = Path("configs/methods")
 _ANY_METHOD = Path(__file__).with_name("any_method.yaml")
@@ -56,10 +55,7 @@ def sweep_of_method(name: str, configs: Sequence[str], logs_to_wandb: bool = Tru
 
 
 def _ranges(path: Path) -> dict[str, Any]:
-    try:
-        lines = re.findall(r"^# sweep: (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot read this config ({one_line(str(error))}); does the file exist?") from error
+    lines = re.findall(r"^# sweep: (.*)$", read_text(path, "this config"), re.MULTILINE)
     ranges = parse_yaml("\n".join(lines), f"{path}: lines # sweep: OPTION: RANGE") or {}
     if not isinstance(ranges, dict) or not all(isinstance(option, str) for option in ranges):
         raise DataError(f"{path}: a line # sweep: does not name an option; write # sweep: OPTION: RANGE")
