@@ -18,7 +18,7 @@ from fedsim.models.groups import Group
 from fedsim.models.reid import Features
 from fedsim.training.flat_model import FlatModel, Head, Output, arch_name
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
+from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_whole_copy
 from fedsim.training.own_module.inner_trainer import in_one_line
 from fedsim.training.own_module.network import PART, CopiedParameters, ModuleNetwork, kept_of, set_buffers, tensors_of
 from fedsim.training.settings import LocalTraining, autocast
@@ -104,7 +104,8 @@ class ModuleModel(FlatModel):
         with in_one_line(self.blueprint.name, activity):
             for name, span in self._spans(num_classes).items():
                 start[span] = tensors[name].detach().flatten()
-        return ModuleVariant(None if has_hooks(template) else template, module.to(self.device), start, kept_of(module))
+        copied = template if has_whole_copy(template) else None
+        return ModuleVariant(copied, module.to(self.device), start, kept_of(module))
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
@@ -142,10 +143,7 @@ class ModuleModel(FlatModel):
     def fresh(self) -> LightningModule:
         """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
         template = self._variant(self.num_classes).template
-        if template is None:
-            return self.blueprint.build(self.num_classes)
-        with in_one_line(self.blueprint.name, "copying for a session; leave out what has no copy"):
-            module: LightningModule = copy_of(template)
+        module: LightningModule = self.blueprint.build(self.num_classes) if template is None else copy_of(template)
         return module
 
     def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
@@ -197,8 +195,13 @@ class ModuleOptimizer(LocalOptimizer):
     def __init__(self, settings: LocalTraining, flat: CopiedParameters) -> None:  # no torch optimizer of the settings
         self.settings, self.flat = settings, flat
         self.num_steps, self.work = 0, Work()
-        self.of_module: list[Optimizer] = []
-        """the optimizers of the training that runs"""
+        self.trainer: Any = None
+        """of the training that runs"""
+
+    @property
+    def of_module(self) -> list[Optimizer]:
+        """The optimizers of the training that runs: the module may replace them."""
+        return self.trainer.optimizers if self.trainer else []
 
     @property
     def groups(self) -> list[list[Tensor]]:  # type: ignore[override] # the base's is an attribute
@@ -231,4 +234,4 @@ class ModuleOptimizer(LocalOptimizer):
 
     def release(self) -> None:
         """Forget the optimizers."""
-        self.of_module = []
+        self.trainer = None
