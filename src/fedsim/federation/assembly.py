@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import seeded_host
 from fedsim.core.store import ClientStore, MemoryStore
 from fedsim.data.datamodule import FederatedDataModule
@@ -147,6 +148,11 @@ def _try_module(
         source, data.federated.clients, settings.client, sizes, settings.module_batch or PairBatch(),
         seed=settings.seed, options=options, rounds=rounds,
     )  # fmt: skip
+    if "losses" in settings.method.requires and not tried.blueprint.first.automatic_optimization:
+        raise ConfigError(
+            f"model.method: {type(settings.method).__name__} changes losses, and {tried.blueprint.name} optimizes "
+            "manually; choose another"
+        )
     for name, override in settings.overrides.items():
         tried.check_override(name, override)
     if logs:

@@ -188,8 +188,13 @@ class ModuleOptimizer(LocalOptimizer):
     def __init__(self, settings: LocalTraining, flat: CopiedParameters) -> None:  # no torch optimizer of the settings
         self.settings, self.flat = settings, flat
         self.num_steps, self.work = 0, Work()
-        self.of_module: list[Optimizer] = []
-        """the optimizers of the training that runs"""
+        self.trainer: Any = None
+        """of the training that runs"""
+
+    @property
+    def of_module(self) -> list[Optimizer]:
+        """The optimizers of the training that runs: the module may replace them."""
+        return self.trainer.optimizers if self.trainer else []
 
     @property
     def groups(self) -> list[list[Tensor]]:  # type: ignore[override] # the base's is an attribute
@@ -222,4 +227,4 @@ class ModuleOptimizer(LocalOptimizer):
 
     def release(self) -> None:
         """Forget the optimizers."""
-        self.of_module = []
+        self.trainer = None
