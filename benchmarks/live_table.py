@@ -122,8 +122,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for case in CASES:
-        for kind, where in (("table", on_terminal), ("lines", lambda run: run())):
-            table = where(functools.partial(train, case, rounds))
+        for kind, shown in (("table", on_terminal), ("lines", lambda run: run())):
+            table = shown(functools.partial(train, case, rounds))
             rows.append((case, kind, f"{1000 * table.seconds / rounds:.1f}", f"{table.share:.2%}"))
     print(tabulate(rows, headers=["run", "shown as", "CPU-ms in a round", "share"]))
 

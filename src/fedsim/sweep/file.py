@@ -260,10 +260,12 @@ class _Reader:
             self._refuse(field, "expected names with values (see fedsim sweep --method fedpav --print)")
         return value
 
-    def _check_keys(self, fields: Mapping[str, Any], names: set[str], prefix: str, where: str = "") -> None:
+    def _check_keys(self, fields: Mapping[str, Any], names: set[str], prefix: str, of_field: str = "") -> None:
         for key in fields:
             if key not in names:
-                self._refuse(f"{prefix}{key}", f"there is no such field{where}; choose from {', '.join(sorted(names))}")
+                self._refuse(
+                    f"{prefix}{key}", f"there is no such field{of_field}; choose from {', '.join(sorted(names))}"
+                )
 
     def _metric(self, metric: object) -> tuple[str, bool, float | None]:
         if metric is None:
@@ -339,8 +341,8 @@ class _Reader:
         name = str(fields.get("distribution", _default_distribution(fields)))
         if name not in _NEEDS:
             self._refuse(f"{field}.distribution", f"{name} is unknown; choose from {', '.join(_NEEDS)}")
-        known = {"distribution", *_NEEDS[name], *_MAY_HAVE.get(name, ())}
-        self._check_keys(fields, known, f"{field}.", f" with {name}")
+        fields_of_it = {"distribution", *_NEEDS[name], *_MAY_HAVE.get(name, ())}
+        self._check_keys(fields, fields_of_it, f"{field}.", f" with {name}")
         for needed in _NEEDS[name]:
             if needed not in fields:
                 self._refuse(f"{field}.{needed}", f"is missing, but {name} needs it")
