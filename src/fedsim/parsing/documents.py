@@ -27,13 +27,13 @@ _LONG = re.compile(r"[-+]?[0-9][0-9a-fA-FxXo_]{256,}")
 """a whole number that may be beyond all floats, decimal or with a base"""
 
 
-def read_text(path: Path, what: str, remedy: str = "does the file exist?") -> str:
-    """Return the text of a file; raise DataError, with ``what`` it is and the remedy, if it cannot be read."""
+def read_text(path: Path, document: str, remedy: str = "does the file exist?") -> str:
+    """Return the text of a file; raise DataError, with the name of the ``document`` and the remedy, if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # also of a name that is no text
         remedy = "save it in UTF-8" if isinstance(error, UnicodeDecodeError) else remedy
-        raise DataError(f"{one_line(str(path))}: cannot read {what} ({one_line(str(error))}); {remedy}") from error
+        raise DataError(f"{one_line(str(path))}: cannot read {document} ({one_line(str(error))}); {remedy}") from error
 
 
 def parse_yaml(yaml_text: str, name: str) -> Any:
