@@ -28,7 +28,7 @@ _LONG = re.compile(r"[-+]?[0-9][0-9a-fA-FxXo_]{256,}")
 
 
 def read_text(path: Path, document: str, remedy: str = "does the file exist?") -> str:
-    """Return the text of a file; raise DataError, with the name of the ``document`` and the remedy, if it cannot be read."""
+    """Return the text of a file; raise DataError, with name and remedy of the ``document``, if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # also of a name that is no text
