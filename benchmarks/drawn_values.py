@@ -4,9 +4,9 @@
     python benchmarks/drawn_values.py --number 200 --seed 3
 
 Each draw is a command, or a function of Python, that is valid but for one value: a path, a number, a device, a
-picture. It runs in a folder and a home of its own; if root draws, half of the draws give up root's rights. A wrong
-value must end with code 2 in one line; any value must end without a traceback, in time, and without a folder called
-``~``.
+picture; first, each command runs without a drawn value, and must end with code 0. A draw runs in a folder and a home of
+its own; if root draws, half of the draws give up root's rights. A wrong value must end with code 2 in one line; any
+value must end without a traceback, in time, and without a folder called ``~``.
 Exits with 1 if anything slips through.
 """
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -34,6 +36,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "MPLBACKEND": "
 import numpy as np
 import torch
 from PIL import Image
+from scipy.io import savemat
 from tabulate import tabulate
 
 import fedsim
@@ -63,6 +66,10 @@ PATHS_IN, PATHS_OUT = (
     ("file", "folder", "run"),
     (".png", ".html", ".npz", ".csv", ".yaml", ".safetensors", "new folder"),
 )
+SMALL_GENERATOR = (
+    "--size [16,16] --training.steps 2 --training.save_every 1 --training.batch_size 2 --networks.width 2"
+    " --networks.structure_blocks 1 --networks.decoder_blocks 1 --networks.hidden 4 --appearance.width 4"
+)
 OPTIONS = {
     "data check {tree}": {"--root": "folder"},
     "data check --data.source MarketFolders --data.source.root {tree}": {
@@ -70,10 +77,12 @@ OPTIONS = {
     },
     "data preview --root {tree}": {"--root": "folder", "--output": ".png"},
     "data preview --config {config}": {"--config": "file", "--output": ".png"},
-    "data manifest --config {config}": {"--config": "file", "--output": ".csv"},
-    "data prepare --config {config} --workers 0": {"--config": "file", "--workers": "natural"},
-    "data cut --root {tree} --output {new}": {"--root": "folder", "--output": "new folder"},
-    "data splits --folder {tree}/town0 --num 1": {"--folder": "folder", "--num": COUNT, "--fraction": "fraction"},
+    "data manifest --config {files}": {"--config": "file", "--output": ".csv"},
+    "data prepare --config {files} --workers 0 --cache_dir {new}": {
+        "--config": "file", "--workers": "natural", "--cache_dir": "new folder",
+    },
+    "data cut --root {scenes} --output {new}": {"--root": "folder", "--output": "new folder"},
+    "data splits --folder {split} --num 1": {"--folder": "folder", "--num": COUNT, "--fraction": "fraction"},
     "init {tree}": {"--folder": "folder", "--output": ".yaml"},
     "slurm": {"--folder": "new folder"},
     "export --ckpt_path {run} --output {new}.safetensors": {"--ckpt_path": "run", "--output": ".safetensors"},
@@ -101,12 +110,23 @@ OPTIONS = {
     "fit --config {config} --data.source MarketFolders --data.source.root {tree} --run_dir {new}": {
         "--data.source.root": "folder", "--data.cache_dir": "new folder",
     },
-    "augment preview --config {config} --generators {tree}": {"--people": COUNT, "--output": ".png"},
+    "augment preview --config {config} --generators {generators}": {
+        "--people": COUNT, "--output": ".png", "--generators": "folder",
+    },
+    "augment write --config {config} --generators {generators} --output {new}": {
+        "--generators": "folder", "--output": "new folder", "--ratio": "positive", "--threads": COUNT,
+        "--device": "device",
+    },
+    "augment fit --config {config} --output {new} --device cpu " + SMALL_GENERATOR: {
+        "--config": "file", "--output": "new folder", "--size": "size", "--training.steps": COUNT,
+        "--training.rate": "positive", "--training.batch_size": COUNT, "--networks.width": COUNT,
+    },
 }  # fmt: skip
 """command -> option -> kind of its values; a path without an option is the command's last word"""
 WRONG_NUMBERS = ["nan", "inf", "-inf", "x", "", "1:30", "[1]", "{}", "1e400", "1,5", "--", "0x1F g"]
 WRONG = {
     NUMBER: [*WRONG_NUMBERS, "true"],
+    "positive": [*WRONG_NUMBERS, "0", "-1", "-1e300", "true"],
     COUNT: [*WRONG_NUMBERS, "0", "-1", "-99999999999999999999", "1.5", "1e-300", "true"],
     "natural": [*WRONG_NUMBERS, "-1", "2.5", "1e-300", "true"],
     SHARE: [*WRONG_NUMBERS, "-0.1", "1.0001", "1e300", "-1e-300", "2"],
@@ -116,6 +136,7 @@ WRONG = {
 }
 ODD = {
     NUMBER: ["1e-300", "1e300", "-1", "0", "5e-324", "1_000"],
+    "positive": ["1e-300", "1e300", "0.5", "1e12"],
     COUNT: ["1", "3", "99999999999999999999", "1e3", "7_0"],
     "natural": ["0", "1", "4294967295", "99999999999999999999"],
     SHARE: ["0", "1", "0.5", "5e-324"],
@@ -391,28 +412,67 @@ def ends(draws: Iterator[tuple[Draw, bool]], outer: Path, jobs: int) -> Iterator
 
 
 def make_fixtures(folder: Path) -> dict[str, str]:
-    """Make a data set, a config, a finished run and its features; return their places."""
-    stream = np.random.default_rng(0)
-    for part in ("bounding_box_train", "query", "bounding_box_test"):
-        for town in range(2):
-            place = folder / "tree" / f"town{town}" / part
-            place.mkdir(parents=True)
-            for person in range(4):
-                for camera in (1, 2):
-                    pixels = stream.integers(0, 255, (16, 8, 3), dtype=np.uint8)
-                    Image.fromarray(pixels).save(place / f"{person + 1:04d}_c{camera}s1_{town}{camera:05d}_00.png")
+    """Make data sets, configs, a finished run, its features, and generators; return their places."""
+    for town in range(2):
+        make_town(folder / "tree" / f"town{town}", town)
+    make_town(folder / "split", 2)
+    make_scenes(folder / "scenes")
     (folder / "fit.yaml").write_text(FIT)
-    run = folder / "run"
-    words = ["fit", "--config", str(folder / "fit.yaml"), "--run_dir", str(run)]
-    for command in (words, ["predict", "--ckpt_path", str(run), "--run_dir", str(folder / "predicted")]):
-        if pid := os.fork():
-            assert os.waitpid(pid, 0)[1] == 0, command
-        else:
-            os._exit(run_command(command))
+    source = f"{{class_path: MarketFolders, init_args: {{root: {folder / 'tree'}}}}}"
+    (folder / "files.yaml").write_text(re.sub(r"(?<=source: ).*", source, FIT))
+    run, config = folder / "run", str(folder / "fit.yaml")
+    must_end(["fit", "--config", config, "--run_dir", str(run)])
+    must_end(["predict", "--ckpt_path", str(run), "--run_dir", str(folder / "predicted")])
+    generators = str(folder / "generators")
+    must_end(
+        ["augment", "fit", "--config", config, "--device", "cpu", *SMALL_GENERATOR.split(), "--output", generators]
+    )
     features = next(iter(sorted((folder / "predicted").rglob("*.npz"))))
     os.system(f"chmod -R a+rX {folder}")
-    return {"tree": str(folder / "tree"), "config": str(folder / "fit.yaml"), "run": str(run),
-            "features": str(features), "new": "new"}  # fmt: skip
+    places = {name: str(folder / name) for name in ("tree", "split", "scenes", "run", "generators")}
+    return {**places, "config": config, "files": str(folder / "files.yaml"), "features": str(features), "new": "new"}
+
+
+def make_town(folder: Path, seed: int) -> None:
+    """Write a data set in Market-1501's layout: eight people, two cameras."""
+    stream, tests = np.random.default_rng(seed), range(5, 9)
+    for part, people in (("bounding_box_train", range(1, 5)), ("query", tests), ("bounding_box_test", tests)):
+        (folder / part).mkdir(parents=True)
+        for person, camera in itertools.product(people, (1, 2)):
+            pixels = stream.integers(0, 255, (16, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / part / f"{person:04d}_c{camera}s1_{camera:06d}_00.png")
+
+
+def make_scenes(folder: Path) -> None:
+    """Write a person in two pictures as CUHK-SYSU's owners do: annotation/test/train_test/TestG50.mat, Image/SSM."""
+    fields = [(name, object) for name in ("imname", "idlocate", "ishard")]
+    query, gallery = (np.array([[(name, np.array([[1, 2, 8, 16]]), 0)]], dtype=fields) for name in ("s1.jpg", "s2.jpg"))
+    (folder / "annotation" / "test" / "train_test").mkdir(parents=True)
+    (folder / "Image" / "SSM").mkdir(parents=True)
+    rows = np.array([[(query, gallery)]], dtype=[("Query", object), ("Gallery", object)])
+    savemat(folder / "annotation" / "test" / "train_test" / "TestG50.mat", {"TestG50": rows})
+    for name in ("s1.jpg", "s2.jpg"):
+        Image.new("RGB", (20, 40)).save(folder / "Image" / "SSM" / name)
+
+
+def must_end(words: list[str]) -> None:
+    """Run a command in a process of its own; raise SystemExit unless it ends with code 0."""
+    if pid := os.fork():
+        if os.waitpid(pid, 0)[1] != 0:
+            raise SystemExit(f"fails without a drawn value: fedsim {shlex.join(words)}")
+        return
+    os._exit(run_command(words))
+
+
+def check_commands(folder: Path, fixtures: dict[str, str]) -> None:
+    """Run each command without a drawn value."""
+    before = Path.cwd()
+    for number, command in enumerate(OPTIONS):
+        place = folder / f"plain{number}"
+        place.mkdir()
+        os.chdir(place)
+        must_end([word.format(**fixtures) for word in command.split()])
+    os.chdir(before)
 
 
 def main() -> int:
@@ -427,6 +487,7 @@ def main() -> int:
     outer.chmod(0o755)
     (outer / "fixtures").mkdir()
     fixtures = make_fixtures(outer / "fixtures")
+    check_commands(outer, fixtures)
     stream, kinds = random.Random(args.seed), [draw_of_option, draw_of_option, draw_of_setting, draw_of_function]
     can_be_other = os.geteuid() == 0
     draws = (

@@ -54,7 +54,7 @@ from fedsim.__main__ import main as run_fedsim
 from fedsim.data.images import Domain, Images, Index, ReIDSource, Size, Split
 from fedsim.data.synthetic import SyntheticImages
 from fedsim.report import read_run
-from seeded_runs import show
+from seeded_runs import is_finished, show
 from verdicts import LEVEL, Claim, paired, verdicts
 
 CONFIG = Path(__file__).with_suffix(".yaml")
@@ -192,9 +192,11 @@ def cells(seeds: Sequence[int]) -> Iterator[Cell]:
 
 
 def fit(folder: Path, *options: str) -> bool:
-    """Train in this process; return whether the run came to its end."""
+    """Train in this process; return whether the run came to its end. A signal, which says nothing of that, ends all."""
     with redirect_stdout(StringIO()):
         code = run_fedsim(["fit", "--config", str(CONFIG), *options, "--run_dir", str(folder), "--overwrite", "true"])
+    if code > 2:
+        raise SystemExit(code)
     return code == 0
 
 
@@ -202,7 +204,7 @@ def warm_up(folder: Path, seed: int) -> Path:
     """Return the checkpoint of the rounds before all attacks, which are run once."""
     run = folder / f"before-{seed}"
     checkpoint = run / "checkpoints" / "last.ckpt"
-    if not (run / "summary.json").is_file():
+    if not is_finished(run):
         length = ("--trainer.max_epochs", str(BEFORE), "--trainer.check_val_every_n_epoch", str(BEFORE))
         if not fit(run, *length, "--seed_everything", str(seed)):
             raise SystemExit(f"{run}: failed")

@@ -280,7 +280,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
     "lightning": {
         "compatibility": {"_layer_sync"},
         "fit": {"_dump_config", "_parser", "_signal_connector"},
-        "inner_trainer": {"_logged_metrics", "_logger_connector", "_signal_connector"},
+        "inner_trainer": {"_checkpoint_connector", "_logged_metrics", "_logger_connector", "_signal_connector"},
         "checks": {"_name", "_root_dir", "_version"},
         "preemption": {"_broadcast_sigterm_tensor"},
         "ready_ranks": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},
@@ -302,7 +302,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
     "optuna": {"search": {"_trial_id"}},
     "torch": {
         "apfl": {"_foreach_mul_"},
-        "blueprint": {"_backward_hooks"},
+        "blueprint": {"_backward_hooks", "_post_accumulate_grad_hooks"},
         "fingerprint": {"_backward_hooks"},
         "devices": {"_is_mkldnn_bf16_supported"},
         "flat": {"_non_persistent_buffers_set"},
@@ -314,7 +314,7 @@ PRIVATE_NAMES = {  # library: file: names; a new version may rename them, so pyp
         "optimizer": {"_foreach_add_"},
         "requirements": {"_BatchNorm"},
         "perfedavg": {"_foreach_add_", "_foreach_copy_"},
-        "network": {"_foreach_copy_", "_version"},
+        "network": {"_foreach_copy_", "_non_persistent_buffers_set", "_version"},
     },
     "torchmetrics": {"metrics": {"_plot"}},
 }

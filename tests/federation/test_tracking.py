@@ -15,11 +15,13 @@ from PIL import Image
 
 pytest.importorskip("wandb", reason="W&B is not installed")
 
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
 import fedsim
 from failing import PATIENCE, Run
+from fedsim.cli.checks import check_logged_names
 from fedsim.cli.run_directory import default_run_dir
+from fedsim.core.errors import ConfigError
 from fedsim.core.metrics import METRICS
 from fedsim.data import SyntheticReID
 from fedsim.evaluation import summary
@@ -348,6 +350,18 @@ def test_a_server_of_mlflow_is_asked_for_seconds_only(monkeypatch, own):
     tracking.reach_mlflow(SimpleNamespace(_mlflow_client=client, _experiment_name="fedsim"))
     assert [seen[name] for name in names] == [own or "1", "5"]
     assert dict(os.environ) == before
+
+
+def test_names_that_mlflow_would_take_for_one_are_refused():
+    """Lightning's logger leaves out what MLflow forbids."""
+    names, logger = ["site a", "site_a", "site+a", "Köln", "Kln"], object.__new__(MLFlowLogger)
+    check_logged_names([], names)
+    check_logged_names([logger], names[:4])
+    with pytest.raises(
+        ConfigError, match=r"trainer.logger: MLFlowLogger drops .*, so Köln and Kln would have the same"
+    ):
+        check_logged_names([logger], names)
+    check_logged_names([logger], [*names, *map(str, range(50))])  # so many are not logged by name
 
 
 def test_the_home_directory_is_not_needed(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 from fedsim.report import read_run
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import rules_study
 from rules_study import ATTACKS, NEVER, fit
 
 LIES = {
@@ -25,6 +26,16 @@ def score(lie, folder):
     attack = ("--model.attack", *LIES[lie], "--model.attack.attackers", "0.3")
     assert fit(folder / lie, *attack, "--seed_everything", "0")
     return 100 * read_run(folder / lie).summary["final"]["metrics"]["test/global/seen/mAP"]
+
+
+def test_a_fit_that_a_signal_ends_has_no_score(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules_study, "warm_up", lambda folder, _: folder)
+    codes = iter([2, 130])  # an error: nothing is delivered; Ctrl-C
+    monkeypatch.setattr(rules_study, "run_fedsim", lambda _: next(codes))
+    with pytest.raises(SystemExit):
+        rules_study.run_missing(tmp_path, [0], most=3)
+    [score] = rules_study.read(tmp_path / "runs.csv").values()
+    assert score.precision == 0
 
 
 @pytest.fixture(scope="module")

@@ -273,6 +273,16 @@ def test_features_without_variance_are_drawn(run, capsys):
     assert not any(row["x"] or row["y"] for row in fedsim.load_run(run).projection("tsne"))
 
 
+def with_nan(values):
+    return np.where(np.arange(len(values))[:, None] == 0, np.nan, values)
+
+
+def test_a_set_whose_features_are_not_finite_is_left_out_with_a_line(run, caplog):
+    change_features(run, "park", with_nan)
+    assert {row["data set"] for row in fedsim.load_run(run).projection()} == {"station", "harbour"}
+    assert "left out: park: features of global are not finite; did the training diverge?" in caplog.text
+
+
 @pytest.mark.parametrize("case", ["unknown", "no checkpoint", "not finite", "classifies", "a search"])
 def test_a_problem_is_one_line(run, tmp_path, capsys, case):
     words, line = ["--projection", "pca"], ""
@@ -283,8 +293,9 @@ def test_a_problem_is_one_line(run, tmp_path, capsys, case):
         shutil.rmtree(run / "features")
         line = f"{run}: has no features, and no checkpoint to compute them; fit it with checkpoints"
     elif case == "not finite":
-        change_features(run, "park", lambda values: np.where(np.arange(len(values))[:, None] == 0, np.nan, values))
-        line = "park: features of global are not finite; did the training diverge?"
+        for name in SETS:
+            change_features(run, name, with_nan)
+        line = "harbour: features of global are not finite; did the training diverge?"
     elif case == "classifies":
         config = (run / "config.yaml").read_text()
         (run / "config.yaml").write_text(config.replace("task: retrieval", "task: classification"))
@@ -300,8 +311,8 @@ def test_a_problem_is_one_line(run, tmp_path, capsys, case):
 def test_python_refuses_what_is_none(results, run):
     with pytest.raises(ConfigError, match="num: 0 is less than 1"):
         results.projection(num=0)
-    with pytest.raises(ConfigError, match="num: 2 is less than the images of each person of harbour; give a"):
-        results.projection(num=2)
+    with pytest.raises(DataError, match="num: 1 is less than the images of each person of harbour; give a"):
+        results.projection(num=1)
     with pytest.raises(ConfigError, match="projection: there is no umap; choose from pca, tsne"):
         results.projection("umap")
     shutil.rmtree(run / "features")

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ import fedsim
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.evaluation.ranking import RetrievalLabels
-from fedsim.inference.queries import joined_labels
+from fedsim.inference.queries import count_first_images, joined_labels
+from fedsim.inference.run_features import read_run_features
 from fedsim.report.features import confusion_matrices
 from runs_of_sites import SETS, runs_of_sites
 from sites import QUERY
@@ -326,10 +328,50 @@ def test_the_page_has_the_tables_and_the_pictures(run, tmp_path):
     assert main(["report", str(run), "--html", str(page)]) == 2
 
 
+@pytest.mark.parametrize("case", ["gone", "renamed"])
+def test_a_set_whose_images_are_others_is_left_out_with_a_line(run, folder, tmp_path, caplog, case):
+    data = shutil.copytree(folder / "data", tmp_path / "data")
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(folder / "data"), str(data)))
+    words = ["report", str(run), "--queries", "worst"]
+    assert main(words) == 0, "images may lie elsewhere"
+    shutil.rmtree(run / "queries")
+    first, line = next((data / "park" / QUERY).iterdir()), f"left out: {run / 'features' / 'park.npz'}: is of other"
+    if case == "gone":
+        first.unlink()
+        line = "5 queries and 15 gallery images, now 4 and 15; bring the images back, or repeat fedsim predict"
+    else:
+        first.rename(first.with_name(first.name.replace("s1", "s9")))
+    assert main(words) == 0
+    assert line in caplog.text
+    assert {path.stem for path in (run / "queries").iterdir()} == {"station", "harbour"}
+
+
+def test_a_set_without_any_match_is_left_out_of_confusion_with_a_line(results, caplog):
+    features = read_run_features(results._run)
+    park, *others = sorted(features.models, key=lambda model: model.data_set != "park")
+    bare = replace(park, labels=replace(park.labels, query_pids=park.labels.query_pids + 1000))
+    rows = count_first_images(replace(features, models=[*others, bare]))
+    assert rows == count_first_images(replace(features, models=others))
+    assert "left out: confusion: no query of park has a match: no identity of the queries is in" in caplog.text
+    assert len(confusion_matrices(rows)[0].sets) == 2
+
+
+def test_what_cannot_be_drawn_is_left_out_with_a_line(run, folder, tmp_path, caplog):
+    bare = shutil.copytree(folder / "local", tmp_path / "bare")
+    for name in ("features", "checkpoints"):
+        shutil.rmtree(bare / name)
+    for name in SETS[1:]:
+        (run / "features" / f"{name}.npz").unlink()
+    assert main(["report", str(run), str(bare), "--queries", "worst", "--confusion"]) == 0
+    assert f"left out: {bare}: has no features, and no checkpoint" in caplog.text
+    assert "left out: confusion: no model has features of two test sets" in caplog.text
+    assert {path.name for path in (run / "queries").iterdir()} == {"park.csv", "park.png"}
+
+
 @pytest.mark.parametrize(
-    "case", ["no checkpoint", "no config", "gone", "renamed", "unknown", "classifies", "one set", "no run", "no class"]
+    "case", ["no checkpoint", "no config", "unknown", "classifies", "one set", "no run", "no class"]
 )
-def test_a_problem_is_one_line(run, folder, tmp_path, capsys, case):
+def test_a_problem_is_one_line(run, tmp_path, capsys, case):
     words, line = ["--queries", "worst"], ""
     if case == "no checkpoint":
         shutil.rmtree(run / "checkpoints")
@@ -338,17 +380,6 @@ def test_a_problem_is_one_line(run, folder, tmp_path, capsys, case):
     elif case == "no config":
         (run / "config.yaml").unlink()
         line = f"{run}: holds no config.yaml, so its images are unknown; give a run of fedsim fit"
-    elif case in ("gone", "renamed"):
-        data = shutil.copytree(folder / "data", tmp_path / "data")
-        (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(folder / "data"), str(data)))
-        assert main(["report", str(run), *words]) == 0, "images may lie elsewhere"
-        first = next((data / "park" / QUERY).iterdir())
-        if case == "gone":
-            first.unlink()
-            line = "5 queries and 15 gallery images, now 4 and 15; bring the images back, or repeat fedsim predict"
-        else:
-            first.rename(first.with_name(first.name.replace("s1", "s9")))
-            line = f"{run / 'features' / 'park.npz'}: is of other images than park has now"
     elif case == "unknown":
         words = ["--queries", "[0012_c1s1_2.png, 0012_c1s1_3.png]"]
         line = "queries: no test set has the query 0012_c1s1_3.png; did you mean 0012_c1s1_2.png?"

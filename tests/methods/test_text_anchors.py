@@ -195,9 +195,12 @@ def test_the_memory_of_a_rank_has_the_tower_once_and_what_the_first_stage_keeps(
     assert plain.stage == 0
     assert anchors.models - plain.models == method().fixed_bytes
     assert anchors.stage > anchors.activations, "the larger one counts"
-    assert anchors.tensors == plain.tensors - plain.activations + method().fixed_bytes + anchors.stage
     images, people = max(c.num_images for c in clients), max(c.num_classes for c in clients)
     tower = load_tower(small_tower(), "field", torch.device("cpu"))
+    text = 4 * tower.num_features
+    texts = (anchors.states - plain.states, anchors.kept - plain.kept)
+    assert texts == (text * sum(c.num_classes for c in clients), text * people)
+    assert anchors.tensors == plain.tensors - plain.activations + method().fixed_bytes + anchors.stage + sum(texts)
     kept = {}
 
     def keep(tensor):

@@ -82,8 +82,8 @@ def test_values_that_python_cannot_hold_are_one_line(text):
 
 
 def test_aliases_and_depth_of_ordinary_files_pass():
-    assert parse_yaml("a: &a {b: 1}\nc: [*a, *a]", "file")[0] == {"a": {"b": 1}, "c": [{"b": 1}, {"b": 1}]}
-    assert parse_yaml("{a: " * 40 + "1" + "}" * 40, "file")[0]
+    assert parse_yaml("a: &a {b: 1}\nc: [*a, *a]", "file") == {"a": {"b": 1}, "c": [{"b": 1}, {"b": 1}]}
+    assert parse_yaml("{a: " * 40 + "1" + "}" * 40, "file")
     checked(["--config", "a" * 100, "--model.clients", "{a: {batch_size: 8}, b: {batch_size: 16, local_epochs: 3}}"])
 
 

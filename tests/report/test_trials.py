@@ -1,10 +1,12 @@
 """The report on a search: its table, its figure and its page."""
 
 import json
+import math
 import os
 import random
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from PIL import Image
 
 from fedsim.__main__ import main
 from fedsim.core.errors import DataError
-from fedsim.report.trials import _height, _ticks, draw_trials, importances, read_trials, trial_block
+from fedsim.report.trials import _height, _state, _ticks, draw_trials, importances, read_trials, trial_block
 from fedsim.sweep.search import FileLock, open_study
 from small import refuse
 
@@ -79,9 +81,10 @@ def test_the_table_has_the_best_first_and_no_score_of_a_pruned_trial(folder):
     assert [line[0] for line in block.lines] == [*by_score, "12", "14", "15"]
     scores = [line[-1] for line in block.lines]
     assert scores == ["0.6000", "0.5500", "0.5000", "0.4500", "0.4000", "0.3500", "0.3000", "0.2500", "0.2000",
-                      "0.1500", "0.1000", "nan", "-", "-", "-"]  # fmt: skip
+                      "0.1500", "0.1000", "diverged", "-", "-", "-"]  # fmt: skip
     states = [line[1] for line in block.lines]
-    assert states == ["complete"] * 12 + ["pruned after 3, at 0.0500", "failed", "running"]
+    assert states == ["complete"] * 12 + ["pruned after 3: 0.0500", "failed", "running"]
+    assert _state(replace(read_trials(folder).rows[12], seen={2: math.nan})) == "pruned after 2: diverged"
     counts, best, records, shares, failed = block.notes
     assert counts.startswith("trials: 12 complete, 1 pruned, 1 failed, 1 running; a pruned trial ended before")
     assert best.startswith("best: trial 7, val/mAP 0.6000: client.lr=")

@@ -125,5 +125,8 @@ def test_a_score_that_is_no_number_comes_after_all_others(maximize):
 
     results = [result(number, score) for number, score in enumerate([0.25, float("nan"), 0.5, 0.125])]
     sweep = SimpleNamespace(metric="val/mAP", maximize=maximize)
-    order = re.findall(r"run\d", table_of(results, sweep))
+    table = table_of(results, sweep)
+    order = re.findall(r"run\d", table)
+    assert table.split().count("diverged") == 1
+    assert "nan" not in table
     assert order == (["run2", "run0", "run3", "run1"] if maximize else ["run3", "run0", "run2", "run1"])

@@ -45,6 +45,9 @@ if options["a"] == "wait":
     time.sleep(60)
 if options["a"] == "bad":
     sys.exit("fedsim: error: a: is bad")
+if options["a"] == "damaged":
+    (folder / "summary.json").write_text('{"final": 3}')
+    sys.exit()
 score = float(options["a"])
 scores = {"metrics": {"val/mAP": score}}
 (folder / "summary.json").write_text(json.dumps({"finished": True, "final": scores, "best": scores}))
@@ -187,6 +190,26 @@ def test_a_line_says_how_far_each_draw_is(meeting, caplog, tmp_path):
     execute_runs(runs, "val/mAP", parallel=2, line_interval=0.0)
     for number in (1, 2):
         assert f"run {number}/2: round 3/20: loss 1.0" in caplog.text
+
+
+def test_a_damaged_summary_is_a_failure_of_its_run_alone(quick, capsys, tmp_path):
+    assert main(["sweep", str(quick("damaged", 0.5)), "--local", "--run_dir", str(tmp_path / "runs")]) == 1
+    output = capsys.readouterr()
+    assert "summary.json: final is not a round with its metrics" in output.out
+    assert "0.5000" in output.out
+    assert "1 of 2 runs failed" in output.err
+
+
+def test_a_run_of_another_call_is_left_alone(quick, capsys, tmp_path):
+    path = quick(0.25, 0.5)
+    run = runs_of_sweep(read_sweep(path), tmp_path / "runs")[0]
+    log_file = run.claim()
+    os.write(log_file, b"round 1/20\n")
+    assert main(["sweep", str(path), "--local", "--run_dir", str(tmp_path / "runs")]) == 1
+    assert "1 of 2 runs run in another call" in capsys.readouterr().err
+    assert run.log.read_text() == "round 1/20\n"
+    os.close(log_file)
+    assert main(["sweep", str(path), "--local", "--run_dir", str(tmp_path / "runs")]) == 0
 
 
 def test_an_error_ends_the_draws_that_run(quick, tmp_path):

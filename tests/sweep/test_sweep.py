@@ -75,6 +75,14 @@ WRONG = [
     ({"parameters": {"a": {"distribution": "log_uniform_values", "min": 0, "max": 1}}}, "parameters.a.min", "positive"),
     ({"parameters": {"a": {"distribution": "q_uniform", "min": 0, "max": 1, "q": 0}}}, "parameters.a.q", "positive"),
     ({"parameters": {"a": {"distribution": "normal", "sigma": 0}}}, "parameters.a.sigma", "positive"),
+    ({"parameters": {"a": {"value": 1, "values": [1, 2]}}}, "parameters.a.values", "no such field with constant"),
+    ({"parameters": {"a": {"values": [1, 2], "min": 0}}}, "parameters.a.min", "no such field with categorical"),
+    ({"parameters": {"a": {"min": 1, "max": 9, "q": 2}}}, "parameters.a.q", "no such field with int_uniform"),
+    ({"parameters": {"a": {"values": [float("nan"), 1]}}}, "parameters.a.values", "without .nan"),
+    ({"metric": {"name": " "}}, "metric.name", "val/mAP"),
+    ({"command": ["fedsim", None, "${args}"]}, "command", "null is no word"),
+    ({"command": ["fedsim", " ", "${args}"]}, "command", '" " is no word'),
+    ({"early_terminate": {"type": "hyperband", "min_iter": 2, "strict": "maybe"}}, "early_terminate.strict", "true"),
 ]
 
 
@@ -86,6 +94,27 @@ def test_a_wrong_sweep_is_one_line_with_file_field_and_remedy(write_sweep, capsy
     assert "\n" not in line
     assert line.startswith(f"fedsim: error: {path}: {field}: ")
     assert remedy in line
+
+
+def test_a_parameter_that_is_given_twice_is_refused(tmp_path, capsys):
+    path = tmp_path / "s.yaml"
+    path.write_text("method: grid\nparameters:\n  a.b: {values: [4, 8]}\n  a.b: {values: [16]}\n")
+    assert "parameters.a.b: is given twice, in lines 3 and 4" in refuse(capsys, "sweep", path, "--dry-run")
+
+
+def test_a_config_that_is_not_there_is_a_warning_of_a_dry_run_and_refused_here(write_sweep, capsys, caplog, tmp_path):
+    path = write_sweep(
+        parameters={"config": {"values": ["nothere.yaml"]}}, program="fedsim", command=["${program}", "fit", "${args}"]
+    )
+    assert main(["sweep", str(path), "--dry-run"]) == 0
+    assert "nothere.yaml: cannot read this config" in caplog.text
+    line = refuse(capsys, "sweep", path, "--local", "--run_dir", tmp_path / "runs")
+    assert "nothere.yaml: cannot read this config" in line
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path, capsys):
+    (tmp_path / "s.yaml").write_bytes("# Köln\nmethod: grid\n".encode("latin-1"))
+    assert "save it in UTF-8" in refuse(capsys, "sweep", tmp_path / "s.yaml", "--dry-run")
 
 
 def test_no_drawn_name_of_a_parameter_becomes_another_option(write_sweep):
@@ -528,6 +557,8 @@ def test_sweeps_that_would_fill_the_memory_are_all_refused_at_once(write_sweep, 
     {"min": 0, "max": 10**400}, {"min": -1.5e308, "max": 1.5e308}, {"min": -(10**308), "max": 10**308},
     {"distribution": "q_uniform", "min": 0.0, "max": 1.0, "q": 5e-324},
     {"distribution": "q_uniform", "min": 0, "max": 10**300, "q": 1e-300},
+    {"distribution": "q_uniform", "min": 0.0, "max": 1.0, "q": 1e-300},
+    {"distribution": "log_uniform_values", "min": 1e-200, "max": 1e200},
 ])  # fmt: skip
 def test_numbers_beyond_a_float_are_one_line(write_sweep, capsys, fields):
     path = write_sweep(method="random", parameters={"a": fields})

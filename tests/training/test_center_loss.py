@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.placement import place
+from fedsim.federation.memory import device_memory
 from fedsim.functional.losses import center_loss, moved_centers
 from fedsim.methods import FedPav, Local
 from fedsim.methods.ditto import Ditto
@@ -15,7 +17,7 @@ from fedsim.training.centers import CENTERS, score_with_centers
 from fedsim.training.flat_model import Output
 from fedsim.training.objective import CenterLoss, Objective, supervised_loss
 from fedsim.training.settings import LocalTraining
-from small import fit, make_model, sgd
+from small import fit, make_data, make_model, sgd
 
 
 def drawn(num_images, width, num_classes, seed=0):
@@ -78,6 +80,17 @@ def test_clients_log_it_and_keep_a_center_for_each_identity():
         centers = centers_of(model)[name]
         assert centers.shape == (client.num_classes, client.model.network.num_pooled)
         assert centers.any(1).all()
+
+
+def test_described_memory_has_the_centers():
+    memory, data = [], make_data()
+    for objective in (WITH, Objective()):
+        model = trained(objective)
+        model.assemble(data, 0, 1, torch.device("cpu"))
+        memory.append(device_memory(model.settings, model.parts, data, place(model.parts.costs, 1, 1), "32-true"))
+    centers = [4 * c.num_classes * c.model.network.num_pooled for c in model.parts.clients.values()]
+    assert memory[0].states - memory[1].states == sum(centers)
+    assert memory[0].kept - memory[1].kept == max(centers)
 
 
 def test_centers_outlive_the_round(tmp_path):

@@ -683,3 +683,20 @@ def test_the_example_trains_alone_and_as_clients(capsys):
         re.MULTILINE,
     )
     assert re.search(r"^test +global +unseen +\d\.\d+", printed, re.MULTILINE)
+
+
+class Built(Small):
+    """Notes the numbers of classes for which it is built."""
+
+    classes: ClassVar[list[int]] = []
+
+    def __init__(self, num_classes: int):
+        super().__init__(num_classes)
+        self.classes.append(num_classes)
+
+
+def test_a_module_is_built_once_for_each_number_of_classes_and_once_with_one_more():
+    Built.classes.clear()
+    model = fit(federation(FedAvg(), Built), rounds=1)
+    numbers = {client.num_classes for client in model.parts.clients.values()}
+    assert sorted(Built.classes) == sorted({*numbers, max(numbers) + 1})

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 from lightning import Trainer
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.metrics import METRICS_OF
+from fedsim.core.names import metric_name, printable
 from fedsim.core.paths import OUTPUT_FOLDER
 from fedsim.data.datamodule import FederatedDataModule
+from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import check_checkpoint
 from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision
@@ -85,6 +88,8 @@ def check_fit(
     warn_of_slow_precision(trainer)
     if trainer.global_rank == 0:
         clients = len(data.federated.clients)
+        for names in ([client.name for client in data.federated.clients], [*data.federated.tests]):
+            check_logged_names(trainer.loggers, names)
         settings = replace(model.settings, client_store="host")
         parts = assemble(settings, data, clients, clients + 1, torch.device("cpu"))  # as a rank without clients
         warn_of_idle_ranks(trainer.world_size, trainer.world_size // trainer.num_nodes, parts.micro_batches)
@@ -93,6 +98,21 @@ def check_fit(
             check_checkpoint(checkpoint, parts, listeners)
         check_memory(trainer, settings, parts, data)
         warn_of_states(trainer, model.settings, parts, data)
+
+
+def check_logged_names(loggers: Iterable[Logger], names: Sequence[str]) -> None:
+    """Raise ConfigError for two clients, or test sets, whose numbers MLFlowLogger would take for one's.
+
+    Of more than 50 names none is logged.
+    """
+    written: dict[str, str] = {}
+    for name in names if len(names) <= MAX_NAMES and any(isinstance(each, MLFlowLogger) for each in loggers) else ():
+        first = written.setdefault(re.sub("[^a-zA-Z0-9_/. -]+", "", metric_name(name)), name)  # as Lightning does
+        if first != name:
+            raise ConfigError(
+                f"trainer.logger: MLFlowLogger drops signs and letters that MLflow forbids, so {printable(first)} and "
+                f"{printable(name)} would have the same numbers; rename one of them, or choose another logger"
+            )
 
 
 _RUN_DIR = "RUN_DIR"  # as a logger's save_dir: stands for the run directory

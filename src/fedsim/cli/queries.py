@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
 
 from fedsim.cli.app import set_up_messages
 from fedsim.core.errors import DataError
@@ -14,7 +16,7 @@ from fedsim.core.names import printable
 from fedsim.core.readable import files_in, has_folder
 from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, OF_IMAGES, PROJECTIONS, QUERIES
 from fedsim.inference.feature_pictures import write_confusion, write_projections, write_queries
-from fedsim.inference.run_features import read_run_features
+from fedsim.inference.run_features import RunFeatures, each_usable, read_run_features
 from fedsim.report.course import course_blocks
 from fedsim.report.features import Chosen, confusion_block, confusion_matrices, query_block
 from fedsim.report.groups import RunGroup
@@ -34,34 +36,46 @@ def feature_blocks(
     """Draw the chosen queries, the domain confusion and the points of each group's first run; return their tables.
 
     Pictures and rows are written to ``queries`` and ``projections`` in the run directory. Features are those of
-    ``fedsim predict``, which is called if there are none, or only older ones than the checkpoint.
+    ``fedsim predict``, which is called if there are none, or only older ones than the checkpoint. What lacks its data,
+    a test set, one of the three or a run, is left out with a line.
 
     Raises:
-        DataError: if a run has neither features nor a checkpoint, or its images are gone.
+        DataError: if nothing can be drawn: such as for a run with neither features nor a checkpoint.
         ConfigError: if no test set has a named query, or a run classifies.
     """
-    blocks = []
     is_written = {QUERIES: queries is not None or confusion, PROJECTIONS: projection is not None}
     for folder in (group.runs[0].folder / name for group in groups for name in is_written if is_written[name]):
         check_folder(folder, "run_dir")
-    for group in groups:
+
+    def of_run(group: RunGroup) -> list[Block]:
         run, label = group.runs[0], group.label if len(groups) > 1 else ""
         _predict(run)
-        features = read_run_features(run)
+        features, sections = read_run_features(run), list[tuple[str, Callable[[Path], list[Block]]]]()
         if queries is not None:
-            all_rows = write_queries(run.folder / QUERIES, features, queries, _NUM)
-            blocks += [query_block(rows, label) for rows in all_rows]
+            sections.append((QUERIES, partial(_of_queries, features=features, label=label, chosen=queries)))
         if confusion:
-            confusions = confusion_matrices(write_confusion(run.folder / QUERIES, features))
-            blocks += [confusion_block(confusion, label) for confusion in confusions]
-            blocks += course_blocks(run.folder, label)
-        if queries is not None or confusion:
-            log.info("wrote %s", run.folder / QUERIES)
+            sections.append((QUERIES, partial(_of_confusion, features=features, label=label)))
         if projection is not None:
-            projections = write_projections(run.folder / PROJECTIONS, features, projection)
-            blocks += [projection_block(projected, label) for projected in projections]
-            log.info("wrote %s", run.folder / PROJECTIONS)
-    return blocks
+            sections.append((PROJECTIONS, partial(_of_points, features=features, label=label, projector=projection)))
+        drawn = each_usable(sections, lambda part: (part[0], part[1](run.folder)))
+        for name in dict.fromkeys(name for name, _ in drawn):
+            log.info("wrote %s", run.folder / name)
+        return [block for _, blocks in drawn for block in blocks]
+
+    return [block for blocks in each_usable(groups, of_run) for block in blocks]
+
+
+def _of_queries(folder: Path, features: RunFeatures, label: str, chosen: Chosen) -> list[Block]:
+    return [query_block(rows, label) for rows in write_queries(folder / QUERIES, features, chosen, _NUM)]
+
+
+def _of_confusion(folder: Path, features: RunFeatures, label: str) -> list[Block]:
+    confusions = confusion_matrices(write_confusion(folder / QUERIES, features))
+    return [*(confusion_block(confusion, label) for confusion in confusions), *course_blocks(folder, label)]
+
+
+def _of_points(folder: Path, features: RunFeatures, label: str, projector: Projector) -> list[Block]:
+    return [projection_block(points, label) for points in write_projections(folder / PROJECTIONS, features, projector)]
 
 
 def _predict(run: Run) -> None:

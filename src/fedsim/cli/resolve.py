@@ -35,7 +35,7 @@ def resolved(words: list[str]) -> dict[str, Any]:
             code = 0
         if code:
             return {"error": errors.getvalue().strip()}
-        settings = parse_yaml(_FIRST + output.getvalue().rpartition(f"\n{_FIRST}")[2], "the settings")[0]
+        settings = parse_yaml(_FIRST + output.getvalue().rpartition(f"\n{_FIRST}")[2], "the settings")
         return {"settings": settings, "data": _digest_of(json.dumps({"data": settings["data"]}))}
 
 

@@ -14,7 +14,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from fedsim.core.checks import SEED
-from fedsim.core.errors import ConfigError, RunsFailedError
+from fedsim.core.errors import ConfigError, DataError, RunsFailedError
 from fedsim.core.extras import load_extra
 from fedsim.core.files import make_folder
 from fedsim.core.paths import FILE, PAGE, run_folder
@@ -25,6 +25,7 @@ from fedsim.sweep.file import Sweep, num_runs, read_content, sweep_of
 from fedsim.sweep.left_out import UNSEEN, repeated, repetitions, report_left_out
 from fedsim.sweep.local import (
     Result,
+    SweepRun,
     check_names,
     check_varied,
     compare_results,
@@ -33,7 +34,7 @@ from fedsim.sweep.local import (
     table_of,
 )
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
-from fedsim.sweep.running import execute, execute_runs
+from fedsim.sweep.running import execute, execute_runs, refuse_elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -98,19 +99,20 @@ def run(args: list[str]) -> str:
     if sweep.is_search and config.local:
         return _search(sweep, root, config)
     runs = runs_of_sweep(sweep, root, config.count, config.seed)
-    for sweep_run in runs:
-        check_names(sweep_run.command)
+    _check_names(runs, config.local)
     if config.dry_run:
         return "\n".join(shlex.join(sweep_run.command) for sweep_run in runs)
     make_folder(root, "--run_dir")
     results = execute_runs(runs, sweep.metric, config.parallel)
     print_text(f"{table_of(results, sweep)}\n")  # before the comparison, which may fail
     failed = sum(result.code != 0 for result in results)
-    if not failed and config.count is None and (page := report_left_out(results, config.html)):
+    is_whole = not failed and len(results) == len(runs) and config.count is None
+    if is_whole and (page := report_left_out(results, config.html)):
         print_text(f"{page}\n")
     _compare([result for result in results if result.code == 0], config.compare)
     if failed:
         raise RunsFailedError(f"{failed} of {len(results)} runs failed; call the sweep again to repeat only those")
+    refuse_elsewhere(results, runs)
     return f"{len(results)} runs in {root}"
 
 
@@ -122,6 +124,20 @@ def _with_common(sweep: Sweep, common: Sequence[str]) -> Sweep:
     whole = replace(sweep, command=(*sweep.command, *common))
     check_varied(whole)
     return whole
+
+
+def _check_names(runs: Sequence[SweepRun], is_local: bool) -> None:
+    """Check the options of each run; runs that begin elsewhere may have configs that are not here: a warning."""
+    unread = set[str]()
+    for sweep_run in runs:
+        try:
+            check_names(sweep_run.command)
+        except DataError as error:
+            if is_local:
+                raise
+            unread.add(str(error))
+    for line in sorted(unread):
+        log.warning(line)
 
 
 def _search(sweep: Sweep, root: Path, config: Namespace) -> str:

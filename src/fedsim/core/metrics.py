@@ -32,3 +32,12 @@ def comparable(score: float) -> float:
     0.2
     """
     return -math.inf if math.isnan(score) else score
+
+
+def score_text(score: float | None) -> str:
+    """Write a score of a trial as a table shows it.
+
+    >>> score_text(0.25), score_text(math.nan), score_text(None)
+    ('0.2500', 'diverged', '-')
+    """
+    return "-" if score is None else "diverged" if math.isnan(score) else f"{score:.4f}"

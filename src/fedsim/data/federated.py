@@ -47,6 +47,8 @@ class ClientData:
     identities are unknown, and all labels are 0"""
     generated: GeneratedImages | None = None
     """generated images for its local training; they count in none of the numbers below"""
+    mean_images: float = np.nan
+    """mean number of training images of all clients, once the federation is assembled"""
 
     def __post_init__(self) -> None:
         """Raise DataError if the name is none: files, metrics and tables are named after it."""

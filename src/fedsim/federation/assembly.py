@@ -6,11 +6,13 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 
+from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import seeded_host
 from fedsim.core.store import ClientStore, MemoryStore
 from fedsim.data.datamodule import FederatedDataModule
@@ -37,14 +39,14 @@ from fedsim.models.reid import ReIDModel
 from fedsim.strategy.machine import Machine
 from fedsim.training.batch import ClientImages
 from fedsim.training.client import Client
-from fedsim.training.flat_model import FlatModel, arch_name
+from fedsim.training.flat_model import FlatModel
 from fedsim.training.lazy_clients import LazyClients
 from fedsim.training.own_module.assembly import OwnModule, own_module
 from fedsim.training.own_module.blueprint import MakesModule
 from fedsim.training.own_module.inner_trainer import Options
 from fedsim.training.own_module.module_batch import PairBatch
 from fedsim.training.own_module.module_client import ModuleClient
-from fedsim.training.server import Server
+from fedsim.training.server import Server, arch_name
 from fedsim.training.statistics import BatchNormStatistics, shared_names
 
 log = logging.getLogger(__name__)
@@ -94,7 +96,6 @@ def assemble(
     check_received_statistics(models, settings.method, settings.bn_stats)
     for model in models.values():
         model.prepare(client_settings.values())
-        model.mean_images = sum(client.num_images for client in federated.clients) / len(federated.clients)
     server = Server(models, archs, data.augmentation, settings.seed, len(federated.public or ()))
     initial = {arch: settings.method.initial_state(model) for arch, model in models.items()}
     server.load_kept({arch: state.server for arch, state in initial.items()})
@@ -107,6 +108,7 @@ def assemble(
         costs, micro_batches, rank, world_size, machine, settings.client_store, device, largest, places
     )
     data_of, is_alone = {c.name: c for c in federated.clients}, trains_alone(settings.method, federated)
+    mean_images = sum(client.num_images for client in federated.clients) / len(federated.clients)
 
     make_client: Callable[..., Client] = Client
     if tried is not None:
@@ -119,11 +121,12 @@ def assemble(
             model=models[archs.get(name) or root_archs[name]], store=store, seed=settings.seed, trains_alone=is_alone,
         ).to(device)  # fmt: skip
 
+    def images_of(client: ClientData) -> ClientImages:
+        return ClientImages(replace(client, mean_images=mean_images), data.augmentation, device)
+
     own_store = MemoryStore(torch.device("cpu"))  # of rank 0, which trains the root alone
-    made_roots = [make(root.name, ClientImages(root, data.augmentation, device), own_store) for root in roots]
-    clients = LazyClients(
-        rank_share.trainable_clients, make, lambda name: ClientImages(data_of[name], data.augmentation, device)
-    )
+    made_roots = [make(root.name, images_of(root), own_store) for root in roots]
+    clients = LazyClients(rank_share.trainable_clients, make, lambda name: images_of(data_of[name]))
     return Parts(
         method=settings.method, federated=federated, models=models, archs=archs, costs=costs,
         micro_batches=micro_batches, rank_share=rank_share,
@@ -145,6 +148,11 @@ def _try_module(
         source, data.federated.clients, settings.client, sizes, settings.module_batch or PairBatch(),
         seed=settings.seed, options=options, rounds=rounds,
     )  # fmt: skip
+    if "losses" in settings.method.requires and not tried.blueprint.first.automatic_optimization:
+        raise ConfigError(
+            f"model.method: {type(settings.method).__name__} changes losses, and {tried.blueprint.name} optimizes "
+            "manually; choose another"
+        )
     for name, override in settings.overrides.items():
         tried.check_override(name, override)
     if logs:

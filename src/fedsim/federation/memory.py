@@ -207,10 +207,13 @@ class _Estimate:
 
     def _kept(self, client: str) -> int:
         """Return the bytes of the tensors that the method and the optimizers of a client keep between rounds."""
-        model, method = self._model(client), self._settings.method
-        whole = 4 * model.flat.num_model + self._head(client)
+        model, method, center = self._model(client), self._settings.method, self._settings.objective.center
+        whole, column = 4 * model.flat.num_model + self._head(client), 4 * self._num_classes[client]
         sizes = {"model": whole, "shared": model.shared.nbytes, "private": self._state(client)}
-        kept = self._start[self._archs[client]] + self._loose + sum(sizes[part] for part in method.keeps.values())
+        sizes["people"] = column * model.network.num_features
+        kept = self._start[self._archs[client]] + self._loose
+        kept += sum(column * part if isinstance(part, int) else sizes[part] for part in method.keeps.values())
+        kept += 0 if center is None else column * model.network.width_of(center.features)
         if self._training[client].keeps_state(trains_alone(method, self._parts.federated)):
             kept += len(self._moments_of[id(self._training[client])]) * (self._trained * whole + self._loose)
         return kept

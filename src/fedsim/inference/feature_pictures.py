@@ -11,8 +11,8 @@ from fedsim.core.names import file_names
 from fedsim.core.replaced_run import CONFUSION
 from fedsim.evaluation.pictures import write_picture
 from fedsim.inference.projection import IMAGES, project_features
-from fedsim.inference.queries import choose_queries, count_first_images
-from fedsim.inference.run_features import RunFeatures
+from fedsim.inference.queries import ChosenQueries, choose_queries, count_first_images
+from fedsim.inference.run_features import RunFeatures, each_usable
 from fedsim.report.features import Chosen, Row, confusion_matrices, draw_confusion, write_rows
 from fedsim.report.projection import Projection, Projector, draw_projection
 
@@ -27,13 +27,14 @@ def write_queries(folder: Path, features: RunFeatures, queries: Chosen, num: int
     for model in features.models:  # of an earlier choice
         for suffix in ("csv", "png"):
             (folder / f"{model.name}.{suffix}").unlink(missing_ok=True)
-    written = []
-    for lists in choose_queries(features, queries, num, _TOP):
+
+    def written(lists: ChosenQueries) -> list[Row]:
         rows = lists.rows()
         write_picture(folder / f"{lists.model.name}.png", lists.picture())
         write_rows(folder / f"{lists.model.name}.csv", rows)
-        written.append(rows)
-    return written
+        return rows
+
+    return each_usable(choose_queries(features, queries, num, _TOP), written)
 
 
 def write_confusion(folder: Path, features: RunFeatures) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import starmap
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -17,7 +16,7 @@ from fedsim.data.federated import FederatedData
 from fedsim.data.preview import true_to_shape
 from fedsim.evaluation.ranking import Floats, Ints, RetrievalLabels
 from fedsim.functional.similarity import Distance
-from fedsim.inference.run_features import ModelOnSet, RunFeatures, names_of
+from fedsim.inference.run_features import ModelOnSet, RunFeatures, each_usable, names_of
 from fedsim.report.projection import Projection, Projector
 
 IMAGES = 300
@@ -49,8 +48,8 @@ def project_features(features: RunFeatures, projector: Projector, num: int) -> l
         num: largest number of images of a test set.
 
     Raises:
-        ConfigError: if there is no such projector, or ``num`` is less than the images of each person.
-        DataError: if features are not finite.
+        ConfigError: if there is no such projector.
+        DataError: if all features are not finite, or ``num`` is less than the images of each person.
     """
     if projector not in get_args(Projector):
         raise ConfigError(f"projection: there is no {projector}; choose from {', '.join(get_args(Projector))}")
@@ -60,7 +59,8 @@ def project_features(features: RunFeatures, projector: Projector, num: int) -> l
         apart = (model.data_set,) if model.kind == "personalised" and not model.owner else ()
         by_model.setdefault((model.title, *apart), []).append(model)
     clients = only_clients(features.data.federated)
-    return [_projected(sets, projector, num, features.settings.distance, clients) for sets in by_model.values()]
+    distance = features.settings.distance
+    return each_usable(by_model.values(), lambda sets: _projected(sets, projector, num, distance, clients))
 
 
 def sample_people(labels: RetrievalLabels, num: int) -> tuple[Ints, Ints]:
@@ -136,12 +136,15 @@ def _neighbours(features: Floats, points: Floats) -> Floats:
 def _projected(
     sets: Sequence[ModelOnSet], projector: Projector, num: int, distance: Distance, clients: Mapping[str, str]
 ) -> Projection:
-    parts = [_sampled(model, num) for model in sets]
-    pairs = list(zip(sets, parts, strict=True))
-    features = np.concatenate([_features(*pair, distance) for pair in pairs])
+    def shown(model: ModelOnSet) -> tuple[ModelOnSet, _Part, Floats]:
+        part = _sampled(model, num)
+        return model, part, _features(model, part, distance)
+
+    sets, parts, of_sets = zip(*each_usable(sets, shown), strict=True)
+    features = np.concatenate(of_sets)
     points, shares = place_on_plane(features, projector)
     sizes = [[len(part.query), len(part.gallery)] for part in parts]
-    values = list(starmap(_values, pairs))
+    values = list(map(_values, sets, parts))
     return Projection(
         projector,
         model=sets[0].kind,
@@ -190,7 +193,7 @@ def draw_thumbnails(features: RunFeatures, projection: Projection, num: int, sid
 def _sampled(model: ModelOnSet, num: int) -> _Part:
     part = _Part(*sample_people(model.labels, num))
     if not len(part.query):
-        raise ConfigError(
+        raise DataError(
             f"num: {num} is less than the images of each person of {model.data_set}; give a larger one: "
             "fedsim.load_run(RUN).projection(num=...)"
         )

@@ -6,6 +6,7 @@ domains' light and cameras finds wrong images at home; one that mixes domains up
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,11 @@ from fedsim.evaluation.pictures import Captions, RankedLists, caption_of, draw_r
 from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import JUNK, Floats, Ints, QueryScores, RetrievalLabels
 from fedsim.functional.similarity import Distance, Similarity
-from fedsim.inference.run_features import ModelOnSet, RunFeatures, names_of
+from fedsim.inference.run_features import ModelOnSet, RunFeatures, each_usable, names_of
 from fedsim.report.features import KEYS, Chosen, Row
 
+log = logging.getLogger(__name__)
+_ONE_SET = "confusion: no model has features of two test sets to join; leave it out, or name another in data.unseen"
 _LETTERS = 14
 """of a line below a picture; longer names are broken"""
 
@@ -195,36 +198,27 @@ def count_first_images(features: RunFeatures) -> list[Row]:
     """Count the first images of all queries, where a model's galleries of several test sets are joined.
 
     Identities of two data sets are two people, unless clients have common labels; so are their cameras. Junk is left
-    out, and queries without a match do not count, as in the scores. Of a personalised model these are the test sets of
-    which ``fedsim predict`` writes its features: those of its client and the unseen ones.
+    out, and queries without a match do not count, as in the scores; nor does a set without any match. Of a personalised
+    model these are the test sets of which ``fedsim predict`` writes its features: those of its client and the unseen
+    ones.
 
     Returns:
         A row per model, data set of the queries, data set and camera of the first image, and whether it is a match,
         with the number of ``queries``; the keys are ``fedsim.report.features.KEYS``, cameras count from 1.
 
     Raises:
-        DataError: if each model has features of one test set only, or a model has features of different widths.
+        DataError: if no model has features of two test sets with matches, or each has features of different widths.
     """
     by_model: dict[str, list[ModelOnSet]] = {}
     for model in features.models:
         if model.kind != "personalised" or model.owner:  # else each set may have a model of its own
             by_model.setdefault(model.title, []).append(model)
-    rows: list[Row] = []
-    for sets in by_model.values():
-        if len(sets) > 1:
-            if len(widths := {model.query.shape[1] for model in sets}) > 1:
-                raise DataError(
-                    f"confusion: the features of {sets[0].title} have {' and '.join(map(str, sorted(widths)))} numbers "
-                    "in different test sets, which cannot be joined; write all anew by fedsim predict"
-                )
-            has_common = features.data.federated.classes is not None
-            labels = joined_labels([model.labels for model in sets], has_common)
-            rows += _rows_of(sets, labels, features.settings.distance)
+    has_common = features.data.federated.classes is not None
+    joined = [sets for sets in by_model.values() if len(sets) > 1]
+    rows = each_usable(joined, lambda sets: _rows_of(sets, has_common, features.settings.distance))
     if not rows:
-        raise DataError(
-            "confusion: no model has features of two test sets to join; leave it out, or name another in data.unseen"
-        )
-    return rows
+        raise DataError(_ONE_SET)
+    return [row for of_model in rows for row in of_model]
 
 
 def joined_labels(parts: Sequence[RetrievalLabels], has_common: bool) -> list[RetrievalLabels]:
@@ -254,7 +248,21 @@ def _numbered(values: Sequence[Ints], apart: bool) -> list[Ints]:
     return np.split(numbers.reshape(-1).astype(np.int64), np.cumsum(sizes)[:-1])
 
 
-def _rows_of(sets: Sequence[ModelOnSet], labels: Sequence[RetrievalLabels], distance: Distance) -> list[Row]:
+def _rows_of(sets: Sequence[ModelOnSet], has_common: bool, distance: Distance) -> list[Row]:
+    """Return the rows of one model; a set of which no query has a match is left out, with a line."""
+    if len(widths := {model.query.shape[1] for model in sets}) > 1:
+        raise DataError(
+            f"confusion: the features of {sets[0].title} have {' and '.join(map(str, sorted(widths)))} numbers "
+            "in different test sets, which cannot be joined; write all anew by fedsim predict"
+        )
+    labels = joined_labels([model.labels for model in sets], has_common)
+    matching = [model for model, joined in zip(sets, labels, strict=True) if joined.num_valid]
+    if len(matching) < 2:
+        raise DataError(_ONE_SET)
+    if len(matching) < len(sets):
+        for model in (model for model in sets if model not in matching):
+            log.warning("left out: confusion: no query of %s has a match: %s", model.name, model.labels.why_no_match())
+        return _rows_of(matching, has_common, distance)
     gallery = torch.cat([model.gallery for model in sets])
     domain = np.repeat(np.arange(len(sets)), [len(model.gallery) for model in sets])
     cameras = np.concatenate([model.labels.gallery_camids for model in sets]) + 1

@@ -145,8 +145,9 @@ class RunResults:
             num: largest number of images of a test set; people are drawn with all of their images.
 
         Raises:
-            DataError: if the run has no features, they are not finite, or its images are gone.
-            ConfigError: if there is no such projector, no person's images fit into ``num``, or the run classifies.
+            DataError: if the run has no features, they are not finite, its images are gone, or those of no person fit
+                into ``num``.
+            ConfigError: if there is no such projector, or the run classifies.
         """
         return [row for projection in self._project(projector, num) for row in projection.rows()]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import glob
+import logging
 from argparse import ArgumentError
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jsonargparse import ArgumentParser
@@ -28,6 +29,10 @@ from fedsim.evaluation.retrieval import trials_of
 from fedsim.evaluation.settings import Evaluation
 from fedsim.parsing.class_names import missing_class
 from fedsim.report.runs import Run
+
+log = logging.getLogger(__name__)
+Part = TypeVar("Part")
+Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +75,7 @@ def read_run_features(run: Run) -> RunFeatures:
     """Read the features of a run's test sets, and list the images that they are of, by the run's config.
 
     Raises:
-        DataError: if the run has no config or no features, or its images are gone or others.
+        DataError: if the run has no config or no features, or the images of all sets are gone or others.
         ConfigError: if the run classifies.
     """
     if not run.config:
@@ -79,13 +84,32 @@ def read_run_features(run: Run) -> RunFeatures:
     if settings.task != "retrieval":
         raise ConfigError(f"{run.folder}: the run classifies, and ranks no galleries; give a run of retrieval")
     folder, data = run.folder / FEATURES, _data_of(run)
-    models = [_opened(file, data.federated, settings) for file in _files(folder, data.federated, run)]
+    models = each_usable(_files(folder, data.federated, run), lambda file: _opened(file, data.federated, settings))
     if not models:
         raise DataError(
             f"{folder}: holds no features of test sets; write them by "
             f"fedsim predict --ckpt_path {quote(str(run.folder))}"
         )
     return RunFeatures(models, settings, data)
+
+
+def each_usable(parts: Iterable[Part], draw: Callable[[Part], Drawn]) -> list[Drawn]:
+    """Draw each part, and return the results; a part whose data cannot be used is left out, with a line.
+
+    Raises:
+        DataError: of the first one, if none can be used.
+    """
+    drawn, errors = list[Drawn](), list[DataError]()
+    for part in parts:
+        try:
+            drawn.append(draw(part))
+        except DataError as error:
+            errors.append(error)
+    if errors and not drawn:
+        raise errors[0]
+    for left_out in errors:
+        log.warning("left out: %s", left_out)
+    return drawn
 
 
 def names_of(images: Images, word: str) -> list[str]:

@@ -32,14 +32,14 @@ Weighting = Literal["size", "uniform"]
 Delivered = Literal["global", "personalised", "ensemble"]
 Need = Literal[
     "identities", "common_classes", "held_out", "public_images", "speeds", "masks", "uploads", "whole_batches",
-    "plain_steps", "built_in_model",
+    "plain_steps", "built_in_model", "losses",
 ]  # fmt: skip
 Signal = Literal["client", "tensor"]
 Replicas = Mapping[str, Literal["trained", "frozen"]]
 """role of a further model on the rank, see :meth:`FlatModel.replica` -> whether it trains"""
-KeptModels = Mapping[str, Literal["model", "shared", "private"]]
-"""name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it"""
-
+KeptModels = Mapping[str, Literal["model", "shared", "private", "people"] | int]
+"""name of a tensor that :meth:`Client.keep` keeps -> the part of the client's model that is as large as it; or a row
+for each person, of so many columns, and for ``people`` of as many as features have"""
 Stage = tuple[torch.nn.Module, tuple[int, ...], int]
 """a network through which gradients pass to inputs, the shape of a batch of these, and the bytes of other tensors"""
 
@@ -146,6 +146,7 @@ class Method(ABC):
         once. ``plain_steps``: a step must not be a CUDA graph (``graph``), as the host waits or decides in it, or the
         method does not train by ``client.train_on``. ``built_in_model``: the method works on features, logits or layers
         of fedsim's own model, or steps two in turn; a user's LightningModule (``model.module``) allows neither.
+        ``losses``: the method changes losses, which such a module does not allow if it optimizes manually.
         """
         return frozenset()
 
@@ -245,6 +246,11 @@ class Method(ABC):
     def take_step(self, client: Client, loss: Tensor) -> None:
         """Step the optimizer: ``client.step`` can change the gradient first, and returns whether weights moved."""
         client.step(loss)
+
+    @property
+    def sees_steps(self) -> bool:
+        """Whether the method changes or counts steps: then a user's module must not take them past Lightning."""
+        return type(self).take_step is not Method.take_step
 
     def upload(self, client: Client) -> Upload:
         """Return the client's message after training: the model, extras and signals.
@@ -363,6 +369,11 @@ class OtherSteps:
     """whether the log has their loss"""
     correct: Callable[[], None] | None = None
     """changes the gradient of a step"""
+
+    @property
+    def sees_steps(self) -> bool:
+        """See :attr:`Method.sees_steps`."""
+        return self.correct is not None
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the supervised loss of a batch, a scalar with gradient."""

@@ -52,7 +52,7 @@ from torch import Tensor
 
 from fedsim.core.checks import at_least, not_negative, within
 from fedsim.functional.pruning import cubic_sparsity, global_magnitude_mask, stepped_weight, zero_pruned_
-from fedsim.methods.base import BodySharing, InitialState, Method, Payload, Replicas, WeightingChoice
+from fedsim.methods.base import BodySharing, InitialState, Method, Need, Payload, Replicas, WeightingChoice
 from fedsim.methods.pruned import full_mask, prunable_entries, prunable_layers
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client
@@ -94,6 +94,11 @@ class FedDIP(BodySharing, WeightingChoice, Method):
         )
         within("model.method", "[0, 1)", initial=self.initial, target=self.target)
         not_negative("model.method", lam=self.lam, lam_first=self.lam_first)
+
+    @property
+    def requires(self) -> frozenset[Need]:
+        """A penalty is added to the loss."""
+        return frozenset({"losses"} if self.lam else ())
 
     def payload(self, server: Server, arch: str, round_: int) -> Payload:
         """Downloads are reduced to m."""

@@ -82,7 +82,7 @@ class FedDyn(BodySharing, Method):
             return
         moves, alpha = kept_vector(client, "moves"), self.alpha
         if self.weighting == "size":
-            alpha *= client.model.mean_images / client.data.num_images
+            alpha *= client.data.mean_images / client.data.num_images
         centre = client.received.vector[: len(moves)] - moves
         client.step(loss, lambda: client.optimizer.pull(centre, alpha))
 

@@ -36,6 +36,7 @@ class FedNova(BodySharing, Method):
     """Averaging of updates that are divided by the amount of local work."""
 
     measures: ClassVar[Mapping[str, Signal]] = {"normaliser": "client"}
+    sees_steps = True
 
     def check(self, training: LocalTraining, client: str) -> None:
         """Refuse optimizers for which the norm of a_i is not known."""

@@ -74,7 +74,8 @@ class FedSAM(PartSharing, WeightingChoice, Method):
     """Averaging of clients that step by the gradient at the worst point nearby."""
 
     session_copies = 1  # w, while gradients are those of w + delta
-    requires = frozenset({"identities", "whole_batches"})  # proxies of clusters would move twice; norms are of a batch
+    # proxies of clusters would move twice; norms are of a batch
+    requires = frozenset({"identities", "whole_batches", "losses"})
 
     rho: float = 0.1
     """$\\rho$, length of the perturbation; Caldarola et al.'s script for CIFAR-10 has 0.1"""

@@ -46,6 +46,7 @@ class MOON(PartSharing, WeightingChoice, Method):
     """Averaging of clients whose features stay near the global model's, and move away from their previous ones."""
 
     keeps: ClassVar[KeptModels] = {"previous": "model"}
+    requires = frozenset({"losses"})
 
     mu: float = 1.0
     """$\\mu$, weight of the contrastive term"""

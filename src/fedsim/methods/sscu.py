@@ -67,7 +67,7 @@ from fedsim.functional.losses import authenticity, mean_entropy
 from fedsim.functional.memory import mean_memory, memory_logits, update_memory
 from fedsim.functional.retrieval import leave_one_out
 from fedsim.functional.style import restyle, style_gap, style_of, style_of_places
-from fedsim.methods.base import BodySharing, Method, Need, WeightingChoice
+from fedsim.methods.base import BodySharing, KeptModels, Method, Need, WeightingChoice
 from fedsim.methods.restyling import (
     JUDGE,
     Restyles,
@@ -129,6 +129,11 @@ class SSCU(BodySharing, WeightingChoice, Restyles, Method):
     def has_judge(self) -> bool:
         """Whether a copy of f_G judges restyled images."""
         return self.lam_au > 0 and self.judge != "itself"
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The expert, M and its copy."""
+        return {**super().keeps, _MEMORY: "people", _CANDIDATE: "people"}
 
     @property
     def passes(self) -> int:

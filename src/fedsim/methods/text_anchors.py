@@ -43,7 +43,7 @@ from fedsim.core.progress import note_progress
 from fedsim.core.seeding import torch_generator
 from fedsim.core.transfer import send
 from fedsim.functional.anchors import camera_gap, image_to_text, text_to_image
-from fedsim.methods.base import BodySharing, Method, Need, Stage, WeightingChoice
+from fedsim.methods.base import BodySharing, KeptModels, Method, Need, Stage, WeightingChoice
 from fedsim.models.text_tower import TextTower, load_tower
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Client
@@ -86,6 +86,11 @@ class TextAnchors(BodySharing, WeightingChoice, Method):
         positive("model.method", temperature=self.temperature, prompt_lr=self.prompt_lr)
         at_least("model.method", 1, tokens=self.tokens)
         at_least("model.method", 0, prompt_epochs=self.prompt_epochs)
+
+    @property
+    def keeps(self) -> KeptModels:
+        """The texts."""
+        return {_TEXTS: self._load(torch.device("cpu")).num_features}
 
     @property
     def fixed_bytes(self) -> int:
@@ -139,6 +144,7 @@ class TextAnchors(BodySharing, WeightingChoice, Method):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            client.model.work["second"].add((0, 1))  # no image passes through a network
             note_progress()
         with torch.no_grad():
             return normalize(torch.cat([tower(part) for part in prompts.split(_BATCH)]))

@@ -117,21 +117,30 @@ def merged(settings: Iterable[Given]) -> dict[str, Any]:
 def with_default_classes(words: Sequence[str], settings: Sequence[Given]) -> list[str]:
     """Name a setting's default class where options give arguments of it, and nothing names a class.
 
-    A run that goes on, and a section in a file of its own, may have classes that are not among ``settings``.
+    A run that goes on with its own config, and a section in a file of its own, may have classes that are not among
+    ``settings``.
 
     >>> words = ["--model.client.optimizer.lr=0.1"]
     >>> with_default_classes(words, list(given(words)))[0].partition(",")[0]
     '--model.client.optimizer={"class_path": "torch.optim.sgd.SGD"'
+    >>> words = ["--ckpt_path=last", *words]
+    >>> with_default_classes(words, list(given(words))) == words
+    True
+    >>> words = ["--config", "{}", *words]
+    >>> with_default_classes(words, list(given(words))) == words
+    False
 
     Args:
         words: of the command line.
         settings: that they and their config files give.
     """
     named = {entry.setting for entry in settings}
+    if "ckpt_path" in named and "config" not in dict(options_in(words)):
+        return list(words)
     files = tuple(f"{entry.setting}." for entry in settings if isinstance(entry.value, str))
     owners = dict.fromkeys(entry.setting.rpartition(".")[0] for entry in settings if entry.is_option)
     unnamed = [owner for owner in owners if owner and owner not in named and not f"{owner}.".startswith(files)]
-    defaults = {owner: setting_at(owner).default for owner in unnamed if "ckpt_path" not in named}
+    defaults = {owner: setting_at(owner).default for owner in unnamed}
     has_class = {owner: value for owner, value in defaults.items() if isinstance(value, dict) and "class_path" in value}
     return [*(f"--{owner}={as_yaml(value)}" for owner, value in has_class.items()), *words]
 
@@ -139,7 +148,7 @@ def with_default_classes(words: Sequence[str], settings: Sequence[Given]) -> lis
 def _read(value_text: str, setting: str) -> Any:
     """Return a setting's value as the parser reads it; invalid YAML stays a text."""
     with suppress(DataError):
-        value = parse_yaml(value_text, "a value")[0]
+        value = parse_yaml(value_text, "a value")
         is_text = value is not None and setting_at(setting).form == "text"
         # YAML: 1:30 is 90
         return value_text if is_text or (isinstance(value, int | float) and ":" in value_text) else value

@@ -13,12 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedsim.core.errors import DataError
 from fedsim.core.names import one_line
 from fedsim.core.paths import FILE, expanded
-from fedsim.parsing.documents import as_yaml, parse_json, parse_yaml
+from fedsim.parsing.documents import as_yaml, parse_json, parse_yaml, read_text
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.settings.gone import GONE
 from fedsim.settings.options import WITH_TRAINER
@@ -73,17 +71,12 @@ def read_config(path: str) -> dict[str, Any]:
                 raise
             text = one_line(path, 80)
             raise DataError(f"--config: {text} is not a file; write settings into a file, or as options") from error
-    path = _file_of(path)
+    path, remedy = _file_of(path), "does the file exist?"
     if os.path.exists(path):
         FILE.check(path, "a config")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # also of a name, or a content, that is no text
-        close = get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), shipped_configs(), n=1)
-        remedy = f"did you mean {close[0]}, which comes with fedsim?" if close else "does the file exist?"
-        raise DataError(f"{one_line(path)}: cannot read this config ({one_line(str(error))}); {remedy}") from error
-    content, node = parse_yaml(with_quotes(text), path)
-    _check_keys(path, node)
+    elif close := get_close_matches(path.removeprefix("configs/").removesuffix(".yaml"), shipped_configs(), n=1):
+        remedy = f"did you mean {close[0]}, which comes with fedsim?"
+    content = parse_yaml(with_quotes(read_text(Path(path), "this config", remedy)), path)
     if not isinstance(content, dict):
         raise DataError(f"{path}: is not a config; expected sections such as trainer, model, data")
     if nested := [key for key in WITH_TRAINER if isinstance(content.get(key), dict)]:
@@ -123,22 +116,6 @@ def read_sections(path: str) -> dict[str, Any]:
 def _sections() -> list[str]:
     """Return the settings that always have fields below them."""
     return [*sections(), *(option for option, setting in walk() if has_fields(setting))]
-
-
-def _check_keys(path: str, node: yaml.Node | None, section: str = "") -> None:
-    """Refuse a key that is given twice in one section: PyYAML would silently take the last value."""
-    lines: dict[str, int] = {}
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        field, line_number = f"{section}.{key.value}".lstrip("."), key.start_mark.line + 1
-        if key.value in lines:
-            twice = f"is given twice, in lines {lines[key.value]} and {line_number}"
-            raise DataError(f"{path}: {field}: {twice}; remove one of them")
-        lines[key.value] = line_number
-        _check_keys(path, value, field)
-    for value in node.value if isinstance(node, yaml.SequenceNode) else ():
-        _check_keys(path, value, section)
 
 
 def _check_classes(path: str, value: Any, field: str = "") -> None:

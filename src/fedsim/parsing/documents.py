@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,22 +27,32 @@ _LONG = re.compile(r"[-+]?[0-9][0-9a-fA-FxXo_]{256,}")
 """a whole number that may be beyond all floats, decimal or with a base"""
 
 
-def parse_yaml(yaml_text: str, name: str) -> tuple[Any, yaml.Node | None]:
-    """Return the content of a YAML text as plain values, and as a node with the lines of its keys.
+def read_text(path: Path, document: str, remedy: str = "does the file exist?") -> str:
+    """Return the text of a file; raise DataError, with name and remedy of the ``document``, if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # also of a name that is no text
+        remedy = "save it in UTF-8" if isinstance(error, UnicodeDecodeError) else remedy
+        raise DataError(f"{one_line(str(path))}: cannot read {document} ({one_line(str(error))}); {remedy}") from error
+
+
+def parse_yaml(yaml_text: str, name: str) -> Any:
+    """Return the content of a YAML text as plain values.
 
     Args:
         yaml_text: the YAML.
         name: the file or option, with which messages begin.
 
     Raises:
-        DataError: if it is not YAML of plain values, or an alias repeats a section that contains it, or it is too deep
-            or too large.
+        DataError: if it is not YAML of plain values, a key is given twice in one section, an alias repeats a section
+            that contains it, or it is too deep or too large.
     """
     try:
         check_yaml(yaml_text, name)
         loader = SafeLoader(yaml_text)
         node = loader.get_single_node()
-        return (None if node is None else loader.construct_document(node)), node
+        _check_keys(name, node)
+        return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or getattr(error, "reason", "it holds no text")
         raise DataError(
@@ -54,6 +65,22 @@ def parse_yaml(yaml_text: str, name: str) -> tuple[Any, yaml.Node | None]:
         raise DataError(
             f"{name}: holds a value that cannot be read ({one_line(str(error), 200)}); quote it, or correct it"
         ) from error
+
+
+def _check_keys(name: str, node: yaml.Node | None, section: str = "") -> None:
+    """Refuse a key that is given twice in one section: PyYAML would silently take the last value."""
+    lines: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        field, line_number = f"{section}.{key.value}".lstrip("."), key.start_mark.line + 1
+        if key.value in lines:
+            twice = f"is given twice, in lines {lines[key.value]} and {line_number}"
+            raise DataError(f"{name}: {field}: {twice}; remove one of them")
+        lines[key.value] = line_number
+        _check_keys(name, value, field)
+    for value in node.value if isinstance(node, yaml.SequenceNode) else ():
+        _check_keys(name, value, section)
 
 
 def _wrong_line(yaml_text: str, error: yaml.YAMLError) -> int:

@@ -97,12 +97,12 @@ def draw_cmc(groups: Sequence[RunGroup], names: Mapping[str, str], path: Path) -
 
 
 def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, path: Path) -> None:
-    """Draw scores over the bytes sent until then, and over simulated seconds if the runs have them.
+    """Draw scores over bytes, images trained on, and simulated seconds until then, if the runs have them.
 
     If a run does not wait for all clients, a caption has the fewest answers of a client: the price of shorter rounds.
 
     Raises:
-        DataError: if no log contains the sent bytes, or the image file cannot be written.
+        DataError: if no log contains a cost, or the image file cannot be written.
     """
     means = [name for name in MEANS if name in names] or list(names)
     lines_by_axes = {
@@ -110,7 +110,7 @@ def draw_tradeoff(groups: Sequence[RunGroup], names: Mapping[str, str], metric: 
     }
     if not lines_by_axes:
         raise DataError(
-            f"{groups[0].runs[0].folder}: its log does not contain the sent bytes; --tradeoff needs comm/*_bytes"
+            f"{groups[0].runs[0].folder}: its log has no costs; --tradeoff needs comm/*_bytes or train/images"
         )
     columns = min(2, len(lines_by_axes))
     rows = -(-len(lines_by_axes) // columns)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,14 +72,18 @@ def bytes_of(run: Run) -> dict[int, float]:
     return bytes_by_round
 
 
-def seconds_of(run: Run) -> dict[int, float]:
-    """Return the simulated seconds until the end of each round; empty if clients' hardware is not simulated."""
-    total, seconds_by_round = 0.0, {}
+def sums_of(run: Run, column: str) -> dict[int, float]:
+    """Return the sum of a logged number until the end of each round; empty if the log lacks it."""
+    total, sum_by_round = 0.0, {}
     for round_, row in run.log.items():
-        if "time/simulated_seconds" in row:
-            total += row["time/simulated_seconds"]
-            seconds_by_round[round_] = total
-    return seconds_by_round
+        if column in row:
+            total += row[column]
+            sum_by_round[round_] = total
+    return sum_by_round
+
+
+seconds_of: Axis = partial(sums_of, column="time/simulated_seconds")
+"""a run -> the simulated seconds until the end of each round; empty if clients' hardware is not simulated"""
 
 
 def curves(groups: Sequence[RunGroup], name: str, metric: str, axis: Axis = rounds_of) -> list[Series]:
@@ -112,20 +117,28 @@ def label_of_line(group: RunGroup, model_kind: str) -> str:
     return group.label if model_kind == group.runs[0].primary else f"{group.label}, {model_kind}"
 
 
-def tradeoffs(groups: Sequence[RunGroup], name: str, metric: str) -> dict[str, list[Series]]:
-    """Return the lines over sent bytes, and over simulated seconds: name of the axis -> lines; empty ones are left out.
+_COSTS: Mapping[str, Axis] = {
+    "sent by server and clients": bytes_of,
+    "simulated seconds": seconds_of,
+    "images trained on": partial(sums_of, column="train/images"),
+}
+"""name of an axis -> the cost of a run until each round"""
 
-    A method that sends nothing has one point, its last.
+
+def tradeoffs(groups: Sequence[RunGroup], name: str, metric: str) -> dict[str, list[Series]]:
+    """Return the lines over each cost that is logged: name of the axis -> lines; empty ones are left out.
+
+    Over bytes, a method that sends none has one point, its last.
     """
     lines_by_axis = {}
-    for title, axis in (("sent by server and clients", bytes_of), ("simulated seconds", seconds_of)):
+    for title, axis in _COSTS.items():
         lines = [
             curve if np.ptp(curve.x) or len(curve.x) == 1 else _last(curve)
             for curve in curves(groups, name, metric, axis)
         ]
         largest = max((float(curve.x.max()) for curve in lines), default=0.0)
         if largest > 0:
-            unit, factor = ("", 1.0) if axis is seconds_of else next(u for u in _UNITS if largest >= u[1])
+            unit, factor = ("", 1.0) if axis is not bytes_of else next(u for u in _UNITS if largest >= u[1])
             lines_by_axis[f"{unit} {title}".strip()] = [replace(curve, x=curve.x / factor) for curve in lines]
     return lines_by_axis
 

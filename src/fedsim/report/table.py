@@ -82,7 +82,7 @@ def report(
         figure: also draw curves over rounds and bars over test sets into this image file (png, pdf, svg).
         curves: also draw the score over rounds into this image file, a picture per test set (paper 003's figures).
         cmc: also draw CMC curves into this image file.
-        tradeoff: also draw the score over sent bytes, and over simulated seconds, into this image file.
+        tradeoff: also draw the score over sent bytes, images trained on and simulated seconds into this image file.
         participation: also draw into this image file the rounds in which each client took part, and its backbone if
             backbones follow rewards.
         html: also write a page with all of this into this file; the page needs no network.

@@ -27,6 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedsim._version import __version__
 from fedsim.core.checked import checked
 from fedsim.core.errors import DataError, first_line
+from fedsim.core.metrics import score_text
 from fedsim.core.paths import Figure, Page
 from fedsim.core.readable import has_file
 from fedsim.report.layout import Block, Format, new_figure, save_figure, short_names, style_of
@@ -184,7 +185,7 @@ def trial_block(trials: SearchTrials) -> Block:
     rows = sorted(trials.rows, key=lambda row: (_ORDER.index(row.state), -trials.value(row), row.number))
     lines = [
         [str(row.number), _state(row), *(_cell(row.settings.get(option, "-")) for option in options), str(row.folder),
-         "-" if row.score is None else f"{row.score:.4f}"]
+         score_text(row.score)]
         for row in rows
     ]  # fmt: skip
     headers = ["trial", "state", *short_names(options), "run directory", trials.metric]
@@ -196,7 +197,7 @@ def _state(row: TrialRow) -> str:
         return f"{row.state}, as trial {row.same_as}"
     if row.state == "pruned" and row.seen:
         evaluation = max(row.seen)
-        return f"pruned after {evaluation}, at {row.seen[evaluation]:.4f}"
+        return f"pruned after {evaluation}: {score_text(row.seen[evaluation])}"
     return row.state
 
 

@@ -31,11 +31,7 @@ def early_stop_of(fields: Mapping[str, Any], refuse: Callable[[str, str], NoRetu
     >>> early_stop_of({"type": "hyperband", "max_iter": 27, "s": 2}, print)
     EarlyStop(first=3, eta=3, last=9, strict=False)
     """
-    for key in fields:
-        if key not in _KEYS:
-            refuse(f"early_terminate.{key}", f"there is no such field; choose from {', '.join(_KEYS)}")
-    if fields.get("type") != "hyperband":
-        refuse("early_terminate.type", f"{fields.get('type')} is unknown; it is hyperband")
+    _check_words(fields, refuse)
     eta, strict = fields.get("eta", 3), fields.get("strict", False)
     if ("min_iter" in fields) == ("max_iter" in fields):
         refuse("early_terminate", "give one of min_iter and max_iter: evaluations of a run")
@@ -43,7 +39,7 @@ def early_stop_of(fields: Mapping[str, Any], refuse: Callable[[str, str], NoRetu
         if key in fields and not (_is_whole(fields[key]) and fields[key] >= least):
             refuse(f"early_terminate.{key}", f"{fields[key]} is not a whole number from {least}")
     if "min_iter" in fields:
-        return EarlyStop(first=int(fields["min_iter"]), eta=int(eta), strict=bool(strict))
+        return EarlyStop(first=int(fields["min_iter"]), eta=int(eta), strict=strict)
     if "s" not in fields:
         refuse("early_terminate.s", "is missing, but max_iter needs it: the number of comparisons")
     most = int(fields["max_iter"])
@@ -51,7 +47,18 @@ def early_stop_of(fields: Mapping[str, Any], refuse: Callable[[str, str], NoRetu
         refuse("early_terminate.max_iter", f"{most} is less than eta, so that no runs are compared")
     last = most // int(eta)
     first = _first_band(last, int(eta), int(fields["s"]))
-    return EarlyStop(first=first, eta=int(eta), last=last, strict=bool(strict))
+    return EarlyStop(first=first, eta=int(eta), last=last, strict=strict)
+
+
+def _check_words(fields: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]) -> None:
+    """Check the names of fields, and those that are no numbers."""
+    for key in fields:
+        if key not in _KEYS:
+            refuse(f"early_terminate.{key}", f"there is no such field; choose from {', '.join(_KEYS)}")
+    if fields.get("type") != "hyperband":
+        refuse("early_terminate.type", f"{fields.get('type')} is unknown; it is hyperband")
+    if not isinstance(fields.get("strict", False), bool):
+        refuse("early_terminate.strict", f"{fields['strict']} is neither true nor false")
 
 
 def _first_band(last: int, eta: int, number: int) -> int:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
-from fedsim.parsing.documents import as_yaml, parse_yaml
+from fedsim.parsing.documents import as_yaml, parse_yaml, read_text
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.settings.table import setting_at
 from fedsim.sweep.early_stop import EarlyStop, early_stop_of
@@ -31,12 +31,14 @@ DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
 
 _KEYS = {"method", "parameters", "metric", "command", "program", "name", "description", "project", "entity", "run_cap",
          "early_terminate"}  # fmt: skip
-_PARAMETER_KEYS = {"value", "values", "probabilities", "distribution", "min", "max", "q", "mu", "sigma"}
 _RANGES = dict.fromkeys(("uniform", "log_uniform_values", "q_uniform", "int_uniform"), ("min", "max"))
 _NEEDS = {"constant": ("value",), "categorical": ("values",), **_RANGES, "normal": ()}
+_MAY_HAVE = {"categorical": ("probabilities",), "q_uniform": ("q",), "normal": ("mu", "sigma")}
 _MACROS = (*DEFAULT_COMMAND, "${args_no_hyphens}")
 _MOST = 100_000
 """largest number of runs of a call, and of values of a parameter of a grid: more would fill the memory"""
+_MOST_STEPS = 2.0**53
+"""of a range: beyond, floating numbers have no such steps"""
 _OPTION = re.compile(r"[^\s=-]([^=\n]*[^\s=])?")
 """inner hyphens and spaces may be those of a client's name"""
 _VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
@@ -131,11 +133,7 @@ class Sweep:
 
 def read_content(path: Path) -> Any:
     """Return the content of a sweep file; raise DataError if it cannot be read."""
-    try:
-        yaml_text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot read this sweep ({error}); does the file exist?") from error
-    return parse_yaml(with_quotes(yaml_text), str(path))[0]
+    return parse_yaml(with_quotes(read_text(path, "this sweep")), str(path))
 
 
 def sweep_of(content: object, name: str) -> Sweep:
@@ -262,17 +260,19 @@ class _Reader:
             self._refuse(field, "expected names with values (see fedsim sweep --method fedpav --print)")
         return value
 
-    def _check_keys(self, fields: Mapping[str, Any], names: set[str], prefix: str) -> None:
+    def _check_keys(self, fields: Mapping[str, Any], names: set[str], prefix: str, of_field: str = "") -> None:
         for key in fields:
             if key not in names:
-                self._refuse(f"{prefix}{key}", f"there is no such field; choose from {', '.join(sorted(names))}")
+                self._refuse(
+                    f"{prefix}{key}", f"there is no such field{of_field}; choose from {', '.join(sorted(names))}"
+                )
 
     def _metric(self, metric: object) -> tuple[str, bool, float | None]:
         if metric is None:
             self._refuse("metric", "is missing; give its name, such as val/mAP, and its goal, such as maximize")
         fields = self._mapping(metric, "metric")
         self._check_keys(fields, {"name", "goal", "target"}, "metric.")
-        if not isinstance(fields.get("name"), str):
+        if not isinstance(fields.get("name"), str) or not fields["name"].strip():
             self._refuse("metric.name", "is missing; give a metric, such as val/mAP, by which models are selected")
         goal = fields.get("goal", "minimize")
         if goal not in ("minimize", "maximize"):
@@ -303,7 +303,9 @@ class _Reader:
         if not isinstance(command, list) or not command:
             self._refuse("command", "expected a list of words")
         words = tuple(str(word) for word in command)
-        for word in words:
+        for word, value in zip(words, command, strict=True):
+            if not (isinstance(value, str) or _is_number(value)) or not word.strip():
+                self._refuse("command", f"{as_yaml(value)} is no word; write it in quotes, or leave it out")
             if word.startswith("${") and word not in _MACROS and not _VARIABLE.search(word):
                 self._refuse("command", f"{word} is not a known macro; choose from {', '.join(_MACROS)}")
             if (option := word.partition("=")[0]) in ("--run_dir", "--overwrite"):
@@ -336,10 +338,11 @@ class _Reader:
     def _parameter(self, fields: dict[str, Any], field: str) -> Parameter:
         if "parameters" in fields:
             self._refuse(field, "nested parameters are not supported; write the full name of the option, a.b.c")
-        self._check_keys(fields, _PARAMETER_KEYS, f"{field}.")
         name = str(fields.get("distribution", _default_distribution(fields)))
         if name not in _NEEDS:
             self._refuse(f"{field}.distribution", f"{name} is unknown; choose from {', '.join(_NEEDS)}")
+        fields_of_it = {"distribution", *_NEEDS[name], *_MAY_HAVE.get(name, ())}
+        self._check_keys(fields, fields_of_it, f"{field}.", f" with {name}")
         for needed in _NEEDS[name]:
             if needed not in fields:
                 self._refuse(f"{field}.{needed}", f"is missing, but {name} needs it")
@@ -349,8 +352,8 @@ class _Reader:
 
     def _categorical(self, fields: dict[str, Any], field: str) -> Parameter:
         values, shares = fields["values"], fields.get("probabilities")
-        if not isinstance(values, list) or not values:
-            self._refuse(f"{field}.values", "expected a list of at least one value")
+        if not isinstance(values, list) or not values or any(value != value for value in values):
+            self._refuse(f"{field}.values", "expected a list of at least one value, without .nan")
         if shares is not None and (
             not isinstance(shares, list)
             or len(shares) != len(values)
@@ -373,10 +376,11 @@ class _Reader:
                 self._refuse(f"{field}.{positive}", f"must be positive, got {getattr(parameter, positive)}")
         if name != "normal" and parameter.min >= parameter.max:
             self._refuse(f"{field}.max", f"{parameter.max} is not larger than min, {parameter.min}")
-        if not math.isfinite(float(parameter.max) - float(parameter.min)):
+        with_ratio = name == "log_uniform_values" and math.isinf(float(parameter.max) / float(parameter.min))
+        if with_ratio or not math.isfinite(float(parameter.max) - float(parameter.min)):
             self._refuse(f"{field}.max", f"{parameter.max} is too far from min, {parameter.min}, for a floating number")
         largest = max(abs(parameter.min), abs(parameter.max))
-        if name == "q_uniform" and not math.isfinite(float(largest) / parameter.q):
+        if name == "q_uniform" and float(largest) > _MOST_STEPS * parameter.q:
             self._refuse(f"{field}.q", f"{parameter.q} is too small a step for values up to {parameter.max}")
         return parameter
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,8 +16,9 @@ from typing import Any
 from tabulate import tabulate
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics import comparable
+from fedsim.core.metrics import comparable, score_text
 from fedsim.core.names import one_line
+from fedsim.core.readable import has_file
 from fedsim.papers.files import with_paper
 from fedsim.parsing.command_line import given
 from fedsim.parsing.config_files import read_sections, with_shipped
@@ -49,19 +52,48 @@ class SweepRun:
         return " ".join(f"{name}={value}" for name, value in self.sample.items())
 
     def summary(self) -> dict[str, Any]:
-        """Return the content of its summary.json; empty if there is none."""
+        """Return the content of its summary.json; empty if there is none.
+
+        Raises:
+            DataError: if the file cannot be read, or its scores are no numbers.
+        """
         path = self.folder / "summary.json"
-        return read_json(path) if path.is_file() else {}
+        content = read_json(path) if path.is_file() else {}
+        for name in ("final", "best"):
+            metrics = of_round.get("metrics", {}) if isinstance(of_round := content.get(name) or {}, Mapping) else None
+            scores = metrics.values() if isinstance(metrics, Mapping) else ["no mapping"]
+            if not all(score is None or type(score) in (int, float) for score in scores):
+                raise DataError(f"{path}: {name} is not a round with its metrics; was it edited?")
+        return content
+
+    def claim(self) -> int | None:
+        """Return the log, open and locked; None if another call runs this run.
+
+        The run inherits the lock, so that a log is free when both have ended.
+        """
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        has_file(self.log)  # a pipe would not open
+        log = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(log)
+            return None
+        return log
 
 
 def check_names(command: Sequence[str]) -> None:
-    """Refuse options that ``fedsim fit`` lacks, also in configs; those of other programs are not checked."""
+    """Refuse options that ``fedsim fit`` lacks, also in configs; those of other programs are not checked.
+
+    Raises:
+        ConfigError: if there is no such option.
+        DataError: if a config cannot be read.
+    """
     for position, (program, first) in enumerate(itertools.pairwise(command)):
         if Path(program).name == "fedsim" and first == "fit":
             words = with_shipped(with_paper(command[position + 2 :]))
             check_options([word for word in command if word.startswith("--")], "fit")
-            with suppress(DataError):  # the file may exist when the run starts
-                check_arguments(given(words, _read), "fit")
+            check_arguments(given(words, _read), "fit")
 
 
 def check_varied(sweep: Sweep) -> None:
@@ -72,7 +104,7 @@ def check_varied(sweep: Sweep) -> None:
     if len(words) == len(sweep.command):
         return  # a command without the varied options
     varied = {next(given([f"--{name}=0"])).setting: name for name in sweep.parameters if name != "config"}
-    with suppress(DataError):  # as above
+    with suppress(DataError):  # check_names names the file
         for entry in given(with_shipped(with_paper(words)), _read):
             if entry.setting in varied:
                 option = varied[entry.setting]
@@ -93,11 +125,29 @@ class Result:
     summary: dict[str, Any]
     is_stopped: bool = False
     """whether its search has stopped it, because others were better"""
+    fault: str = ""
+    """of its summary, which cannot be read"""
+
+    @classmethod
+    def of(cls, run: SweepRun, code: int = 0, is_stopped: bool = False) -> Result:
+        """Return the result of a run that has ended with ``code``; a summary that cannot be read is a failure."""
+        try:
+            return cls(run, code, run.summary(), is_stopped)
+        except DataError as error:
+            return cls(run, code or 1, {}, is_stopped, str(error))
 
     @property
     def is_pruned(self) -> bool:
         """Whether the run was stopped before its end: one that ended at the same moment is complete."""
         return self.is_stopped and not (self.code == 0 and self.summary.get("finished"))
+
+    @property
+    def reason(self) -> str:
+        """Why the run failed: the fault of its summary, the error message in its log, or the log's last line."""
+        lines = [line for line in self.run.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("fedsim: error: ")]
+        last = (errors or lines or ["its log is empty"])[-1]
+        return self.fault or one_line(last.removeprefix("fedsim: error: "))
 
     def score(self, metric: str, evaluation: str = "final") -> float | None:
         """Return a score of the last evaluation (``final``) or of the round with the best val/mAP (``best``)."""
@@ -132,13 +182,13 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
         return result.code != 0, score is None, -best
 
     rows = [
-        [_text(result.score(metric)) if result.code == 0 else "failed", _text(result.score(metric, "best")),
+        [score_text(result.score(metric)) if result.code == 0 else "failed", score_text(result.score(metric, "best")),
          *(_value(result.run.sample[name]) for name in shown), str(result.run.folder)]
         for result in sorted(results, key=order)
     ]  # fmt: skip
     headers = [metric, "in best round", *short_names(shown), "run directory"]
     alignment = ("right", "right", *["left"] * (len(shown) + 1))
-    notes = [f"failed: {r.run.options}: {reason_of(r.run)} ({r.run.log})" for r in results if r.code]
+    notes = [f"failed: {r.run.options}: {r.reason} ({r.run.log})" for r in results if r.code]
     if results and not notes and all(result.score(metric) is None for result in results):
         notes.append(f"no run has {metric}: is the name right, and is it evaluated?")
     table = tabulate(rows, headers=headers, disable_numparse=True, colalign=alignment)
@@ -179,19 +229,9 @@ def outcome_of(result: Result, metric: str) -> str:
     """Return a short text for a result: its score or its error."""
     if result.is_pruned:
         return "stopped early, others are better"
-    failed = f"failed with exit code {result.code}"
-    return f"{failed}: {reason_of(result.run)}" if result.code else f"{metric} {_text(result.score(metric))}"
-
-
-def reason_of(run: SweepRun) -> str:
-    """The error message in a run's log, or the last line."""
-    lines = [line for line in run.log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("fedsim: error: ")]
-    return one_line((errors or lines or ["its log is empty"])[-1].removeprefix("fedsim: error: "))
-
-
-def _text(score: float | None) -> str:
-    return "-" if score is None else f"{score:.4f}"
+    if result.code:
+        return f"failed with exit code {result.code}: {result.reason}"
+    return f"{metric} {score_text(result.score(metric))}"
 
 
 def _value(value: Any) -> str:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.names import one_line
 from fedsim.papers.files import find_in_paper
 from fedsim.parsing.config_files import shipped_configs
-from fedsim.parsing.documents import parse_yaml
+from fedsim.parsing.documents import parse_yaml, read_text
 
 _METHODS = Path("configs/methods")
 _ANY_METHOD = Path(__file__).with_name("any_method.yaml")
@@ -47,7 +46,7 @@ def sweep_of_method(name: str, configs: Sequence[str], logs_to_wandb: bool = Tru
         raise ConfigError(f"--method: there is no {written}; {remedy} The path of a config is accepted, too")
     ranges = _ranges(path)
     method, metric = ranges.pop("method", "random"), ranges.pop("metric", "val/mAP")
-    of_any = parse_yaml(_ANY_METHOD.read_text(encoding="utf-8"), _ANY_METHOD.name)[0]
+    of_any = parse_yaml(_ANY_METHOD.read_text(encoding="utf-8"), _ANY_METHOD.name)
     parameters = {option: range_ for option, range_ in {**of_any, **ranges}.items() if range_ is not None}
     loggers = ["configs/loggers/wandb.yaml"] if logs_to_wandb else []
     files = [*(configs or ["configs/quickstart.yaml"]), str(written), *loggers]
@@ -56,11 +55,8 @@ def sweep_of_method(name: str, configs: Sequence[str], logs_to_wandb: bool = Tru
 
 
 def _ranges(path: Path) -> dict[str, Any]:
-    try:
-        lines = re.findall(r"^# sweep: (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot read this config ({one_line(str(error))}); does the file exist?") from error
-    ranges = parse_yaml("\n".join(lines), f"{path}: lines # sweep: OPTION: RANGE")[0] or {}
+    lines = re.findall(r"^# sweep: (.*)$", read_text(path, "this config"), re.MULTILINE)
+    ranges = parse_yaml("\n".join(lines), f"{path}: lines # sweep: OPTION: RANGE") or {}
     if not isinstance(ranges, dict) or not all(isinstance(option, str) for option in ranges):
         raise DataError(f"{path}: a line # sweep: does not name an option; write # sweep: OPTION: RANGE")
     return ranges

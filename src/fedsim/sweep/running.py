@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from fedsim.core.errors import ConfigError, RunStoppedError
+from fedsim.core.errors import ConfigError, RunsFailedError, RunStoppedError
 from fedsim.core.parents import following
 from fedsim.core.readable import has_file
 from fedsim.sweep.finished import refuse_changed
@@ -56,17 +56,26 @@ class _Listed:
 
     def __init__(self, runs: Sequence[SweepRun]) -> None:
         self._waiting, self._total = deque(enumerate(runs)), len(runs)
-        self._results: dict[int, Result] = {}
+        self._results, self._logs = dict[int, Result](), dict[int, int]()
 
     @property
     def results(self) -> list[Result]:
         return [self._results[number] for number in sorted(self._results)]
 
     def take(self) -> tuple[int, SweepRun] | None:
-        return self._waiting.popleft() if self._waiting else None
+        while self._waiting:
+            number, run = self._waiting.popleft()
+            if run.summary().get("finished"):
+                return number, run
+            if (log_file := run.claim()) is not None:
+                self._logs[number] = log_file
+                return number, run
+            log.info("%s: %s: runs in another call", self.title(number), run.options)
+        return None
 
     def open_log(self, number: int, run: SweepRun) -> Any:  # noqa: ARG002 - of the protocol
-        return run.log.open("w")
+        os.truncate(self._logs[number], 0)
+        return os.fdopen(self._logs.pop(number), "w")
 
     def stops(self, number: int) -> bool:  # noqa: ARG002 - of the protocol
         return False
@@ -102,6 +111,8 @@ class _Running:
 def execute_runs(runs: Sequence[SweepRun], metric: str, parallel: int = 1, line_interval: float = 60.0) -> list[Result]:
     """Execute runs, ``parallel`` of them at once. Finished runs of the same settings are skipped, others continued.
 
+    Those that another call runs have no result.
+
     The score ``metric`` is logged after each run, and the progress of running ones every ``line_interval`` seconds.
 
     Raises:
@@ -114,6 +125,12 @@ def execute_runs(runs: Sequence[SweepRun], metric: str, parallel: int = 1, line_
     listed = _Listed(runs)
     execute(listed, metric, parallel, line_interval)
     return listed.results
+
+
+def refuse_elsewhere(results: Sequence[Result], runs: Sequence[SweepRun]) -> None:
+    """Raise RunsFailedError if runs have no result, because another call runs them."""
+    if number := len(runs) - len(results):
+        raise RunsFailedError(f"{number} of {len(runs)} runs run in another call; call again when it has ended")
 
 
 def execute(source: RunSource, metric: str, parallel: int = 1, line_interval: float = 60.0) -> None:
@@ -129,7 +146,7 @@ def execute(source: RunSource, metric: str, parallel: int = 1, line_interval: fl
             while free and not signals and (taken := source.take()) is not None:
                 number, run = taken
                 if run.summary().get("finished"):
-                    _end(source, number, Result(run, 0, run.summary()), metric, "finished before, ")
+                    _end(source, number, Result.of(run), metric, "finished before, ")
                     continue
                 log.info("%s: %s -> %s", source.title(number), run.options, run.folder)
                 running.append(_started(source, number, run, free.popleft()))
@@ -138,7 +155,7 @@ def execute(source: RunSource, metric: str, parallel: int = 1, line_interval: fl
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
                 free.append(each.share)
-                result = Result(each.run, each.process.returncode, each.run.summary(), each.is_stopped)
+                result = Result.of(each.run, each.process.returncode, each.is_stopped)
                 if not signals or not result.code or each.is_stopped:
                     seconds = time.monotonic() - each.started
                     _end(source, each.number, result, metric, after=f", {seconds:.0f} s")

@@ -36,7 +36,7 @@ from fedsim.report.runs import STUDY_FILE
 from fedsim.report.trials import STUDY, reading_study
 from fedsim.sweep.file import Sample, Sweep, samples
 from fedsim.sweep.finished import refuse_changed
-from fedsim.sweep.local import Result, SweepRun, reason_of, run_of_sample
+from fedsim.sweep.local import Result, SweepRun, run_of_sample
 from fedsim.sweep.space import choices_of, params_of, sample_of, space_of, suggest
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class Search:
             if result.is_pruned:
                 self._study.tell(number, state=TrialState.PRUNED)
             elif result.code:
-                claim.trial.set_user_attr("error", reason_of(claim.run))
+                claim.trial.set_user_attr("error", result.reason)
                 self._study.tell(number, state=TrialState.FAIL)
             else:
                 self._study.tell(number, self._value(result))
@@ -273,12 +273,7 @@ class Search:
         """Take a trial that no process runs; None if its settings run now, or its result is known."""
         trial = None if frozen.params.keys() == self._space.keys() else self._drawn(frozen)
         run = self._run(frozen.params if trial is None else trial.params)
-        has_file(run.log)
-        lock = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+        if (lock := run.claim()) is None:
             return None
         trial = self._drawn(frozen) if trial is None else trial
         trial.set_user_attr("folder", run.folder.name)

@@ -16,7 +16,7 @@ from fedsim.report import report
 from fedsim.settings.table import setting_at
 from fedsim.sweep.file import Sample
 from fedsim.sweep.local import SweepRun, check_names, outcome_of
-from fedsim.sweep.running import execute_runs
+from fedsim.sweep.running import execute_runs, refuse_elsewhere
 
 GIVES_SEEDS = "--seeds gives the seeds"
 _METRIC = "val/mAP"
@@ -71,6 +71,7 @@ def finish(runs: Sequence[SweepRun], parallel: int) -> None:
         raise RunsFailedError(
             f"{len(failed)} of {len(results)} runs failed; call again to repeat only those ({logs}); the first {first}"
         )
+    refuse_elsewhere(results, runs)
 
 
 def runs_of_seeds(words: Sequence[str], seeds: Sequence[int]) -> list[SweepRun]:

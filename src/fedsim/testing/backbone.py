@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
+from fedsim.testing.comparisons import compare, findings_on_a_gpu
 from fedsim.testing.findings import Findings
 from fedsim.testing.fingerprint import (
     changed,
@@ -28,7 +29,7 @@ from fedsim.testing.fingerprint import (
     unsettle,
 )
 from fedsim.testing.pythons import REMEDY_OF_HASHES, Question
-from fedsim.testing.trials import ROUNDS, BodyAverage, Fit, compare, findings_on_a_gpu
+from fedsim.testing.trials import ROUNDS, BodyAverage, Fit
 
 _IMAGES = 5
 _MANY = 72

@@ -13,8 +13,9 @@ from typing import Any, get_args
 from fedsim.data import ReIDSource
 from fedsim.methods.base import Delivered, Method, Need
 from fedsim.models.groups import Group
+from fedsim.testing.comparisons import compare, findings_on_a_gpu, scores_of
 from fedsim.testing.findings import Findings
-from fedsim.testing.trials import ROUNDS, Fit, compare, findings_on_a_gpu, scores_of
+from fedsim.testing.trials import ROUNDS, Fit
 
 
 def check_method(

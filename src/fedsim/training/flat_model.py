@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -49,18 +48,6 @@ class Output(NamedTuple):
     """the parts that SNR layers separate, in the order of the network, in training with ``objective.causality``"""
     views: tuple[Features, ...] = ()
     """features of the batch's further views, if a loss compares views"""
-
-
-def arch_name(class_name: str) -> str:
-    """Return the name of an architecture whose network is of the class ``class_name``.
-
-    The global vectors are in a ParameterDict, so a name that is one of its attributes gets an underscore.
-
-    >>> arch_name("SmallCNN"), arch_name("Forward"), arch_name("Keys")
-    ('smallcnn', 'forward_', 'keys_')
-    """
-    name = class_name.lower()
-    return f"{name}_" if hasattr(nn.ParameterDict(), name) else name
 
 
 class FlatModel:
@@ -119,8 +106,6 @@ class FlatModel:
         """whether images are in this order of memory in training"""
         self.num_rounds: int | None = None
         """of the run; None: it has no last one"""
-        self.mean_images = math.nan
-        """n / m: the mean number of images of all clients"""
         self.set_num_classes(max_classes)
 
     def set_num_classes(self, num_classes: int) -> None:

@@ -17,6 +17,18 @@ from fedsim.training.messages import Answers, Download
 from fedsim.training.public import PublicImages
 
 
+def arch_name(class_name: str) -> str:
+    """Return the name of an architecture whose network is of the class ``class_name``.
+
+    The global vectors are in a ParameterDict, so a name that is one of its attributes gets an underscore.
+
+    >>> arch_name("SmallCNN"), arch_name("Forward"), arch_name("Keys")
+    ('smallcnn', 'forward_', 'keys_')
+    """
+    name = class_name.lower()
+    return f"{name}_" if hasattr(nn.ParameterDict(), name) else name
+
+
 class Server(nn.Module):
     """The global model: a flat vector per architecture. ``state_dict()`` contains only these vectors.
 

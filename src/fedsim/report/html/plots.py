@@ -69,7 +69,8 @@ def plots_of(groups: Sequence[RunGroup], names: Mapping[str, str], metric: str, 
             {"": _bars(groups, names, metric, rule)},
         ),
         Plot(
-            "tradeoff", "Scores over cost", f"{_DELIVERED} Bytes are those of server and clients, summed.",
+            "tradeoff", "Scores over cost",
+            f"{_DELIVERED} Bytes are those of server and clients, summed; a run without any has its last score alone.",
             {
                 f"{names[name]}, {unit}": _lines(lines, unit, shown)
                 for name in means_first

@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
 from fedsim.training.batch import Batch
-from fedsim.training.own_module.blueprint import Blueprint, MakesModule, copy_of
+from fedsim.training.own_module.blueprint import Blueprint, MakesModule
 from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, has_own, in_one_line, named, train
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_client import name_of
@@ -111,7 +111,7 @@ def own_module(
     most, device = max(client.num_images for client in clients), options.device
     trial = TrialTraining(most, blueprint.num_classes, training, sizes, form, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        module = blueprint.build(blueprint.num_classes)
+        module = blueprint.fresh(blueprint.num_classes)
         with in_one_line(blueprint.name, "a training on random images"):
             train(module, trial, horizon, options, seed)
         with in_one_line(blueprint.name, "taking features of random images"):
@@ -156,9 +156,14 @@ class TrialTraining(Training):
         """Return random images [count, 3, H, W]."""
         return torch.randn(count, 3, *self._image_sizes[kind], device=self.device)
 
-    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        """Let Lightning end the epoch as a whole one: with the schedulers that follow what is logged."""
+        trainer.fit_loop.epoch_loop.batch_progress.current.ready = trainer.num_training_batches
+        super().on_train_epoch_end(trainer)
+
+    def see_optimizers(self, trainer: Any) -> None:
         """Look at the optimizers; raise ConfigError if they step what does not last."""
-        super().on_fit_start(trainer, module)
+        module: LightningModule = trainer.lightning_module
         self.optimizers: list[Any] = trainer.optimizers
         self.has_schedule = bool(trainer.lr_scheduler_configs)
         of_module = {id(parameter) for parameter in module.parameters()}
@@ -190,12 +195,12 @@ def _optimizer_like(like: Optimizer) -> Callable[[Iterable[Any]], Optimizer]:
 
 def _features_in(blueprint: Blueprint, training: TrialTraining) -> tuple[int, frozenset[str]]:
     """Return the width of the features, and names, in a network, of parameters that they do not depend on."""
-    module, images = copy_of(blueprint.first).to(training.device).eval(), training.images(2)
+    module, images = blueprint.ready(blueprint.num_classes).to(training.device).eval(), training.images(2)
     features = features_of(module, images)
     width = features.shape[1]
     features_of(module, training.images(2, "test"))
-    if blueprint.takes_classes:
-        larger = blueprint.ready(blueprint.num_classes + 1).to(training.device).eval()
+    if blueprint.larger is not None:
+        larger, blueprint.larger = blueprint.larger.to(training.device).eval(), None
         if features_of(larger, images).shape[1] != width:
             raise ConfigError(
                 f"{named(module)} gives features whose number depends on num_classes; define embed(images), which "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -14,12 +16,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.names import one_line
 from fedsim.core.seeding import seeded_host
 from fedsim.training.own_module.inner_trainer import Horizon, has_own, in_one_line, named, package_of, set_up
 from fedsim.training.own_module.network import tensors_of
 
 CLASSES = "num_classes"
 """the argument that is filled for each client"""
+KEPT = 64
+"""modules of different numbers of classes that stay in memory"""
+_NO_COPY = (TypeError, RuntimeError, ValueError)
+"""errors of ``copy.deepcopy``"""
 
 
 class MakesModule(Protocol):
@@ -57,15 +64,18 @@ class Blueprint:
         self._make: Any = source if self._given is None else self._again(source)
         self.num_classes = num_classes
         """of :attr:`first`"""
+        self._templates: dict[int, LightningModule | None] = {}
         self.first = self.ready(num_classes)
         """the module with the first build's number of classes; do not train it"""
-        self.sizes = self._sizes() if self.takes_classes else {}
+        self.larger = self.ready(num_classes + 1) if self.takes_classes else None
+        """the module with one class more, for checks; None: it has no argument num_classes, or the checks are over"""
+        self.sizes = {} if self.larger is None else self._sizes(self.larger)
         """name -> shapes for ``num_classes`` and one more, of the tensors that depend on it"""
 
     def build(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes, before ``setup``; random weights depend on seed and number alone."""
         with seeded_host(self._seed), in_one_line(self.name, "building"):
-            made = _copied(self._make)
+            made = _copied(self._make, {})
             classes = {CLASSES: num_classes} if self.takes_classes else {}
             module: Any = made if isinstance(made, nn.Module) else made(**classes)
             if package_of(module) is None:
@@ -75,17 +85,35 @@ class Blueprint:
                 _take_values(module, self._given)
         return module  # type: ignore[no-any-return] # or one of pytorch_lightning
 
+    def fresh(self, num_classes: int) -> LightningModule:
+        """Return a module as :meth:`build` does: a copy of the first one, or, where that is more, a new one."""
+        num_classes = num_classes if self.takes_classes else self.num_classes
+        template = self._templates.get(num_classes)
+        if template is None:
+            template = self.build(num_classes)
+            if num_classes in self._templates or num_classes > self.num_classes:  # it has no copy, or is of no client
+                return template
+            is_whole = has_whole_copy(template)
+            self._templates[num_classes] = template if is_whole else None
+            if len(self._templates) > KEPT:
+                del self._templates[next(iter(self._templates))]
+            if not is_whole:
+                return template
+        with in_one_line(self.name, "copying for a session; leave out what has no copy"):
+            module: LightningModule = copy_of(template)
+        return module
+
     def ready(self, num_classes: int) -> LightningModule:
         """Return a new module for so many classes, after ``setup`` and ``configure_model``."""
-        module = self.build(num_classes)
+        module = self.fresh(num_classes)
         with in_one_line(self.name, "setup"):
             if has_own(module, "setup") or has_own(module, "configure_model"):
                 set_up(module, self._horizon, self._seed)
         _check_weights(module)
         return module
 
-    def _sizes(self) -> dict[str, tuple[torch.Size, torch.Size]]:
-        first, second = (tensors_of(module) for module in (self.first, self.ready(self.num_classes + 1)))
+    def _sizes(self, larger: LightningModule) -> dict[str, tuple[torch.Size, torch.Size]]:
+        first, second = tensors_of(self.first), tensors_of(larger)
         if first.keys() != second.keys() or any(first[n].dim() != second[n].dim() for n in first):
             raise ConfigError(
                 f"{named(self.first)} has other layers for another {CLASSES}; let only sizes of tensors depend on it"
@@ -95,10 +123,10 @@ class Blueprint:
     def _again(self, module: Any) -> Any:
         """Return a given module, of which copies are made, or a function that makes it for any number of classes."""
         if not self.takes_classes:
-            if has_hooks(module):
+            if not has_whole_copy(module):
                 raise ConfigError(
-                    f"{named(module)} has hooks, or functions that refer to it, which no copy would have; give its "
-                    "class, and no instance"
+                    f"{named(module)} has hooks, functions that refer to it, or what has no copy; give its class, and "
+                    "no instance"
                 )
             return module
         parameters = inspect.signature(self._kind).parameters.values()
@@ -111,30 +139,60 @@ class Blueprint:
         return partial(self._kind, **{name: module.hparams[name] for name in names if name != CLASSES})
 
 
-def copy_of(thing: Any) -> Any:
-    """Return a copy of an object; in modules also of tensors that are computed from others, as old weight norm's."""
+def copy_of(thing: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Return a copy of an object; in modules also of tensors that are computed from others, as old weight norm's.
+
+    ``memo`` has the copies so far, as that of ``copy.deepcopy``.
+    """
     parts = thing.modules() if isinstance(thing, nn.Module) else ()
     values = [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(thing, {id(value): value.detach().clone() for value in values if not value.is_leaf})
+    memo = {} if memo is None else memo
+    memo |= {id(value): value.detach().clone() for value in values if not value.is_leaf}
+    return copy.deepcopy(thing, memo)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has what a copy of it would lack, or share with it: hooks, functions that refer to it."""
-    values = [value for part in module.modules() for value in vars(part).values()]
-    values += [hook for value in values if isinstance(value, dict) for hook in value.values()]  # hooks are in dicts
-    functions = [value.func if isinstance(value, partial) else value for value in values]
-    variables = [inspect.getclosurevars(f).nonlocals.values() for f in functions if inspect.isfunction(f)]
-    of_tensors = any(parameter._backward_hooks for parameter in module.parameters())
-    return of_tensors or any(isinstance(value, nn.Module) for of_one in variables for value in of_one)
+def has_whole_copy(module: nn.Module) -> bool:
+    """Return whether a copy of a module has all that it has, and refers to nothing of it: neither hooks nor functions.
 
-
-def _copied(value: Any) -> Any:
-    """Return a copy, as far as there is one, in a partial of its arguments: a config's parser leaves its own."""
-    if isinstance(value, partial):
-        return partial(value.func, *map(_copied, value.args), **{n: _copied(v) for n, v in value.keywords.items()})
+    Hooks of parameters are not copied, and functions are shared by all copies, with the variables that they close over.
+    """
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in module.parameters()):
+        return False
     try:
-        return copy_of(value)
-    except (TypeError, RuntimeError, ValueError):
+        waiting = [copy_of(module)]
+    except _NO_COPY:
+        return False
+    originals = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
+    seen: dict[int, Any] = {}
+    while waiting:
+        value = waiting.pop()
+        if id(value) in originals:
+            return False
+        if id(value) not in seen and not isinstance(value, type | ModuleType):
+            seen[id(value)] = value
+            if inspect.isfunction(value):  # without its global variables
+                waiting += value.__closure__, value.__defaults__, value.__kwdefaults__
+            else:
+                waiting += gc.get_referents(value)
+    return True
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy, as far as there is one, in a partial of its arguments: a config's parser leaves its own.
+
+    What two arguments share, such as a network and its optimizer, their copies share: ``memo`` is that of ``copy_of``.
+    """
+    if isinstance(value, partial):
+        args = [_copied(v, memo) for v in value.args]
+        return partial(value.func, *args, **{n: _copied(v, memo) for n, v in value.keywords.items()})
+    try:
+        return copy_of(value, memo)
+    except _NO_COPY as error:
+        if isinstance(value, nn.Module):
+            raise ConfigError(
+                f"model.module: {type(value).__name__} has no copy ({one_line(str(error), 200)}), which each client "
+                "needs; let the module build it in __init__"
+            ) from error
         return value
 
 

@@ -8,6 +8,7 @@ kind.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import signal
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -80,6 +82,11 @@ class Horizon(NamedTuple):
         """The epochs of all earlier rounds."""
         return self.epochs * self.round_
 
+    @property
+    def end(self) -> float:
+        """The epochs of all rounds."""
+        return math.inf if self.rounds is None else self.epochs * self.rounds
+
 
 class Options(NamedTuple):
     """Settings of a Trainer."""
@@ -111,6 +118,11 @@ class Training:
 
     def __len__(self) -> int:
         return len(self.sizes[self.epoch])
+
+    @property
+    def dataset(self) -> range:
+        """The images of an epoch, by number, for modules that count them."""
+        return range(sum(self.sizes[self.epoch]))
 
     def __iter__(self) -> Iterator[Any]:
         return self.read(self.epoch)
@@ -152,9 +164,8 @@ class Training:
     def after_batch(self) -> None:
         """A batch is over."""
 
-    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
-        """See the optimizers, whose schedules go on from earlier rounds."""
-        _go_on(trainer, self.horizon, len(self))
+    def see_optimizers(self, trainer: Any) -> None:
+        """The module has made its optimizers: for the training, or anew during it."""
 
     def on_train_epoch_start(self, *_: Any) -> None:
         """Give what is logged from here no weight."""
@@ -171,9 +182,12 @@ class Training:
             self.after_batch()
 
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        """Go on to the next epoch, if there is one; give what is logged from here the weight of this one."""
+        """Go on to the next epoch, if there is one; give what is logged from here the weight of this one.
+
+        Lightning ends a run itself: a callback may have asked it for a further epoch, which repeats the last one.
+        """
         self._weight = self._images
-        trainer.should_stop |= self.epoch + 1 == len(self.sizes)
+        trainer.should_stop |= self.epoch + 1 == len(self.sizes) and trainer.current_epoch + 1 < self.horizon.end
         self.epoch = min(self.epoch + 1, len(self.sizes) - 1)
 
 
@@ -181,17 +195,25 @@ def train(module: LightningModule, training: Training, horizon: Horizon, options
     """Let Lightning train a module."""
     package: Any = package_of(module)
     training.horizon = horizon
-    hooks = {name: staticmethod(getattr(training, name)) for name in dir(training) if name.startswith(("on_", "log_"))}
-    callback, logger = (type("Events", (b,), hooks)() for b in (package.Callback, package.loggers.logger.DummyLogger))
+    hooks: dict[str, Any] = {
+        name: staticmethod(getattr(training, name)) for name in dir(training) if name.startswith(("on_", "log_"))
+    }
     module.prepare_data = _nothing  # type: ignore[method-assign] # of this copy: images are fedsim's
-    with _seeing((None, 0)) as training.outer, _outermost(package), isolate_rng(include_cuda=False):
+    with (
+        TemporaryDirectory() as folder, _seeing((None, 0)) as training.outer, _outermost(package),
+        isolate_rng(include_cuda=False),
+    ):  # fmt: skip
+        hooks |= dict.fromkeys(("save_dir", "root_dir", "log_dir"), folder)  # files last no longer than the training
+        bases = (package.Callback, package.loggers.logger.DummyLogger)
+        callback, logger = (type("Events", (base,), hooks)() for base in bases)
         seed_global_stream(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
         trainer = package.Trainer(
             accelerator=options.device.type, devices=1, strategy=_strategy(package, training, options.device),
             precision=options.precision, accumulate_grad_batches=options.accumulate,
-            gradient_clip_val=options.grad_clip, logger=logger, callbacks=[callback], log_every_n_steps=1,
+            gradient_clip_val=options.grad_clip, default_root_dir=folder, logger=logger, callbacks=[callback],
+            log_every_n_steps=1,
             plugins=[import_module(f"{package.__name__}.plugins.environments").LightningEnvironment()],
             max_epochs=-1 if horizon.rounds is None else horizon.epochs * horizon.rounds,
             reload_dataloaders_every_n_epochs=1, limit_val_batches=0, num_sanity_val_steps=0,
@@ -200,9 +222,8 @@ def train(module: LightningModule, training: Training, horizon: Horizon, options
         )  # fmt: skip
         trainer._signal_connector.register_signal_handlers = _nothing  # they are the outer Trainer's
         trainer._logger_connector.log_metrics = partial(_log, trainer._logger_connector, training)
-        progress = trainer.fit_loop.epoch_progress.current
-        progress.ready = progress.started = progress.processed = progress.completed = horizon.first_epoch
-        _count_steps(trainer, horizon.first_epoch * -(-len(training) // options.accumulate))
+        # where it would read them from a checkpoint: the hooks before see none, and new schedulers begin at 0
+        trainer._checkpoint_connector.restore_training_state = partial(_go_on, trainer, horizon, len(training))
         on_interrupt = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, training)
@@ -244,12 +265,17 @@ def _strategy(package: Any, training: Training, device: torch.device) -> Any:
     """Return Lightning's strategy of a single device, with the additions of a training."""
     strategy = package.strategies.SingleDeviceStrategy(device)
     move, step, optimize = strategy.model_to_device, strategy.training_step, strategy.optimizer_step
+    make_optimizers = strategy.setup_optimizers
 
     def model_to_device() -> None:
         move()
         training.load(strategy.lightning_module)
 
-    strategy.model_to_device = model_to_device
+    def setup_optimizers(trainer: Any) -> None:
+        make_optimizers(trainer)
+        training.see_optimizers(trainer)
+
+    strategy.model_to_device, strategy.setup_optimizers = model_to_device, setup_optimizers
     strategy.training_step = lambda *args, **options: training.training_step(partial(step, **options), args)
     strategy.optimizer_step = lambda *args, **options: training.optimizer_step(partial(optimize, *args, **options))
     strategy.save_checkpoint = strategy.remove_checkpoint = _nothing  # a run's checkpoints hold its clients
@@ -258,26 +284,24 @@ def _strategy(package: Any, training: Training, device: torch.device) -> Any:
 
 
 def _go_on(trainer: Any, horizon: Horizon, num_batches: int) -> None:
-    """Count the optimizer steps of earlier rounds, and step new schedulers for them."""
-    module = trainer.lightning_module
-    if not module.automatic_optimization:  # each optimizer steps on each batch, and the module steps schedulers
-        _count_steps(trainer, horizon.first_epoch * num_batches * max(len(trainer.optimizers), 1))
-        return
-    steps = [n for n in range(1, num_batches + 1) if n % trainer.accumulate_grad_batches == 0 or n == num_batches]
-    for config in trainer.lr_scheduler_configs:
-        done = horizon.first_epoch // config.frequency
+    """Count the epochs, batches and optimizer steps of earlier rounds, and step new schedulers for them."""
+    module, loop, epochs = trainer.lightning_module, trainer.fit_loop.epoch_loop, horizon.first_epoch
+    stepping = [n for n in range(1, num_batches + 1) if n % trainer.accumulate_grad_batches == 0 or n == num_batches]
+    is_manual = not module.automatic_optimization  # each optimizer steps on each batch, and the module steps schedulers
+    steps = epochs * (num_batches * max(len(trainer.optimizers), 1) if is_manual else len(stepping))
+    counts = (
+        (trainer.fit_loop.epoch_progress.current, epochs), (loop.batch_progress.total, epochs * num_batches),
+        (loop.automatic_optimization.optim_progress.optimizer.step.total, steps),
+        (loop.manual_optimization.optim_step_progress.total, steps),
+    )  # fmt: skip
+    for progress, count in counts:
+        vars(progress).update(dict.fromkeys(vars(progress), count))
+    for config in () if is_manual else trainer.lr_scheduler_configs:
+        done = epochs // config.frequency
         if config.interval == "step":
-            done = horizon.first_epoch * sum(n % config.frequency == 0 for n in steps)
+            done = epochs * sum(n % config.frequency == 0 for n in stepping)
         for _ in range(0 if config.reduce_on_plateau else done):  # that one follows what is logged, and begins anew
             module.lr_scheduler_step(config.scheduler, None)
-
-
-def _count_steps(trainer: Any, steps: int) -> None:
-    """Let a Trainer count its optimizer steps on from the run's start."""
-    loop = trainer.fit_loop.epoch_loop
-    automatic, manual = loop.automatic_optimization.optim_progress.optimizer.step, loop.manual_optimization
-    for progress in (automatic, manual.optim_step_progress):
-        progress.total.ready = progress.total.completed = steps
 
 
 World = tuple[Any, int]

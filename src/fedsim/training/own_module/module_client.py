@@ -101,9 +101,15 @@ class ModuleClient(Client):
         options = Options(self.device, self.session.precision, settings.accumulate, settings.grad_clip)
         self._number += 1
         seed = derive_seed(self.seed, self.round, self.client_name, "modules", self._number)
-        self._training = training
+        self._training, steps = training, self.optimizer.num_steps
         train(self.model.fresh(), training, horizon, options, seed)
-        self._training = None
+        self._training, blueprint = None, self.model.blueprint
+        took_none = self.optimizer.num_steps == steps and not blueprint.first.automatic_optimization
+        if took_none and getattr(hooks, "sees_steps", True):
+            raise ConfigError(
+                f"model.method: it changes or counts steps, and {blueprint.name} took none by Lightning; call step() "
+                "of self.optimizers() in it"
+            )
         if training.has_counted:
             self._logged |= {name: sums + self._logged.get(name, 0) for name, sums in training.sums.items()}
         self.kept |= self.model.end()
@@ -182,8 +188,9 @@ class _ClientTraining(Training):
     def read(self, epoch: int) -> Iterator[Any]:
         labels, order = self._plans[epoch]
         for number, batch in enumerate(self._session.read(order, labels, self._client.form.num_views), start=1):
-            self._batch = batch
+            self._batch, self._version = batch, batch.images._version
             for _ in range(self._repeats):
+                self._check_images()
                 self._session.progress = (epoch, number, len(order))
                 yield self._client.form(batch)
 
@@ -192,10 +199,9 @@ class _ClientTraining(Training):
         self._module = module
         self._client.model.begin(module, self._client.kept)
 
-    def on_fit_start(self, trainer: Any, module: LightningModule) -> None:
+    def see_optimizers(self, trainer: Any) -> None:
         """Show methods the optimizers, and scale their rates, if no scheduler does it."""
-        super().on_fit_start(trainer, module)
-        self._client.optimizer.of_module = trainer.optimizers
+        self._client.optimizer.trainer = trainer
         factor = self._client.training_settings.rate_factor(self._client.round)
         for group in () if factor == 1 or trainer.lr_scheduler_configs else self._client.optimizer.param_groups:
             group["lr"] *= factor
@@ -214,10 +220,18 @@ class _ClientTraining(Training):
             loss = self._hooks.loss(self._client, self._batch)
         if loss is self._loss:
             return self._returned
+        self._check_images()
         if not self._module.automatic_optimization:
             name = self._client.model.blueprint.name
             raise ConfigError(f"model.method: it changes losses, and {name} optimizes manually; choose another")
         return {**self._returned, "loss": loss} if isinstance(self._returned, Mapping) else loss
+
+    def _check_images(self) -> None:
+        """Raise ConfigError if the module has changed the batch's images, which the method uses, too."""
+        if self._batch.images._version != self._version:
+            raise ConfigError(
+                f"{named(self._module)} changes its images in place, which the method uses, too; change a copy"
+            )
 
     def loss_of(self, images: Tensor, batch: Batch, counts: bool) -> Tensor:
         """Return the module's loss (scalar) of the current batch, or of other images."""

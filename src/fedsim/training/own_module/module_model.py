@@ -16,15 +16,13 @@ from fedsim.core.flat import FlatParameters, aligned
 from fedsim.core.work import Work
 from fedsim.models.groups import Group
 from fedsim.models.reid import Features
-from fedsim.training.flat_model import FlatModel, Head, Output, arch_name
+from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.blueprint import Blueprint, copy_of, has_hooks
+from fedsim.training.own_module.blueprint import KEPT, Blueprint
 from fedsim.training.own_module.inner_trainer import in_one_line
 from fedsim.training.own_module.network import PART, CopiedParameters, ModuleNetwork, kept_of, set_buffers, tensors_of
+from fedsim.training.server import arch_name
 from fedsim.training.settings import LocalTraining, autocast
-
-KEPT = 64
-"""modules of different numbers of classes that stay in memory"""
 
 
 class ModuleOutput(Output):
@@ -45,10 +43,8 @@ class ModuleOutput(Output):
 class ModuleVariant(NamedTuple):
     """A module for a number of classes."""
 
-    template: LightningModule | None
-    """before ``setup``, for copies that train; None: it has what no copy would have"""
     module: LightningModule
-    """after it, for evaluations"""
+    """after ``setup``, for evaluations"""
     start: Tensor
     """its tensors that depend on the number of classes, as they were built"""
     kept: Mapping[str, Tensor]
@@ -98,13 +94,13 @@ class ModuleModel(FlatModel):
 
     def _make_variant(self, num_classes: int) -> ModuleVariant:
         """Return a new variant; refuse a module whose tensors do not have the expected sizes."""
-        template, module = self.blueprint.build(num_classes), self.blueprint.ready(num_classes)
+        module = self.blueprint.ready(num_classes)
         tensors, start = tensors_of(module), torch.zeros(self.head_room(num_classes))
         activity = f"building for {num_classes} classes, with which sizes of tensors are to grow evenly"
         with in_one_line(self.blueprint.name, activity):
             for name, span in self._spans(num_classes).items():
                 start[span] = tensors[name].detach().flatten()
-        return ModuleVariant(None if has_hooks(template) else template, module.to(self.device), start, kept_of(module))
+        return ModuleVariant(module.to(self.device), start, kept_of(module))
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
@@ -140,13 +136,8 @@ class ModuleModel(FlatModel):
         return [buffer for name, buffer in self.network.named_buffers() if name in self.flat.spans]
 
     def fresh(self) -> LightningModule:
-        """Return a copy of the module, as it was built, for a training; or, where that is more, a new one."""
-        template = self._variant(self.num_classes).template
-        if template is None:
-            return self.blueprint.build(self.num_classes)
-        with in_one_line(self.blueprint.name, "copying for a session; leave out what has no copy"):
-            module: LightningModule = copy_of(template)
-        return module
+        """Return a module, as it was built, for a training."""
+        return self.blueprint.fresh(self.num_classes)
 
     def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
         """Give a fresh module the buffer's values, and those that the client has ``kept``."""
@@ -197,8 +188,13 @@ class ModuleOptimizer(LocalOptimizer):
     def __init__(self, settings: LocalTraining, flat: CopiedParameters) -> None:  # no torch optimizer of the settings
         self.settings, self.flat = settings, flat
         self.num_steps, self.work = 0, Work()
-        self.of_module: list[Optimizer] = []
-        """the optimizers of the training that runs"""
+        self.trainer: Any = None
+        """of the training that runs"""
+
+    @property
+    def of_module(self) -> list[Optimizer]:
+        """The optimizers of the training that runs: the module may replace them."""
+        return self.trainer.optimizers if self.trainer else []
 
     @property
     def groups(self) -> list[list[Tensor]]:  # type: ignore[override] # the base's is an attribute
@@ -231,4 +227,4 @@ class ModuleOptimizer(LocalOptimizer):
 
     def release(self) -> None:
         """Forget the optimizers."""
-        self.of_module = []
+        self.trainer = None

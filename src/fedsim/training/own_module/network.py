@@ -100,7 +100,13 @@ class CopiedParameters(FlatParameters):
         """Copy the buffer's values into the module, if they have changed."""
         if self._written != self._values._version:
             assert not self.is_stale, "the buffer was written through a view that was taken before the module ran"
+            module = self.module.get_submodule(PART)
+            mode = module.training
+            if not mode:  # values are those of training: layers may change weights in evaluation, as loralib's
+                module.train()
             self._copy(into=0)
+            if not mode:
+                module.eval()
 
     def _copy(self, into: int) -> None:
         """Copy all values to a side: 0, the module; 1, the buffer."""
@@ -154,7 +160,7 @@ class ModuleNetwork(ReIDModel):
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and the saved float32 buffers of a module, by name: shared ones and private ones."""
-    return {**dict(module.named_parameters()), **{n: t for n, t in _saved(module).items() if t.dtype is torch.float32}}
+    return {**dict(module.named_parameters()), **{n: t for n, t in _saved(module).items() if _is_averaged(t)}}
 
 
 def kept_of(module: nn.Module) -> dict[str, Tensor]:
@@ -163,13 +169,21 @@ def kept_of(module: nn.Module) -> dict[str, Tensor]:
     Complex ones are pairs of numbers. Counters of batches that no batch normalisation reads are not among them.
     """
     idle = {id(part.num_batches_tracked) for part in module.modules() if is_idle(part)}
-    kept = {n: t.detach() for n, t in _saved(module).items() if t.dtype is not torch.float32 and id(t) not in idle}
+    kept = {n: t.detach() for n, t in _saved(module).items() if not _is_averaged(t) and id(t) not in idle}
     return {f"{PART}.{n}": (torch.view_as_real(t) if t.is_complex() else t).clone() for n, t in kept.items()}
 
 
+def _is_averaged(buffer: Tensor) -> bool:
+    """Whether a buffer has a place among what servers average: an empty one is to grow."""
+    return buffer.dtype is torch.float32 and buffer.numel() > 0
+
+
 def _saved(module: nn.Module) -> dict[str, Tensor]:
-    saved = module.state_dict(keep_vars=True).keys()
-    return {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    # not by state_dict, in which a module may leave out what another file has, or may have other names
+    skipped = {
+        f"{at}.{n}".removeprefix(".") for at, part in module.named_modules() for n in part._non_persistent_buffers_set
+    }
+    return {name: buffer for name, buffer in module.named_buffers() if name not in skipped}
 
 
 def set_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
