@@ -29,7 +29,8 @@ from fedsim.core.checked import checked
 from fedsim.core.errors import DataError, first_line
 from fedsim.core.paths import Figure, Page
 from fedsim.report.layout import Block, Format, new_figure, save_figure, short_names, style_of
-from fedsim.report.runs import STUDY_FILE
+from fedsim.report.run_files import read_json
+from fedsim.report.runs import STUDY_FILE, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -180,7 +181,8 @@ def trial_block(trials: SearchTrials) -> Block:
     options = trials.options
     rows = sorted(trials.rows, key=lambda row: (_ORDER.index(row.state), -trials.value(row), row.number))
     lines = [
-        [str(row.number), _state(row), *(_cell(row.settings.get(option, "-")) for option in options), str(row.folder),
+        [str(row.number), ", ".join([_state(row), *_marks(row)]),
+         *(_cell(row.settings.get(option, "-")) for option in options), str(row.folder),
          "-" if row.score is None else f"{row.score:.4f}"]
         for row in rows
     ]  # fmt: skip
@@ -195,6 +197,12 @@ def _state(row: TrialRow) -> str:
         evaluation = max(row.seen)
         return f"pruned after {evaluation}, at {row.seen[evaluation]:.4f}"
     return row.state
+
+
+def _marks(row: TrialRow) -> list[str]:
+    """Return the reasons why the score of a trial is not that of its settings."""
+    path = row.folder / "summary.json"
+    return Run(row.folder, read_json(path)).marks if row.state == "complete" and path.is_file() else []
 
 
 def _counts(trials: SearchTrials) -> str:
