@@ -23,6 +23,7 @@ from fedsim.parsing.options import check_arguments, check_options
 from fedsim.report import Rule, compare_with, group_runs
 from fedsim.report.layout import short_names
 from fedsim.report.run_files import read_json
+from fedsim.report.runs import Run
 from fedsim.sweep.file import Sample, Sweep, command_of, samples
 
 _read = cache(read_sections)  # runs of a sweep name the same files
@@ -37,6 +38,8 @@ class SweepRun:
     """starts the run, or continues it from its checkpoint"""
     folder: Path
     """its run directory"""
+    goes_on: bool = False
+    """whether it is to go on although a limit of an earlier command has finished it"""
 
     @property
     def log(self) -> Path:
@@ -99,6 +102,11 @@ class Result:
         """Whether the run was stopped before its end: one that ended at the same moment is complete."""
         return self.is_stopped and not (self.code == 0 and self.summary.get("finished"))
 
+    @property
+    def marks(self) -> list[str]:
+        """The reasons why its scores are not those of its settings; see :attr:`fedsim.report.runs.Run.marks`."""
+        return Run(self.run.folder, self.summary).marks
+
     def score(self, metric: str, evaluation: str = "final") -> float | None:
         """Return a score of the last evaluation (``final``) or of the round with the best val/mAP (``best``)."""
         value = (self.summary.get(evaluation) or {}).get("metrics", {}).get(metric)
@@ -133,7 +141,7 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
 
     rows = [
         [_text(result.score(metric)) if result.code == 0 else "failed", _text(result.score(metric, "best")),
-         *(_value(result.run.sample[name]) for name in shown), str(result.run.folder)]
+         *(_value(result.run.sample[name]) for name in shown), ", ".join([str(result.run.folder), *result.marks])]
         for result in sorted(results, key=order)
     ]  # fmt: skip
     headers = [metric, "in best round", *short_names(shown), "run directory"]
@@ -154,8 +162,9 @@ def compare_results(results: Sequence[Result], table: str) -> str:
     runs = {result.run.folder: result.run for result in results if result.code == 0}
     shown = [name for name in options_that_differ(results) if name != "seed_everything"]
     groups = [
-        replace(group, label=label_of(runs[group.runs[0].folder].sample, shown) or group.label)
+        replace(group, label=", ".join([label, *group.runs[0].marks]) if label else group.label)
         for group in group_runs(list(runs))
+        for label in [label_of(runs[group.runs[0].folder].sample, shown)]
     ]
     return compare_with(table, groups, "mAP", Rule(), is_given=False)
 
@@ -180,7 +189,9 @@ def outcome_of(result: Result, metric: str) -> str:
     if result.is_pruned:
         return "stopped early, others are better"
     failed = f"failed with exit code {result.code}"
-    return f"{failed}: {reason_of(result.run)}" if result.code else f"{metric} {_text(result.score(metric))}"
+    if result.code:
+        return f"{failed}: {reason_of(result.run)}"
+    return ", ".join([f"{metric} {_text(result.score(metric))}", *result.marks])
 
 
 def reason_of(run: SweepRun) -> str:

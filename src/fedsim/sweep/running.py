@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -107,8 +107,8 @@ def execute_runs(runs: Sequence[SweepRun], metric: str, parallel: int = 1, line_
         RunStoppedError: after a signal; the running processes have ended in order, too.
         ConfigError: if the program cannot be started, or a finished run has other settings.
     """
-    refuse_changed(runs)
-    listed = _Listed(runs)
+    going_on = refuse_changed(runs)
+    listed = _Listed([replace(run, goes_on=run.folder in going_on) for run in runs])
     execute(listed, metric, parallel, line_interval)
     return listed.results
 
@@ -125,7 +125,7 @@ def execute(source: RunSource, metric: str, parallel: int = 1, line_interval: fl
         while True:
             while free and not signals and (taken := source.take()) is not None:
                 number, run = taken
-                if run.summary().get("finished"):
+                if run.summary().get("finished") and not run.goes_on:
                     _end(source, number, Result(run, 0, run.summary()), metric, "finished before, ")
                     continue
                 log.info("%s: %s -> %s", source.title(number), run.options, run.folder)
