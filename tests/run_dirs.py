@@ -1,5 +1,6 @@
 """Run directories as fedsim fit leaves them, with chosen scores."""
 
+import copy
 import csv
 import json
 
@@ -8,6 +9,7 @@ import yaml
 from fedsim.papers.counts import counts_of
 from fedsim.papers.files import read_paper
 from fedsim.papers.resolved_rows import resolved_row
+from fedsim.report.table import report
 from fedsim.settings.configuration import fingerprint_of
 from fedsim.settings.identity import identity_of
 
@@ -96,3 +98,39 @@ def write_run(folder, evaluations, rounds=None, config=None, **summary):
     if config is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
+
+
+KEY, ROW = "003", "table4_batch_32"
+SETS = ("market1501", "dukemtmc", "cuhk03np", "msmt17")
+
+
+def row_run(folder, seed=0, change=None, rounds=300, **summary):
+    """A run of a row on its data; ``change`` edits the config before it."""
+    config, data = copy.deepcopy(resolved_row(read_paper(KEY), ROW)), data_of_row(KEY, ROW)
+    config["seed_everything"] = seed
+    if change:
+        change(config)
+    known = clients_and_unseen(config, data) | {"data": data, "seed": seed}
+    known |= {"fingerprint": fingerprint_of(config)} | summary
+    return write_run(folder, {rounds: scores_of(dict.fromkeys(SETS, 0.5 + 0.1 * seed))}, config=config, **known)
+
+
+def short_run(folder, seed=0, rank1=0.5, **summary):
+    """A run of one round, with a small config."""
+    config = {"seed_everything": seed, "model": {"method": "fedsim.methods.FedPav"}, "trainer": {"max_epochs": 1}}
+    return write_run(folder, {1: scores_of({"a": rank1})}, config=config, **{"seed": seed, **summary})
+
+
+def edit(folder, **fields):
+    """Edit summary.json."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+def verdict(*folders):
+    """The line of a report beside the row's table that judges runs, and all below it."""
+    text = report([str(folder) for folder in folders], compare="003/table4", rule="last", unfinished=True)
+    lines = text.splitlines()
+    place = next(n for n, line in enumerate(lines) if "(003/table4_batch_32)" in line)
+    return lines[place], "\n".join(lines[place + 1 :])

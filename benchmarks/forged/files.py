@@ -161,6 +161,36 @@ def edited_summary(rng: random.Random, made: Made) -> str:
     return f"{field} edited: {str(summary[field])[:80]}"
 
 
+def no_record(rng: random.Random, made: Made) -> str:
+    """Edit config.yaml, and remove the record of the first one: an earlier version has none of a run that went on."""
+    done = edited_config(rng, made)
+    made.summary["changes"] = [{"after_round": 1, "setting": "trainer.max_epochs", "from": 2, "to": 3, "counts": False}]
+    made.summary["identity"] = rng.choice([{}, {"files": {}, "code": {}}])
+    return done and f"{done}, and no record of it"
+
+
+def seed_by_hand(rng: random.Random, made: Made) -> str:
+    """Edit the seed in one file, or in both: a copy as a further seed."""
+    seed, files = (
+        rng.randint(10, 99),
+        rng.choice([("summary.json",), ("config.yaml",), ("summary.json", "config.yaml")]),
+    )
+    if "summary.json" in files:
+        made.summary["seed"] = seed
+    if "config.yaml" in files:
+        made.kept = made.config | {"seed_everything": seed}
+    return f"seed {seed} in {' and '.join(files)}"
+
+
+def contradiction(rng: random.Random, made: Made) -> str:
+    """Edit a part of summary.json so that it has what the config does not have."""
+    part, edit = rng.choice([("data", {"generated": {"digest": "1", "images": 500}}),
+                             ("identity", {"code": {"mine": "0" * 12}}),
+                             ("identity", {"files": {"data.manifest": "0" * 12}})])  # fmt: skip
+    made.summary[part] = made.summary[part] | edit
+    return f"{part} edited: {edit}"
+
+
 def chosen_round(rng: random.Random, made: Made) -> str:
     """Put the scores of a better round in the place of the last one's."""
     if made.summary["rounds"] < 2:
@@ -185,7 +215,7 @@ def tested(rng: random.Random, made: Made) -> str:
     made.tested = {"checkpoint": "last", **copy.deepcopy(made.summary["final"]), "settings": conditions}
     made.tested["data"] = copy.deepcopy(made.summary["data"])
     evaluation = conditions["model"]["evaluation"]
-    kind = rng.choice(["evaluation", "evaluation", "data", "network", "unknown", "limit", "round", "model"])
+    kind = rng.choice(["evaluation", "evaluation", "data", "network", "unknown", "limit", "round", "model", "scores"])
     if kind == "evaluation":
         if evaluation["task"] != "retrieval":
             return ""
@@ -209,6 +239,9 @@ def tested(rng: random.Random, made: Made) -> str:
         conditions["seed_everything"] += rng.randint(0, 1)
         conditions["model"]["client"]["local_epochs"] += 1
         return "tested with a model of other local epochs"
+    if kind == "scores":
+        made.tested["metrics"] = {name: score + 0.3 for name, score in made.tested["metrics"].items()}
+        return "tested, and scores edited"
     if kind == "limit":
         conditions["trainer"]["limit_test_batches"] = 0.5
         return "tested with limit_test_batches 0.5"
@@ -224,7 +257,10 @@ OF_FILES: dict[str, Callable[[random.Random, Made], str]] = {
     "other data": other_data,
     "edited config": edited_config,
     "edited values": edited_values,
+    "no record": no_record,
     "edited summary": edited_summary,
+    "seed by hand": seed_by_hand,
+    "contradiction": contradiction,
     "short log": short_log,
     "chosen round": chosen_round,
     "tested": tested,

@@ -67,7 +67,9 @@ def test_it_is_exported(old, tmp_path):
 def test_it_is_reported(old, capsys):
     call("report", old)
     name = "LotteryFL server_optimizer FedAdam"
-    assert f"{name}: 2 rounds, seed 0" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"{name}: 2 rounds, seed 0" in text
+    assert "IN DOUBT" not in text
 
 
 def test_its_config_starts_a_new_run(old, tmp_path):

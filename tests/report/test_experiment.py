@@ -13,29 +13,7 @@ from fedsim.report.runs import read_run
 from fedsim.report.table import report
 from fedsim.settings import table
 from fedsim.settings.changes import fingerprint_after, read_changes
-from fedsim.settings.configuration import fingerprint_of
-from run_dirs import clients_and_unseen, data_of_row, scores_of, write_run
-
-KEY, ROW = "003", "table4_batch_32"
-SETS = ("market1501", "dukemtmc", "cuhk03np", "msmt17")
-
-
-def row_run(folder, seed=0, change=None, rounds=300, **summary):
-    """A run of a row on its data; ``change`` edits the config before it."""
-    config, data = copy.deepcopy(resolved_row(read_paper(KEY), ROW)), data_of_row(KEY, ROW)
-    config["seed_everything"] = seed
-    if change:
-        change(config)
-    known = clients_and_unseen(config, data) | {"data": data, "seed": seed}
-    known |= {"fingerprint": fingerprint_of(config)} | summary
-    return write_run(folder, {rounds: scores_of(dict.fromkeys(SETS, 0.5 + 0.1 * seed))}, config=config, **known)
-
-
-def edit(folder, **fields):
-    """Edit summary.json."""
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    return folder
+from run_dirs import KEY, ROW, clients_and_unseen, data_of_row, edit, row_run, scores_of, verdict
 
 
 def edited_identity(folder, **parts):
@@ -123,6 +101,39 @@ def test_runs_without_a_last_round_are_one_group_only_if_they_end_together(tmp_p
     assert grouped(*folders)[0] == [["stopped0", "stopped1"]]
 
 
+def with_callback(config):
+    config["trainer"]["callbacks"] = [{"class_path": "mine.Watch"}]
+
+
+def limited(config):
+    with_callback(config)
+    config["trainer"]["max_steps"] = 37
+
+
+def timed(config):
+    with_callback(config)
+    config["trainer"]["max_time"] = "00:01:00:00"
+
+
+ENDS = [
+    (limited, {"ended_by": "max_steps"}, False),
+    (limited, {}, False),
+    (timed, {"ended_by": "max_time"}, False),
+    (timed, {}, False),
+    (timed, {"ended_by": "callback"}, True),
+    (with_callback, {"ended_by": "signal", "finished": False}, False),
+    (with_callback, {}, True),
+]
+
+
+@pytest.mark.parametrize(("change", "recorded", "is_one"), ENDS)
+def test_an_early_end_hides_behind_no_callback_that_did_not_end_the_run(change, recorded, is_one, tmp_path):
+    whole, short = row_run(tmp_path / "a", 0, with_callback), row_run(tmp_path / "b", 1, change, 37, **recorded)
+    groups, lines = grouped(whole, short)
+    assert groups == ([["a", "b"]] if is_one else [["a"], ["b"]])
+    assert is_one or lines[0].endswith("differ in the end of a run")
+
+
 def machine(config):
     """Another machine, and a later version with an option at its default."""
     config["data"] |= {"workers": 9, "cache": "host", "cache_dir": "/x", "unseen": []}
@@ -145,13 +156,6 @@ def test_seeds_of_two_machines_are_one_column(tmp_path):
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def verdict(*folders):
-    text = report([str(folder) for folder in folders], compare="003/table4", rule="last", unfinished=True)
-    lines = text.splitlines()
-    place = next(n for n, line in enumerate(lines) if "(003/table4_batch_32)" in line)
-    return lines[place], "\n".join(lines[place + 1 :])
-
-
 def test_a_whole_run_is_the_row_and_two_seeds_are(tmp_path):
     folders = [row_run(tmp_path / "a", 0), row_run(tmp_path / "b", 1)]
     assert verdict(*folders)[0] == "- FedPav has all settings of 'FedPav, B = 32' (003/table4_batch_32)"
@@ -170,7 +174,7 @@ DOUBTS = {
     "has the seed 7 in summary.json and 0 in config.yaml": {"seed": 7},
     "has the fingerprint 0 in summary.json": {"fingerprint": "0"},
     "has another config.yaml": {"identity": {"config": "0"}},
-    "has another config.yaml than": {"identity": {}},
+    "has no record of the config.yaml that it began with": {"identity": {}},
     "was continued with other settings (changed since round 8: model.client.optimizer.lr": {"changes": [RATE]},
     "has other final scores in": {"final": {"round": 300, "metrics": scores_of({"market1501": 0.9})}},
     "has other best scores": {"best": {"round": 9, "metrics": scores_of({"market1501": 0.9})}},

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import yaml
 
 from fedsim.core.errors import ConfigError
 from fedsim.report import report
@@ -71,3 +72,12 @@ def test_other_runs_are_refused(drawn, tmp_path, capsys):
     assert "other does not leave out exactly one data set by data.unseen" in line
     with pytest.raises(ConfigError, match="leave out exactly one data set"):
         report([str(other)], left_out=True)
+
+
+def test_a_rotation_that_ended_early_is_named(drawn):
+    _, folders = drawn
+    config = yaml.safe_load((folders[3] / "config.yaml").read_text())
+    (folders[3] / "config.yaml").write_text(yaml.safe_dump(config | {"trainer": {"max_epochs": 9}}))
+    lines = report([str(folder) for folder in folders[3:6:2]], left_out=True).splitlines()
+    assert f"{folders[3]}: ended after round 1 of 9" in lines
+    assert not any(line.startswith(f"{folders[5]}: ") for line in lines)

@@ -21,6 +21,7 @@ from fedsim.__main__ import main
 from fedsim.core.errors import DataError
 from fedsim.report.trials import _height, _state, _ticks, draw_trials, importances, read_trials, trial_block
 from fedsim.sweep.search import FileLock, open_study
+from run_dirs import scores_of, write_run
 from small import refuse
 
 SPACE = {
@@ -205,3 +206,11 @@ def test_no_drawn_damage_of_a_study_slips_through_as_another_error(folder):
         except DataError as error:
             refused += str(error).startswith(f"{path}: is not a study of fedsim sweep")
     assert refused > 10
+
+
+def test_a_trial_that_ended_early_is_marked(folder):
+    config = {"model": {"method": "fedsim.methods.FedPav"}, "trainer": {"max_epochs": 4, "max_steps": 1}}
+    write_run(folder / "run7", {1: scores_of({"a": 0.5})}, config=config)
+    states = {line[0]: line[1] for line in trial_block(read_trials(folder)).lines}
+    assert states["7"] == "complete, ended after round 1 of 4"
+    assert states["8"] == "complete"

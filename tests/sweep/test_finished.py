@@ -17,7 +17,8 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_LISTED
 from fedsim.settings.identity import identity_of
 from fedsim.sweep.finished import _difference, refuse_changed
-from fedsim.sweep.local import Result, SweepRun, table_of
+from fedsim.sweep.local import Result, SweepRun, compare_results, outcome_of, table_of
+from fedsim.sweep.running import execute_runs
 from run_dirs import scores_of, write_run
 from write_rows import parsed_row, printed_config
 
@@ -130,3 +131,95 @@ def test_a_score_that_is_no_number_comes_after_all_others(maximize):
     assert table.split().count("diverged") == 1
     assert "nan" not in table
     assert order == (["run2", "run0", "run3", "run1"] if maximize else ["run3", "run0", "run2", "run1"])
+
+
+def ended(folder, rounds, limits, **summary):
+    """A run of four rounds that has ended after some of them."""
+    trainer = {"max_epochs": 4, "max_steps": -1, "max_time": None} | limits
+    config = {"seed_everything": 0, "model": {"method": "fedsim.methods.FedPav"}, "trainer": trainer}
+    scores = {rounds: scores_of({"a": 0.5}, **{"val/mAP": 0.5})}
+    return write_run(folder, scores, config=config, **summary), config
+
+
+def going_on(monkeypatch, folder, config):
+    """The folders of ``refuse_changed`` for the run and a command with this config."""
+    monkeypatch.setattr("fedsim.sweep.finished._resolved", lambda _: [{"settings": config, "data": None}])
+    return refuse_changed([run_of(folder)])
+
+
+@pytest.mark.parametrize(
+    ("limits", "now"),
+    [
+        ({"max_steps": 1}, {"max_steps": -1}),
+        ({"max_steps": 1}, {"max_steps": 3}),
+        ({"max_time": "00:00:00:01"}, {"max_time": None}),
+        ({"max_time": "00:00:00:01"}, {"max_time": "00:01:00:00"}),
+    ],
+)
+def test_a_run_that_a_limit_has_ended_goes_on_for_a_command_with_another_one(limits, now, tmp_path, monkeypatch):
+    folder, config = ended(tmp_path / "run", 1, limits)
+    assert going_on(monkeypatch, folder, config) == set(), "it is what the command asks for"
+    assert going_on(monkeypatch, folder, config | {"trainer": config["trainer"] | now}) == {folder}
+    whole, config = ended(tmp_path / "whole", 4, limits | {"max_steps": -1})
+    assert going_on(monkeypatch, whole, config | {"trainer": config["trainer"] | now | {"max_steps": -1}}) == set()
+
+
+def test_a_whole_run_is_none_of_a_command_that_ends_earlier(tmp_path, monkeypatch):
+    folder, config = ended(tmp_path / "run", 4, {})
+    config["trainer"]["max_steps"] = 2
+    with pytest.raises(ConfigError, match="is finished with 4 rounds, and the command has trainer"):
+        going_on(monkeypatch, folder, config)
+
+
+CHANGE = {"after_round": 1, "setting": "model.client.optimizer.lr", "from": 0.005, "to": 0.5, "counts": True}
+
+
+def test_a_run_that_went_on_with_other_settings_is_finished_for_no_command(tmp_path, monkeypatch):
+    folder, config = ended(tmp_path / "run", 4, {}, changes=[CHANGE])
+    words = "is finished with settings that changed since round 1: model.client.optimizer.lr 0.005 -> 0.5; give another"
+    with pytest.raises(ConfigError, match=words):
+        going_on(monkeypatch, folder, config)
+    longer, config = ended(tmp_path / "longer", 4, {}, changes=[CHANGE | {"counts": False}])
+    assert going_on(monkeypatch, longer, config) == set()
+
+
+def test_a_run_that_is_to_go_on_is_executed(tmp_path, monkeypatch):
+    folder, _ = ended(tmp_path / "run", 1, {"max_steps": 1})
+    monkeypatch.setattr("fedsim.sweep.running.refuse_changed", lambda _: {folder})
+    text = "import pathlib; pathlib.Path('gone_on').touch()"
+    monkeypatch.chdir(tmp_path)
+    other, _ = ended(tmp_path / "other", 4, {})
+    runs = [SweepRun({}, (sys.executable, "-c", text.replace("gone", place.name)), place) for place in (folder, other)]
+    execute_runs(runs, "val/mAP")
+    assert [path.name for path in tmp_path.glob("*_on")] == ["run_on"]
+
+
+def test_tables_mark_runs_that_are_not_of_their_settings(tmp_path):
+    folders = {
+        "": ended(tmp_path / "whole", 4, {})[0],
+        ", ended after round 1 of 4": ended(tmp_path / "short", 1, {"max_steps": 1})[0],
+        ", changed": ended(tmp_path / "changed", 4, {}, changes=[CHANGE])[0],
+    }
+    results = [
+        Result(run := SweepRun({"x": number}, ("fedsim", "fit"), folder), 0, run.summary())
+        for number, folder in enumerate(folders.values())
+    ]
+    lines = table_of(results, SimpleNamespace(metric="val/mAP", maximize=True)).splitlines()
+    for (mark, folder), result in zip(folders.items(), results, strict=True):
+        assert any(line.rstrip().endswith(f"{folder}{mark}") for line in lines)
+        assert outcome_of(result, "val/mAP") == f"val/mAP 0.5000{mark}"
+
+
+def test_runs_beside_a_paper_keep_their_marks(tmp_path):
+    config = {"model": {"method": "fedsim.methods.FedPav"}, "trainer": {"max_epochs": 4, "max_steps": 1}}
+    scores = scores_of({"market1501": 0.5})
+    short, whole = (
+        write_run(tmp_path / f"{rounds}", {rounds: scores}, config=config, rounds=rounds) for rounds in (1, 4)
+    )
+    results = [
+        Result(run := SweepRun({"x": number}, ("fedsim", "fit"), folder), 0, run.summary())
+        for number, folder in enumerate((short, whole))
+    ]
+    text = compare_results(results, "003/table4")
+    assert "- x=0, ended after round 1 of 4" in text
+    assert "- x=1 " in text

@@ -578,3 +578,10 @@ def test_the_sweep_of_a_method_may_be_bayes(tmp_path, capsys):
     assert main(["sweep", "--method", str(tmp_path / "mine.yaml"), "--print"]) == 0
     content = yaml.safe_load(capsys.readouterr().out)
     assert (content["method"], content["run_cap"]) == ("bayes", 24)
+
+
+def test_a_trial_that_another_limit_has_ended_is_refused(write_search, tmp_path, monkeypatch):
+    """Its score is in the study, and has taught the search."""
+    monkeypatch.setattr("fedsim.sweep.search.refuse_changed", lambda _: {tmp_path / "runs" / "a"})
+    with pytest.raises(ConfigError, match="a: has ended by another limit than the command has now; give another"):
+        search_of(write_search(), tmp_path / "runs", 2)

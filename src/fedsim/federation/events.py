@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
 
 from fedsim.core.placement import Placement
 from fedsim.evaluation.summary import few_names
@@ -96,6 +97,19 @@ def as_list(value: Any) -> list[Any]:
 def num_rounds(trainer: Trainer) -> int | None:
     """Return ``trainer.max_epochs``; None if it is -1, for a run without a last round."""
     return None if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+
+
+def ended_by(trainer: Trainer) -> str:
+    """Return the cause of the end of a fit: signal, max_epochs, max_steps, max_time, or else callback."""
+    last = num_rounds(trainer)
+    timers = (callback for callback in callbacks_of(trainer) if isinstance(callback, Timer))
+    reasons = {
+        "signal": was_stopped(trainer),
+        "max_epochs": last is not None and last <= trainer.current_epoch,
+        "max_steps": 0 <= trainer.max_steps <= trainer.global_step,
+        "max_time": any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "callback")
 
 
 def was_stopped(trainer: Trainer) -> bool:

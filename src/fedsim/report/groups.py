@@ -19,6 +19,7 @@ from fedsim.core.metrics import KINDS
 from fedsim.core.names import metric_name, printable
 from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.layout import mean_and_spread
+from fedsim.report.run_files import OF_TEST
 from fedsim.report.runs import MEANS, Rule, Run, read_run
 from fedsim.settings.configuration import compare, flat_part, is_of_experiment, text_of
 from fedsim.settings.effects import Flat, SettingValue
@@ -119,11 +120,11 @@ class RunGroup:
         return [model_kind for model_kind in kinds if not (model_kind == "personalised" and repeats)]
 
 
-def group_runs(folders: list[Path]) -> list[RunGroup]:
-    """Open run directories and group the runs that differ only in the seed."""
+def group_runs(folders: list[Path], is_tested: bool = False) -> list[RunGroup]:
+    """Open run directories and group the runs that differ only in the seed, also in ``fedsim test`` if it counts."""
     if not folders:
         raise ConfigError("runs: give at least one run directory")
-    return group_opened([read_run(folder) for folder in folders])
+    return group_opened([read_run(folder, is_tested=is_tested) for folder in folders])
 
 
 def group_opened(opened: Sequence[Run], rotated: str = "") -> list[RunGroup]:
@@ -144,10 +145,9 @@ def group_opened(opened: Sequence[Run], rotated: str = "") -> list[RunGroup]:
     labels = name_variants(firsts)
     groups = []
     for label, runs in zip(labels, by_experiment.values(), strict=True):
-        name, experiment = runs[0].name, runs[0].experiment
+        name = runs[0].name
         user_label = f"{name}, {rotated} {runs[0].setting(rotated)}" if name and rotated else name
-        marks = [", changed"] * bool(experiment.changes) + [f", ended {experiment.end}"] * bool(experiment.end)
-        groups.append(RunGroup(printable("".join([user_label or label, *marks])), tuple(runs)))
+        groups.append(RunGroup(printable(", ".join([user_label or label, *runs[0].marks])), tuple(runs)))
     return groups
 
 
@@ -189,11 +189,10 @@ def unequal_evaluation(groups: Sequence[RunGroup]) -> Iterator[str]:
     first = groups[0]
     for group in groups[1:]:
         old, new = first.runs[0], group.runs[0]
-        if not old.config or not new.config:
+        if not old.scored_by or not new.scored_by:
             continue
-        differing = (d for d in compare(old.settings, new.settings) if is_of_experiment(d))
-        texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in differing if d.option.startswith(_SCORING)]
-        sizes = [run.settings["data.test_size"].value for run in (old, new)]  # of null: that of data.size
+        texts = [text for text in _settings_that_differ(old.scored_by, new.scored_by) if text.startswith(_SCORING)]
+        sizes = [run.scored_by["data.test_size"].value for run in (old, new)]  # of null: that of data.size
         if sizes[0] != sizes[1]:
             texts.append(f"the size of test images {text_of(sizes[0])} / {text_of(sizes[1])}")
         if texts:
@@ -202,10 +201,19 @@ def unequal_evaluation(groups: Sequence[RunGroup]) -> Iterator[str]:
 
 def _differences(first: Run, second: Run) -> list[str]:
     """Return the differences between two runs that make them two experiments."""
-    unknown = [f"settings, as {run.folder} has no config.yaml" for run in (first, second) if not run.config]
-    settings = () if unknown else (d for d in compare(first.settings, second.settings) if is_of_experiment(d))
-    texts = [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in settings]
-    return [*unknown, *texts, *first.experiment.differs_in(second.experiment)]
+    texts = [f"settings, as {run.folder} has no config.yaml" for run in (first, second) if not run.config]
+    texts = texts or _settings_that_differ(first.settings, second.settings)
+    reasons = first.experiment.differs_in(second.experiment)
+    if OF_TEST in reasons and first.scored_by and second.scored_by:
+        reasons.remove(OF_TEST)
+        texts += [f"{text} of fedsim test" for text in _settings_that_differ(first.scored_by, second.scored_by)]
+    return [*texts, *reasons]
+
+
+def _settings_that_differ(old: Flat, new: Flat) -> list[str]:
+    """Return the settings that make two experiments, with both values."""
+    differing = (difference for difference in compare(old, new) if is_of_experiment(difference))
+    return [f"{d.option} {text_of(d.old)} / {text_of(d.new)}" for d in differing]
 
 
 def shown_metrics(metric: str) -> list[str]:

@@ -188,6 +188,7 @@ def left_out_blocks(groups: Sequence[RunGroup], metric: str, rule: Rule) -> list
         f"the round is chosen by {CHOSEN_BY[rule.name]}",
         *(MEANING[model_kind] for model_kind in dict.fromkeys(kinds)),
         f"each cell: {groups[0].describe()}" if len({group.describe() for group in groups}) == 1 else "",
+        *(f"{run.folder}: {', '.join(run.marks)}" for group in groups for run in group.runs if run.marks),
         *unequal_evaluation([RunGroup(label, next(iter(rotations.values())).runs) for label, rotations in methods]),
     ]
     gap = f"oracle - {rule.name}, in points; it grows with the number of evaluations that the oracle chooses from"

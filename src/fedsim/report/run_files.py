@@ -1,11 +1,11 @@
-"""The files of a run directory: how they are read and checked, doubts about them, and the experiment that they show."""
+"""The files of a run directory: how they are read and checked, and the experiment that they show."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import isclose, isnan
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +17,11 @@ from fedsim.core.metrics import KINDS
 from fedsim.core.names import metric_name
 from fedsim.core.readable import has_file
 from fedsim.parsing.documents import parse_json
-from fedsim.settings.changes import Change, fingerprint_after, read_changes
-from fedsim.settings.configuration import digest, fingerprint_from, missing_settings
+from fedsim.settings.changes import Change, read_changes
+from fedsim.settings.configuration import digest, fingerprint_from
 from fedsim.settings.effects import Flat
-from fedsim.settings.identity import digest_of_config
-from fedsim.settings.table import digest_of_table
+
+OF_TEST = "the settings of fedsim test"
 
 
 class Experiment(NamedTuple):
@@ -39,18 +39,29 @@ class Experiment(NamedTuple):
     """the settings with which the run went on"""
     end: str
     """the round after which it ended before its time: ``after round 37 of 300``"""
+    test: str = ""
+    """hash of the settings of ``fedsim test``, if its scores are shown, and those below"""
+    tested_data: str = ""
+    """hash of its data"""
+    checkpoint: str = ""
+    """``last`` or ``best``, or another name of the one that it has scored"""
 
     def differs_in(self, earlier: Experiment) -> list[str]:
         """Return the parts in which two experiments differ, for a sentence."""
         words = {"data": "the data", "files": "the content of a file", "code": "the user's code",
-                 "changes": "settings with which a run went on", "end": "the end of a run"}  # fmt: skip
+                 "changes": "settings with which a run went on", "end": "the end of a run",
+                 "test": OF_TEST, "tested_data": "the data of fedsim test",
+                 "checkpoint": "the checkpoint of fedsim test"}  # fmt: skip
         return [word for part, word in words.items() if getattr(self, part) != getattr(earlier, part)]
 
 
 def experiment_of(
-    summary: Mapping[str, Any], config: Mapping[str, Any], settings: Flat, changes: list[Change]
+    summary: Mapping[str, Any], config: Mapping[str, Any], settings: Flat, changes: list[Change], test: Sequence[str]
 ) -> Experiment:
-    """Return the experiment of a run; without a config, its settings are known by their fingerprint alone."""
+    """Return the experiment of a run; without a config, its settings are known by their fingerprint alone.
+
+    ``test``: the last three fields, or nothing.
+    """
     identity = summary.get("identity", {})
     return Experiment(
         fingerprint_from(settings) if config else f"of {summary['fingerprint']}, {summary['rounds']} rounds",
@@ -59,130 +70,32 @@ def experiment_of(
         digest(identity["code"]) if identity.get("code") else "",
         "; ".join(map(str, changes)),
         end_of(summary, settings),
+        *test,
     )
 
 
+def limits_of(settings: Flat) -> tuple[Any, Any]:
+    """Return the largest number of steps, and the time, after which a run ends before its last round."""
+    steps, time = settings.get("trainer.max_steps"), settings.get("trainer.max_time")
+    return steps and steps.value, time and time.value
+
+
 def end_of(summary: Mapping[str, Any], settings: Flat) -> str:
-    """Return where a run ended before its last round; empty if it did not, or its callbacks may end it."""
+    """Return where a run ended before its last round; empty if it did not, or one of its callbacks has ended it.
+
+    An earlier version did not record what has ended a run; then it was a callback only if no limit can have ended it.
+    """
     planned = settings.get("trainer.max_epochs")
-    if planned is None or not planned.is_given or (settings["trainer.callbacks"].value and summary["finished"]):
+    if planned is None or not planned.is_given:
+        return ""
+    steps, time = limits_of(settings)
+    is_limited = time is not None or (isinstance(steps, int) and 0 <= steps <= summary["rounds"])
+    is_stopped = summary["finished"] and summary.get("ended_by", "" if is_limited else "callback") == "callback"
+    if is_stopped and settings["trainer.callbacks"].value:
         return ""
     if not isinstance(planned.value, int) or planned.value < 0:
         return f"after round {summary['rounds']}, without a last one"
     return f"after round {summary['rounds']} of {planned.value}" if summary["rounds"] < planned.value else ""
-
-
-def doubts_about(
-    summary: Mapping[str, Any], config: Mapping[str, Any], settings: Flat, changes: list[Change]
-) -> Iterator[str]:
-    """Yield the reasons for which nothing can be certified of a run; each continues a sentence about it."""
-    if not config:
-        yield "has no config.yaml"
-        return
-    if gone := missing_settings(settings):
-        yield f"has a config.yaml without {', '.join(gone[:5])}" + (f" and {len(gone) - 5} more" if gone[5:] else "")
-    if (recorded := _recorded_digest(summary)) is not None and recorded != _present_digest(summary, config):
-        yield "has another config.yaml than the one that it began with"
-    else:
-        yield from _doubts_about_settings(summary, settings, changes)
-        yield from _doubts_about_data(summary, settings)
-    if changes:
-        yield f"was continued with other settings ({'; '.join(map(str, changes))})"
-    if not summary["finished"]:
-        yield f"is not finished, it has {summary['rounds']} rounds"
-    elif end := end_of(summary, settings):
-        yield f"ended {end}"
-
-
-def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat, changes: list[Change]) -> Iterator[str]:
-    """Yield differences between the settings of a run and those that its results show."""
-    method, seed = str(settings["model.method"].value).rpartition(".")[2], settings["seed_everything"].value
-    planned = settings["trainer.max_epochs"].value
-    pairs = [("method", summary["method"], method), ("seed", summary["seed"], seed)]
-    if isinstance(planned, int) and 0 <= planned < summary["rounds"]:
-        pairs.append(("rounds", summary["rounds"], planned))
-    if summary.get("identity", {}).get("table") == digest_of_table():  # of other facts, it has other settings
-        fingerprint = fingerprint_after(fingerprint_from(settings), changes)
-        pairs.append(("fingerprint", summary["fingerprint"], fingerprint))
-    yield from (
-        f"has the {name} {old} in summary.json and {new} in config.yaml" for name, old, new in pairs if old != new
-    )
-
-
-def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[str]:
-    """Yield differences between the clients and test sets that settings and data give, and those of the results."""
-    sets, public = (summary.get("data") or {}).get("sets"), str(settings["data.public"].value)
-    unseen, parts = settings["data.unseen"].value, settings["data.parts"].value
-    is_known = isinstance(unseen, list) and isinstance(parts, int) and settings["data.manifest"].value is None
-    if sets is None or not is_known or "num_clients" in summary:
-        return
-    seen = {
-        name: counts["train"] for name, counts in sets.items() if counts.get("train") and name not in (*unseen, public)
-    }
-    by_camera = settings["data.partition"].value == "by_camera"
-    clients = [client.rstrip("0123456789") if by_camera else client for client in summary["clients"]]
-    if sorted(clients) != sorted(_clients(seen, settings)):
-        yield f"has other clients in summary.json than its settings and data give: {', '.join(summary['clients'])}"
-    if {name for name in sets if name not in seen} - {public} != {*summary["unseen"]} - {public}:
-        names = ", ".join(summary["unseen"]) or "none"
-        yield f"has other unseen data sets in summary.json than its settings and data give: {names}"
-
-
-def _clients(seen: Mapping[str, Any], settings: Flat) -> list[str]:
-    """Return the names of clients, of cameras without their numbers; ``seen``: data set -> counts of its training."""
-    partition = settings["data.partition"].value
-    parts = [f"part{number + 1}" for number in range(settings["data.parts"].value)]
-    if partition in ("by_dataset", "union", "stratified"):
-        return {"by_dataset": [*seen], "union": ["union"], "stratified": parts}[partition]
-    if partition == "by_camera":
-        return [f"{name}-cam" for name, counts in seen.items() for _ in range(counts["cameras"])]
-    return [f"{name}-{part}" for name in seen for part in parts]
-
-
-def doubts_about_log(summary: Mapping[str, Any], log: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
-    """Yield differences between the results of a run and its log: round -> scores."""
-    if not log:
-        yield "has no metrics.csv"
-        return
-    if max(log) != summary["rounds"]:
-        yield f"has {summary['rounds']} rounds in summary.json and {max(log)} in metrics.csv"
-    scored = {round_: row for round_, row in log.items() if any(key.startswith("test/") for key in row)}
-    for name in ("final", "best"):
-        evaluation = summary[name] or {"round": 0, "metrics": {}}
-        logged, scores = log.get(evaluation["round"], {}), evaluation["metrics"]
-        if not all(_is_logged(score, logged.get(key)) for key, score in scores.items()):
-            yield f"has other {name} scores in summary.json than in metrics.csv"
-    if summary["final"] and scored and summary["final"]["round"] != max(scored):
-        yield f"has the scores of round {summary['final']['round']} as its last, and of {max(scored)} in metrics.csv"
-    best = (summary["best"] or {"metrics": {}})["metrics"]
-    for key in [key for key in ("val/mAP", "val/top1") if key in best]:
-        if any(row.get(key, best[key]) > best[key] + 1e-6 for row in log.values()):
-            yield f"has better {key} in metrics.csv than that of its best round in summary.json"
-
-
-def _is_logged(score: float, logged: float | None) -> bool:
-    """Return whether a score is the logged one, which has 32 bits."""
-    return logged is not None and (
-        isclose(score, logged, rel_tol=1e-6, abs_tol=1e-6) or (isnan(score) and isnan(logged))
-    )
-
-
-def _recorded_digest(summary: Mapping[str, Any]) -> str | None:
-    """Return the hash of the config with which a run began; None of one that was changed by an earlier version."""
-    recorded = summary.get("identity", {}).get("config")
-    if recorded is None:
-        return None if summary.get("changes") else str(summary["fingerprint"])
-    return str(recorded)
-
-
-def _present_digest(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return the hash of a config as the version that wrote the summary made it."""
-    if summary.get("identity"):
-        return digest_of_config(config)
-    names = ("max_epochs", "precision", "limit_train_batches")
-    trainer = {name: config.get("trainer", {}).get(name) for name in names}
-    model = {name: value for name, value in config.get("model", {}).items() if name != "seed"}
-    return digest({"model": model, "data": config.get("data"), "trainer": trainer})
 
 
 def spelled(scores: Mapping[str, float], clients: Collection[str], unseen: Collection[str]) -> dict[str, float]:
@@ -337,6 +250,13 @@ def _if_there(test: Test) -> Test:
     return lambda value: value is _LACKS or test(value)
 
 
+def _is_date(value: Any) -> bool:
+    try:
+        return value is _LACKS or bool(datetime.fromisoformat(value))
+    except (TypeError, ValueError):
+        return False
+
+
 _is_evaluation = _or_none(_with(round=_is_whole, metrics=_map_of(_is_score)))
 _are_counts = _if_there(_or_none(_with(images=_is_whole, people=_or_none(_is_whole))))
 _is_data_set = _with(train=_are_counts, query=_are_counts, gallery=_are_counts, pool=_are_counts)
@@ -365,6 +285,7 @@ _MAY_LACK: dict[str, tuple[Test, str]] = {
     "versions": (_map_of(_is_text), "names with versions"),
     "seconds": (_is_number, "a number"),
     "simulated_seconds": (_is_number, "a number"),
+    "ended_by": (_is_text, "a name"),
     "ranks": (_is_whole, "a whole number"),
     "threads": (_is_whole, "a whole number"),
     "device": (_is_text, "a name"),
@@ -387,8 +308,16 @@ def check_summary(summary: Mapping[str, Any], name: str) -> None:
             raise DataError(f"{name}: {field} is not {expected}; was it edited?")
 
 
-def check_evaluation(evaluation: Mapping[str, Any], name: str) -> None:
-    """Check the content of a file of ``fedsim test``; raise DataError if it is not one."""
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """Read a file of ``fedsim test``; its ``kind`` is the name of the checkpoint. Raise DataError if it is not one."""
+    evaluation = read_json(path)
     settings, data = evaluation.get("settings", {}), evaluation.get("data")
-    if not (_is_evaluation({"round": 0, **evaluation}) and isinstance(settings, Mapping) and _are_data(data)):
-        raise DataError(f"{name}: is not a round with its metrics; remove it, or test again")
+    is_whole = _is_evaluation({"round": 0, **evaluation}) and isinstance(settings, Mapping) and _are_data(data)
+    if not is_whole or not _is_date(evaluation.get("written", _LACKS)):
+        raise DataError(f"{path}: is not a round with its metrics; remove it, or test again")
+    return {**evaluation, "kind": path.stem}
+
+
+def written_at(evaluation: Mapping[str, Any]) -> float:
+    """Return when an evaluation was written, in seconds; 0 if an earlier version did not say it."""
+    return datetime.fromisoformat(evaluation["written"]).timestamp() if "written" in evaluation else 0.0

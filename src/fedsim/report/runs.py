@@ -16,21 +16,22 @@ from fedsim.core.names import metric_name, metric_parts
 from fedsim.core.readable import files_in, has_file
 from fedsim.core.replaced_run import QUERIES_FILE, TESTS
 from fedsim.parsing.config_files import read_config
+from fedsim.report.doubts import contradictions_of, doubts_about, doubts_about_log, doubts_about_test
 from fedsim.report.run_files import (
     Experiment,
     Queries,
     QueryFile,
-    check_evaluation,
     check_summary,
-    doubts_about,
-    doubts_about_log,
+    end_of,
     experiment_of,
+    read_evaluation,
     read_json,
     read_queries,
     spelled,
+    written_at,
 )
 from fedsim.settings.changes import Change, read_changes
-from fedsim.settings.configuration import flat
+from fedsim.settings.configuration import fingerprint_from, flat
 from fedsim.settings.effects import Flat
 
 STUDY_FILE = "trials.log"
@@ -49,6 +50,8 @@ class Run:
     """content of summary.json"""
     name: str = ""
     """that the user gives it in a report; empty: none"""
+    is_tested: bool = False
+    """whether a report shows its scores of ``fedsim test``"""
 
     @cached_property
     def log(self) -> dict[int, dict[str, float]]:
@@ -87,13 +90,12 @@ class Run:
 
     @cached_property
     def tested(self) -> dict[str, Any] | None:
-        """The newest scores of ``fedsim test``: checkpoint, round, metrics; None if there are none."""
-        paths = sorted(files_in(self.folder / TESTS, "*.json"), key=lambda path: path.stat().st_mtime)
-        if not paths:
+        """The newest scores of ``fedsim test``: checkpoint, its ``kind``, round, metrics; None if there are none."""
+        tests = [read_evaluation(path) for path in sorted(files_in(self.folder / TESTS, "*.json"))]
+        if not tests:
             return None
-        evaluation = read_json(paths[-1])
-        check_evaluation(evaluation, str(paths[-1]))
-        return {**evaluation, "metrics": self._spelled(evaluation["metrics"])}
+        newest = max(tests, key=written_at)
+        return {**newest, "metrics": self._spelled(newest["metrics"])}
 
     @cached_property
     def settings(self) -> Flat:
@@ -101,15 +103,47 @@ class Run:
         return flat(self.config) if self.config else {}
 
     @cached_property
+    def scored_by(self) -> Flat:
+        """The settings by which its scores were made, those of the fit or of ``fedsim test``; empty if not known."""
+        if not self.is_tested:
+            return self.settings
+        settings = (self.tested or {}).get("settings")
+        return flat(settings) if settings else {}
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The scores of the last evaluation, or of ``fedsim test``."""
+        return dict(((self.tested if self.is_tested else self.summary["final"]) or {}).get("metrics", {}))
+
+    @cached_property
     def experiment(self) -> Experiment:
         """All in which the run equals its repetitions with other seeds."""
-        return experiment_of(self.summary, self.config, self.settings, self.changes)
+        test, tested = [], self.tested if self.is_tested else None
+        if tested is not None:
+            test = [fingerprint_from(self.scored_by), (tested.get("data") or {}).get("digest", ""), tested["kind"]]
+        return experiment_of(self.summary, self.config, self.settings, self.changes, test)
+
+    @cached_property
+    def contradictions(self) -> list[str]:
+        """The differences between its files; each continues a sentence about it."""
+        contradictions = list(doubts_about_log(self.summary, self.log)) if self.has_log else []
+        if self.config:
+            contradictions[:0] = contradictions_of(self.summary, self.config, self.settings)
+        if self.is_tested and self.tested is not None:
+            contradictions += doubts_about_test(self.summary, self.settings, self.tested)
+        return contradictions
 
     @cached_property
     def doubts(self) -> list[str]:
         """The reasons for which nothing can be certified of the run."""
-        doubts = doubts_about(self.summary, self.config, self.settings, self.changes)
-        return [*doubts, *doubts_about_log(self.summary, self.log if self.has_log else {})]
+        doubts = doubts_about(self.summary, self.config, self.settings, self.changes, self.has_log)
+        return [*doubts, *self.contradictions]
+
+    @property
+    def marks(self) -> list[str]:
+        """The reasons why it is no run of its settings: it went on with others, or ended early."""
+        end = end_of(self.summary, self.settings)
+        return ["changed"] * bool(self.changes) + [f"ended {end}"] * bool(end)
 
     @property
     def method(self) -> str:
@@ -175,7 +209,7 @@ class Run:
         _ = self.config, self.queries, self.tested
 
 
-def read_run(folder: Path, name: str = "") -> Run:
+def read_run(folder: Path, name: str = "", is_tested: bool = False) -> Run:
     """Open a run directory; raise DataError if the folder is not one, or its summary is damaged."""
     path = folder / "summary.json"
     if has_file(folder / STUDY_FILE):
@@ -187,7 +221,7 @@ def read_run(folder: Path, name: str = "") -> Run:
     for part in ("final", "best"):
         if summary[part] is not None:
             summary[part]["metrics"] = spelled(summary[part]["metrics"], summary["clients"], summary["unseen"])
-    return Run(folder, summary, name)
+    return Run(folder, summary, name, is_tested)
 
 
 def _test_scores(evaluation: Mapping[str, Any] | None) -> dict[str, float]:

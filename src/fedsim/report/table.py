@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -101,7 +101,8 @@ def report(
     if html is not None:
         from fedsim.report.html.page import write_page
     folders = [named_folder(run) for run in runs]
-    opened, omitted = open_runs([folder for folder, _ in folders], unfinished, [name for _, name in folders])
+    names = [name for _, name in folders]
+    opened, omitted = open_runs([folder for folder, _ in folders], unfinished, names, rule == "tested")
     groups = group_opened(opened, UNSEEN if left_out else "")
     if metric is None:
         metric = "top1" if compare is None and all(run.classifies for run in opened) else "mAP"
@@ -217,11 +218,12 @@ def named_folder(argument: str) -> tuple[Path, str]:
 
 
 def open_runs(
-    folders: Sequence[Path], unfinished: bool = False, names: Sequence[str] = ()
+    folders: Sequence[Path], unfinished: bool = False, names: Sequence[str] = (), is_tested: bool = False
 ) -> tuple[list[Run], list[str]]:
-    """Open run directories; return the runs, and a line for each folder that is left out.
+    """Open run directories; return the runs, and a line for each folder that is left out, or in doubt.
 
-    ``names`` are those of the runs in a report, one per folder, empty for none.
+    ``names`` are those of the runs in a report, one per folder, empty for none; ``is_tested``: it shows their scores of
+    ``fedsim test``.
 
     Left out are runs without scores, unfinished runs if other runs are finished (``unfinished`` keeps them), and
     repeated runs with the same settings and seed: a repetition is the same run, not another sample.
@@ -239,7 +241,7 @@ def open_runs(
         elif is_begun(folder):
             lines.append(f"left out: {folder} has not finished its first round")
         else:
-            runs += _whole(folder, name, lines, damaged)
+            runs += _whole(folder, name, is_tested, lines, damaged)
         seen.add(os.path.realpath(folder))
     lines += [f"left out: {run.folder} has no scores yet" for run in runs if not run.test_sets]
     scored = [run for run in runs if run.test_sets]
@@ -255,10 +257,10 @@ def open_runs(
     if not kept:
         message = f"{folders[0]}: the run has no scores yet; wait for its first evaluation"
         raise DataError(message if len(folders) == 1 else f"{message}; the other runs have none either")
-    return kept, lines
+    return kept, [*lines, *_in_doubt(kept)]
 
 
-def _whole(folder: Path, name: str, lines: list[str], damaged: list[DataError]) -> list[Run]:
+def _whole(folder: Path, name: str, is_tested: bool, lines: list[str], damaged: list[DataError]) -> list[Run]:
     """Return the run in a folder; nothing and a line for a damaged run or a file. A folder of no run is an error."""
     if folder.is_file():
         damaged.append(DataError(f"{folder}: is a file; give the run directories of fedsim fit"))
@@ -267,7 +269,7 @@ def _whole(folder: Path, name: str, lines: list[str], damaged: list[DataError]) 
     if not has_file(folder / "summary.json"):
         return [read_run(folder, name)]
     try:
-        run = read_run(folder, name)
+        run = read_run(folder, name, is_tested)
         run.check()
     except DataError as error:
         damaged.append(error)
@@ -288,8 +290,25 @@ def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:
     for run in sorted(runs, key=lambda run: (not run.summary["finished"], -run.summary["rounds"])):
         first = kept.setdefault((run.experiment._replace(end=""), run.summary["seed"]), run)
         if first is not run:
-            seed = run.summary["seed"]
-            lines.append(
-                f"left out: {run.folder} has the settings and the seed {seed} of {first.folder}; both count as one run"
-            )
+            seed, is_longer = run.summary["seed"], run.summary["rounds"] != first.summary["rounds"]
+            difference = "" if is_longer or _numbers(run) == _numbers(first) else ", but OTHER SCORES"
+            repeats = f"has the settings and the seed {seed} of {first.folder}{difference}"
+            lines.append(f"left out: {run.folder} {repeats}; both count as one run")
     return [run for run in runs if run in kept.values()]
+
+
+def _numbers(run: Run) -> str:
+    """Return all scores of a run as text, by which NaN is NaN."""
+    return str(sorted(run.scores.items()))
+
+
+def _in_doubt(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line about each run whose files contradict each other, and about seeds with the same scores."""
+    first: dict[object, Run] = {}
+    for run in runs:
+        if run.contradictions:
+            yield f"IN DOUBT: {run.folder} {'; '.join(run.contradictions)}; its scores are shown all the same"
+        of_seed = first.setdefault((run.experiment, _numbers(run)), run)
+        if of_seed is not run and run.scores:
+            seeds = f"seed {run.summary['seed']}", f"seed {of_seed.summary['seed']}"
+            yield f"IN DOUBT: {run.folder}, {seeds[0]}, has all scores of {of_seed.folder}, {seeds[1]}; is it a copy?"

@@ -31,7 +31,8 @@ from fedsim.core.metrics import score_text
 from fedsim.core.paths import Figure, Page
 from fedsim.core.readable import has_file
 from fedsim.report.layout import Block, Format, new_figure, save_figure, short_names, style_of
-from fedsim.report.runs import STUDY_FILE
+from fedsim.report.run_files import read_json
+from fedsim.report.runs import STUDY_FILE, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -184,8 +185,8 @@ def trial_block(trials: SearchTrials) -> Block:
     options = trials.options
     rows = sorted(trials.rows, key=lambda row: (_ORDER.index(row.state), -trials.value(row), row.number))
     lines = [
-        [str(row.number), _state(row), *(_cell(row.settings.get(option, "-")) for option in options), str(row.folder),
-         score_text(row.score)]
+        [str(row.number), ", ".join([_state(row), *_marks(row)]),
+         *(_cell(row.settings.get(option, "-")) for option in options), str(row.folder), score_text(row.score)]
         for row in rows
     ]  # fmt: skip
     headers = ["trial", "state", *short_names(options), "run directory", trials.metric]
@@ -199,6 +200,12 @@ def _state(row: TrialRow) -> str:
         evaluation = max(row.seen)
         return f"pruned after {evaluation}: {score_text(row.seen[evaluation])}"
     return row.state
+
+
+def _marks(row: TrialRow) -> list[str]:
+    """Return the reasons why the score of a trial is not that of its settings."""
+    path = row.folder / "summary.json"
+    return Run(row.folder, read_json(path)).marks if row.state == "complete" and path.is_file() else []
 
 
 def _counts(trials: SearchTrials) -> str:

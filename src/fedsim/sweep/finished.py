@@ -13,26 +13,34 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import one_line
 from fedsim.parsing.config_files import read_config
+from fedsim.report.run_files import end_of, limits_of
+from fedsim.settings.changes import read_changes
 from fedsim.settings.configuration import compare, flat, names_file, text_of
 from fedsim.settings.identity import identity_of
 from fedsim.sweep.local import SweepRun
 
-_REMEDY = "give another --run_dir, or remove this folder"
+REMEDY = "give another --run_dir, or remove this folder"
 
 
-def refuse_changed(runs: Sequence[SweepRun]) -> None:
+def refuse_changed(runs: Sequence[SweepRun]) -> set[Path]:
     """Raise ConfigError for the first finished run whose settings are not those that its command has now.
 
-    A command of another program than ``fedsim fit`` is known by its words alone.
+    A command of another program than ``fedsim fit`` is known by its words alone. Return the folders of runs that are to
+    go on: a limit has ended them before their last round, and their commands have another one.
     """
     finished = [run for run in runs if run.summary().get("finished") and _options(run) is not None]
+    going_on = set[Path]()
     if not finished:
-        return
+        return going_on
     for run, answer in zip(finished, _resolved([_options(run) or [] for run in finished]), strict=True):
         if "error" in answer:
             raise ConfigError(answer["error"].removeprefix("fedsim: error: "))
         if difference := _difference(run.folder, run.summary(), answer["settings"], answer["data"]):
-            raise ConfigError(f"{run.folder}: is finished with {difference}; {_REMEDY}")
+            raise ConfigError(f"{run.folder}: is finished with {difference}; {REMEDY}")
+        before, now = flat(read_config(str(run.folder / "config.yaml"))), flat(answer["settings"])
+        if end_of(run.summary(), before) and limits_of(before) != limits_of(now):
+            going_on.add(run.folder)
+    return going_on
 
 
 def _options(run: SweepRun) -> list[str] | None:
@@ -64,6 +72,11 @@ def _difference(folder: Path, summary: Mapping[str, Any], config: Mapping[str, A
     path = folder / "config.yaml"
     if not path.is_file():
         return "settings that are not known, as it has no config.yaml"
+    if changes := [change for change in read_changes(summary.get("changes", [])) if change.counts]:
+        return f"settings that {changes[0]}"
+    steps = config["trainer"].get("max_steps")
+    if isinstance(steps, int) and 0 <= steps < summary["rounds"]:
+        return f"{summary['rounds']} rounds, and the command has trainer.max_steps {steps}"
     for d in compare(flat(read_config(str(path))), flat(config)):
         if d.effect != "nothing" and not names_file(d):
             return f"{d.option} {text_of(d.old)}, and the command has {text_of(d.new)}"

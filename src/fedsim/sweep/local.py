@@ -26,6 +26,7 @@ from fedsim.parsing.options import check_arguments, check_options
 from fedsim.report import Rule, compare_with, group_runs
 from fedsim.report.layout import short_names
 from fedsim.report.run_files import read_json
+from fedsim.report.runs import Run
 from fedsim.sweep.file import Sample, Sweep, command_of, samples
 
 _read = cache(read_sections)  # runs of a sweep name the same files
@@ -40,6 +41,8 @@ class SweepRun:
     """starts the run, or continues it from its checkpoint"""
     folder: Path
     """its run directory"""
+    goes_on: bool = False
+    """whether it is to go on although a limit of an earlier command has finished it"""
 
     @property
     def log(self) -> Path:
@@ -149,6 +152,11 @@ class Result:
         last = (errors or lines or ["its log is empty"])[-1]
         return self.fault or one_line(last.removeprefix("fedsim: error: "))
 
+    @property
+    def marks(self) -> list[str]:
+        """The reasons why its scores are not those of its settings; see :attr:`fedsim.report.runs.Run.marks`."""
+        return Run(self.run.folder, self.summary).marks
+
     def score(self, metric: str, evaluation: str = "final") -> float | None:
         """Return a score of the last evaluation (``final``) or of the round with the best val/mAP (``best``)."""
         value = (self.summary.get(evaluation) or {}).get("metrics", {}).get(metric)
@@ -183,7 +191,7 @@ def table_of(results: Sequence[Result], sweep: Sweep) -> str:
 
     rows = [
         [score_text(result.score(metric)) if result.code == 0 else "failed", score_text(result.score(metric, "best")),
-         *(_value(result.run.sample[name]) for name in shown), str(result.run.folder)]
+         *(_value(result.run.sample[name]) for name in shown), ", ".join([str(result.run.folder), *result.marks])]
         for result in sorted(results, key=order)
     ]  # fmt: skip
     headers = [metric, "in best round", *short_names(shown), "run directory"]
@@ -204,8 +212,9 @@ def compare_results(results: Sequence[Result], table: str) -> str:
     runs = {result.run.folder: result.run for result in results if result.code == 0}
     shown = [name for name in options_that_differ(results) if name != "seed_everything"]
     groups = [
-        replace(group, label=label_of(runs[group.runs[0].folder].sample, shown) or group.label)
+        replace(group, label=", ".join([label, *group.runs[0].marks]) if label else group.label)
         for group in group_runs(list(runs))
+        for label in [label_of(runs[group.runs[0].folder].sample, shown)]
     ]
     return compare_with(table, groups, "mAP", Rule(), is_given=False)
 
@@ -231,7 +240,7 @@ def outcome_of(result: Result, metric: str) -> str:
         return "stopped early, others are better"
     if result.code:
         return f"failed with exit code {result.code}: {result.reason}"
-    return f"{metric} {score_text(result.score(metric))}"
+    return ", ".join([f"{metric} {score_text(result.score(metric))}", *result.marks])
 
 
 def _value(value: Any) -> str:

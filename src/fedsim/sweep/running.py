@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -65,7 +65,7 @@ class _Listed:
     def take(self) -> tuple[int, SweepRun] | None:
         while self._waiting:
             number, run = self._waiting.popleft()
-            if run.summary().get("finished"):
+            if run.summary().get("finished") and not run.goes_on:
                 return number, run
             if (log_file := run.claim()) is not None:
                 self._logs[number] = log_file
@@ -119,10 +119,10 @@ def execute_runs(runs: Sequence[SweepRun], metric: str, parallel: int = 1, line_
         RunStoppedError: after a signal; the running processes have ended in order, too.
         ConfigError: if the program cannot be started, or a finished run has other settings.
     """
-    refuse_changed(runs)
+    going_on = refuse_changed(runs)
     for run in runs:
         has_file(run.log)  # an error before the first run is trained
-    listed = _Listed(runs)
+    listed = _Listed([replace(run, goes_on=run.folder in going_on) for run in runs])
     execute(listed, metric, parallel, line_interval)
     return listed.results
 
@@ -145,7 +145,7 @@ def execute(source: RunSource, metric: str, parallel: int = 1, line_interval: fl
         while True:
             while free and not signals and (taken := source.take()) is not None:
                 number, run = taken
-                if run.summary().get("finished"):
+                if run.summary().get("finished") and not run.goes_on:
                     _end(source, number, Result.of(run), metric, "finished before, ")
                     continue
                 log.info("%s: %s -> %s", source.title(number), run.options, run.folder)

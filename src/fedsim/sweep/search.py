@@ -35,7 +35,7 @@ from fedsim.core.seeding import derive_seed
 from fedsim.report.runs import STUDY_FILE
 from fedsim.report.trials import STUDY, reading_study
 from fedsim.sweep.file import Sample, Sweep, samples
-from fedsim.sweep.finished import refuse_changed
+from fedsim.sweep.finished import REMEDY, refuse_changed
 from fedsim.sweep.local import Result, SweepRun, run_of_sample
 from fedsim.sweep.space import choices_of, params_of, sample_of, space_of, suggest
 
@@ -144,7 +144,8 @@ class Search:
         with self._lock:
             self._check_definition()
         drawn = [trial.params for trial in self._trials() if trial.params.keys() == self._space.keys()]
-        refuse_changed([self._run(params) for params in drawn])
+        if ended := refuse_changed([self._run(params) for params in drawn]):
+            raise ConfigError(f"{min(ended)}: has ended by another limit than the command has now; {REMEDY}")
         with self._lock:
             self._repeat_failed()
 
@@ -234,8 +235,7 @@ class Search:
             self._study.set_user_attr("definition", definition)
         for field in {**definition, **(before or {})}:
             if before is not None and before.get(field) != definition.get(field):
-                remedy = "give another --run_dir, or remove this folder"
-                raise ConfigError(f"{sweep.name}: {field}: is not that of the trials in {self._root}; {remedy}")
+                raise ConfigError(f"{sweep.name}: {field}: is not that of the trials in {self._root}; {REMEDY}")
 
     def _failed(self) -> list[FrozenTrial]:
         repeated = {trial.user_attrs.get("repeats") for trial in self._trials()}

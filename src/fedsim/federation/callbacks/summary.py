@@ -25,7 +25,7 @@ from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, w
 from fedsim.core.replaced_run import QUERIES_FILE
 from fedsim.evaluation.summary import MAX_LISTED, write_queries
 from fedsim.federation.checks.compatibility import data_of
-from fedsim.federation.events import num_rounds, was_stopped
+from fedsim.federation.events import ended_by, num_rounds
 from fedsim.settings.changes import Change, fingerprint_after, read_changes
 from fedsim.settings.identity import changed_content
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
@@ -160,7 +160,7 @@ class RunSummary(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the summary of the rounds so far."""
-        self._write(trainer, pl_module, trainer.current_epoch + 1, finished=False)
+        self._write(trainer, pl_module, trainer.current_epoch + 1)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Store the scores of a round."""
@@ -178,7 +178,7 @@ class RunSummary(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Mark the run as finished, unless a signal ended it."""
-        self._write(trainer, pl_module, trainer.current_epoch, finished=not was_stopped(trainer))
+        self._write(trainer, pl_module, trainer.current_epoch, ended_by(trainer))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scores and sums from which a resumed run continues."""
@@ -194,13 +194,14 @@ class RunSummary(Callback):
         sums = state_dict["totals"]
         self.totals = {name: sums[name] for name in ("seconds", "simulated_seconds") if name in sums}
 
-    def _write(self, trainer: Trainer, pl_module: LightningModule, rounds: int, finished: bool) -> None:
+    def _write(self, trainer: Trainer, pl_module: LightningModule, rounds: int, end: str | None = None) -> None:
         if not trainer.is_global_zero:
             return
         federation = federation_of(pl_module)
         settings, parts = federation.settings, federation.parts
         content = {
-            "finished": finished,
+            "finished": end not in (None, "signal"),
+            **({} if end is None else {"ended_by": end}),
             "method": type(settings.method).__name__,
             "fingerprint": fingerprint_after(self.fingerprint, self.changes),
             "identity": self.identity,
