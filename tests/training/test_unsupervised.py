@@ -296,7 +296,7 @@ def test_methods_that_need_identities_say_so(method):
 @pytest.mark.parametrize(("field", "kind"), [("cluster", Clustering()), ("bottom_up", BottomUp())])
 def test_a_loss_that_clusters_would_never_call_is_refused(name, term, field, kind):
     with pytest.raises(ConfigError, match=rf"^model\.objective\.{name}: model\.client\.{field} has another loss; "):
-        make_model(client=LocalTraining(**{field: kind}), objective=Objective(**{name: term}))
+        make_model(FedAvg(share_head=False), client=LocalTraining(**{field: kind}), objective=Objective(**{name: term}))
 
 
 def test_classes_need_identities():
