@@ -2,10 +2,11 @@
 
 A tiny synthetic federation is trained under some configurations. In each of them, one setting after another gets
 another value, and the run is compared with the first one: the tensors of the last checkpoint, bit by bit, and the
-logged numbers but for times. A setting whose facts (``fedsim.settings.facts``) say ``nothing`` there, for itself or by
-``needs``, must change no bit; one that says ``rounding`` may change the last ones. Of a setting that says ``results``,
-a run without a change is listed, as it may lack a condition. Under all configurations but the first, only those
-settings are changed whose effect is another one than under the first, and those of classes that this has not.
+logged numbers but for measured times. A setting whose facts (``fedsim.settings.facts``) say ``nothing`` there, for
+itself or by ``needs``, must change no bit; one that says ``rounding`` may change the last ones, one that says
+``seconds`` the simulated seconds. Of a setting that says ``results``, a run without a change is listed, as it may lack
+a condition. Under all configurations but the first, only those settings are changed whose effect is another one than
+under the first, and those of classes that this has not.
 
     python benchmarks/settings_effect.py
     python benchmarks/settings_effect.py --only DACS SKA
@@ -34,7 +35,8 @@ from torch import nn
 
 from fedsim.__main__ import main as fedsim
 from fedsim.settings.configuration import Flat, SettingValue, flat
-from fedsim.settings.table import class_at, classes_below, section
+from fedsim.settings.effects import STRONGER
+from fedsim.settings.table import class_at, classes_below, setting_at
 
 TINY = """
 seed_everything: 0
@@ -79,15 +81,17 @@ def network(**arguments: Any) -> dict[str, Any]:
     return model(backbone=named("SmallCNN", **{"width": 4} | arguments))
 
 
+CLUSTER = {"eps": 0.7, "min_samples": 2, "k1": 6, "k2": 2}
+NO_VALIDATION = {"data": {"val": "none"}}
+
+
 def clustered(**settings: Any) -> dict[str, Any]:
     """Return a configuration whose clients cluster their images."""
-    cluster = {"eps": 0.7, "min_samples": 2, "k1": 6, "k2": 2} | settings
-    return client(cluster=cluster, num_instances=2) | {"data": {"val": "none"}}
+    return client(cluster=CLUSTER | settings, num_instances=2) | NO_VALIDATION
 
 
 LINKS = {"up_mbit": 10, "down_mbit": 20, "images_per_second": 30}
 GROWN = {"bottom_up": {}, "local_epochs": 2}
-NO_VALIDATION = {"data": {"val": "none"}}
 COMMON = {"data": {"labels": "common", "val": "images"}}
 FEW_CLIENTS = {"class_path": "UCB", "init_args": {"count": 2}}
 PRUNED = {"prune_from": 1, "step": 0.3}
@@ -105,10 +109,14 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "no neck": model(neck={"kind": "none"}),
     "whole batch": client(batch_size=None),
     "straggle": model(availability={"straggle": 0.5}),
+    "one client draws people": model(clients={"town0": {"sampler": "identity"}}),
+    "one client clusters": model(clients={"town0": {"cluster": CLUSTER}}) | NO_VALIDATION,
+    "one client of whole batches": model(client={"batch_size": None}, clients={"town0": {"batch_size": 8}}),
     "hardware": model(hardware=LINKS),
     "deadline": model(hardware=LINKS, timing=named("Deadline", first=2)),
     "dirichlet": {"data": {"partition": "dirichlet", "parts": 2, "val": "none"}},
     "iid": {"data": {"partition": "iid", "parts": 2, "val": "none"}},
+    "union": {"data": {"partition": "union", "val": "none"}},
     "classification": method("FedAvg") | {"data": {"labels": "common", "val": "images"}},
     "bf16": {"trainer": {"precision": "bf16-mixed"}},
     "cluster": clustered(),
@@ -267,13 +275,16 @@ class OwnModule(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+SECONDS = "time/simulated_seconds"
+
+
 class Result(NamedTuple):
     """What a run has computed."""
 
     tensors: Mapping[str, torch.Tensor]
     """of the last checkpoint"""
     numbers: Mapping[str, float]
-    """logged, by round and column, but for times"""
+    """logged, by round and column, but for measured times"""
     entries: Flat
     """its settings"""
 
@@ -311,7 +322,7 @@ def _read(folder: Path) -> Result:
         rows = [*csv.DictReader(file)]
     numbers = {
         f"{row['round']} {name}": float(value)
-        for row in rows for name, value in row.items() if value and not name.startswith("time/")
+        for row in rows for name, value in row.items() if value and (not name.startswith("time/") or name == SECONDS)
     }  # fmt: skip
     config = yaml.safe_load((folder / "config.yaml").read_text())
     return Result(tensors, numbers, flat(config))
@@ -373,7 +384,7 @@ def other_value(option: str, entry: SettingValue, entries: Flat) -> Any:
 def _hint(option: str, entries: Flat) -> Any:
     above, _, name = option.rpartition(".")
     entry = entries.get(above)
-    cls = class_at(str(entry.value)) if entry is not None else section(above)
+    cls = class_at(str(entry.value)) if entry is not None else class_at(setting_at(above).base)
     return None if cls is None else _hints(cls.path).get(name)
 
 
@@ -392,8 +403,8 @@ def with_value(config: Mapping[str, Any], option: str, value: Any, entries: Flat
     for part in parts[:-1]:
         so_far = f"{so_far}.{part}"
         inner = place.get(part)
-        entry = entries[so_far]
-        if _is_class(entry):
+        entry = entries.get(so_far)  # of settings by name, the names alone are there
+        if entry is not None and _is_class(entry):
             inner = inner if isinstance(inner, dict) and "class_path" in inner else {"class_path": entry.value}
             place[part] = inner
             place = inner.setdefault("init_args", {})
@@ -427,6 +438,8 @@ def verdict(effect: str, apart: float, columns: list[str]) -> str:
     """Return whether a difference is what a setting's effect says; ``columns`` are logged numbers that differ."""
     if effect == "nothing":
         return "wrong" if apart or columns else "right"
+    if effect == "seconds":
+        return "wrong" if apart or not all(column.endswith(SECONDS) for column in columns) else "right"
     if effect == "rounding":
         return "right" if apart < ROUNDING else "wrong"
     return "right" if apart or columns else "no effect seen"
@@ -462,14 +475,10 @@ def examine_one(config: Mapping[str, Any], first: Result, option: str) -> tuple[
     if isinstance(changed, str) or isinstance(unchanged, str):
         return entry.effect, f"refused: {str(changed)[:110]}"
     apart, columns = difference(unchanged, changed)
-    effect = max((entry.effect, changed.entries.get(option, entry).effect), key=_rank)
+    effect = max((entry.effect, changed.entries.get(option, entry).effect), key=lambda effect: STRONGER[effect])
     text = verdict(effect, apart, columns)
     detail = "" if text == "right" else f": {entry.value} -> {value}, weights {apart:.1e}, {columns[:2]}"
     return effect, text + detail
-
-
-def _rank(effect: str) -> int:
-    return ("nothing", "rounding", "results").index(effect)
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 """The table of all settings: ``make rows`` calls this file, and it writes ``src/fedsim/settings/table.json``."""
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import inspect
+import itertools
 import json
 import pkgutil
 import re
@@ -20,9 +22,11 @@ import torch
 
 import fedsim
 from fedsim.core.arguments import texts_of_fields
+from fedsim.core.errors import ConfigError
 from fedsim.core.written import NotInConfigError, written
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.settings import Settings
+from fedsim.methods.base import Method
 from fedsim.settings.facts import Facts, facts_of
 from fedsim.settings.options import OF_LIBRARIES, WATCHERS, StartOptions, TrainerOptions
 
@@ -181,6 +185,20 @@ def base_of(hint, facts):
     return next(iter(ours or found), None)
 
 
+def groups_shared_by(cls):
+    """Return the groups of tensors that clients of a method send with some choice of its arguments."""
+    hints = {name: strip(hint) for name, hint in hints_of(cls).items()}
+    choices = {name: (False, True) if hint is bool else get_args(hint) for name, hint in hints.items()
+               if hint is bool or get_origin(hint) is Literal}  # fmt: skip
+    groups = set()
+    for chosen in itertools.product(*choices.values()):
+        method = object.__new__(cls)  # unchecked: other arguments may be required
+        vars(method).update(zip(choices, chosen, strict=True))
+        with contextlib.suppress(ConfigError):  # arguments that do not fit together
+            groups |= method.shared_groups
+    return sorted(groups)
+
+
 def texts_of_class(cls):
     """Return, for each argument of a class, its text in one line: below a field, or in the class's docstring."""
     doc = inspect.getdoc(cls) or ""
@@ -217,6 +235,8 @@ def entry_of(cls):
         entry["abstract"] = True
     if any(p.kind is p.VAR_KEYWORD for p in constructor_of(cls)):
         entry["takes_others"] = True
+    if issubclass(cls, Method) and "abstract" not in entry:
+        entry["shares"] = " ".join(groups_shared_by(cls))
     return entry | {"arguments": arguments}
 
 

@@ -36,13 +36,12 @@ def _root(config: dict[str, Any], rng: random.Random) -> str:
     return "data.source.root"
 
 
-def _order(config: dict[str, Any], rng: random.Random) -> str | None:
+def _list(config: dict[str, Any], rng: random.Random) -> str | None:
     source = config["data"]["source"]
     if isinstance(source, list):
-        rng.shuffle(source)
-    else:
-        config["data"]["source"] = [source]
-    return "order of data.source"
+        return None
+    config["data"]["source"] = [source]
+    return "a list of one data set"
 
 
 def _paths(config: dict[str, Any], rng: random.Random) -> str:
@@ -153,7 +152,7 @@ _CHANGES: dict[str, Change] = {
     "spellings": _values("trainer", _SPELLINGS),
     "watchers": _values("trainer", _WATCHERS),
     "idle": _idle,
-    "order": _order,
+    "list": _list,
     "paths": _paths,
     "numbers": _numbers,
     "test size": _test_size,

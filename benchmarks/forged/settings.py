@@ -100,12 +100,12 @@ def data(rng: random.Random, made: Made) -> str:
 
 
 def sources(rng: random.Random, made: Made) -> str:
-    """Leave out a data set, add data_set, take one twice, or another; or change what one takes."""
+    """Leave out a data set, add one, take one twice, another, or all in another order; or change what one takes."""
     source = made.config["data"]["source"]
     source = [source] if isinstance(source, dict) else source
     place = rng.randrange(len(source))
     data_set, name = source[place], source[place]["class_path"].rpartition(".")[2]
-    kind = rng.choice(["less", "more", "twice", "other", "own", "argument", "new argument"])
+    kind = rng.choice(["less", "more", "twice", "other", "own", "order", "argument", "new argument"])
     arguments = [a for a in data_set.get("init_args", {}) if a not in ("root", "i_know_duke_is_withdrawn")]
     arguments = [a for a in arguments if (name, a) != ("CUHK02", "seed")]  # without effect there
     if kind == "less":
@@ -113,6 +113,8 @@ def sources(rng: random.Random, made: Made) -> str:
     elif kind in ("more", "twice"):
         added = {"class_path": f"fedsim.data.datasets.{rng.choice(['GRID', 'CUHKSYSU', 'MarketFolders'])}"}
         source.append(copy.deepcopy(data_set) if kind == "twice" else added)
+    elif kind == "order" and len(source) > 1:
+        source.insert(0, source.pop())
     elif kind == "own":
         data_set["class_path"] = f"{rng.choice(['mine', 'mine.datasets', 'not_fedsim.data.datasets'])}.{name}"
     elif kind == "other":

@@ -1,5 +1,6 @@
 """Folders in Market-1501's layout: what is listed, in which order, and what is refused in one line."""
 
+import itertools
 import re
 import shutil
 
@@ -11,7 +12,7 @@ from PIL import Image
 from fedsim.__main__ import main
 from fedsim.cli.describe import describe_federation
 from fedsim.core.errors import DataError
-from fedsim.data import FederatedDataModule
+from fedsim.data import FederatedDataModule, SyntheticReID
 from fedsim.data.check import findings_in, table_of
 from fedsim.data.images import ImageFiles
 from fedsim.data.market import MarketFolders
@@ -397,3 +398,17 @@ def test_drawn_splits_say_that_queries_are_not_used_now(market_tree, tmp_path, c
     text = describe_federation(make_model(FedAvg()), make_data(MarketFolders(str(tmp_path))), 1, 1)
     [line] = re.findall(r"^north +(\d+) +(\d+) +10 splits of the gallery$", text, re.MULTILINE)
     assert [int(part) for part in line] == [2, 12]  # two of three people ask in each of them
+
+
+def test_the_order_of_folders_has_no_meaning_and_that_of_classes_has(tmp_path):
+    """Places tell two folders apart, on which no number depends; a configuration has the order of classes."""
+    for name in ("beta", "alpha", "gamma"):
+        write_tree(tmp_path / name / name, TREE)
+    beta, alpha, gamma = (MarketFolders(str(tmp_path / name)) for name in ("beta", "alpha", "gamma"))
+    drawn = SyntheticReID(clients=1, unseen=0, scale=0.1)
+    for folders in itertools.permutations((beta, alpha, gamma)):
+        names = [domain.name for domain in FederatedDataModule([*folders], val="none").list_domains()]
+        assert names == ["alpha", "beta", "gamma"]
+        first, *others = folders
+        mixed = FederatedDataModule([first, drawn, *others], val="none", dry_run=True).list_domains()
+        assert [domain.name for domain in mixed] == ["alpha", "town0", "beta", "gamma"]

@@ -292,7 +292,7 @@ def test_clients_of_a_folder_that_has_all_data_sets_are_compared_by_name(tmp_pat
     config = changed("data.source", {"class_path": "fedsim.data.datasets.FedReIDBench", "init_args": {"root": "data"}})
     run = write_run(tmp_path / "run", {300: scores_of(dict.fromkeys(names, 0.5))}, config=config)
     text = compare(capsys, run, "003")
-    assert "data: data.source [FedReIDBench] (row: [CUHK01, CUHK03NP, DukeMTMC, ILIDS, MSMT17, " in text
+    assert "data: data.source [FedReIDBench] (row: [MSMT17, DukeMTMC, Market1501, CUHK03NP, PRID2011, " in text
     assert "; data.source without client dukemtmc\n" in text
 
 

@@ -11,7 +11,7 @@ import yaml
 from fedsim.__main__ import main
 from fedsim.papers.files import list_papers, read_paper
 from fedsim.papers.resolved_rows import resolved_row
-from fedsim.report.closest import differences_of, method_of, settings_of_row
+from fedsim.report.closest import _text, differences_of, method_of, settings_of_row
 from fedsim.settings.configuration import flat
 from fedsim.settings.facts import Group
 from run_dirs import clients_and_unseen, data_of_row, scores_of, write_run
@@ -128,9 +128,17 @@ def test_another_machine_is_a_difference_without_effect():
     assert that_count(row, config)[0] == "trainer.strategy"
 
 
-def test_the_order_of_data_sets_and_modules_of_classes_are_no_difference():
+def test_the_order_of_data_sets_is_a_difference_with_both_orders():
     row, config = row_of("003", "table4_batch_32"), copy.deepcopy(row_of("003", "table4_batch_32"))
     config["data"]["source"].reverse()
+    [difference] = differences(row, config).values()
+    assert difference.effect == "results"
+    assert _text(difference).startswith("data.source [ILIDS, ThreeDPeS, VIPeR, ")
+    assert "(row: [MSMT17, DukeMTMC, " in _text(difference)
+
+
+def test_modules_of_classes_are_no_difference():
+    row, config = row_of("003", "table4_batch_32"), copy.deepcopy(row_of("003", "table4_batch_32"))
     config["model"]["selection"]["class_path"] = "fedsim.selection.AllClients"  # of an earlier version
     config["model"]["method"]["class_path"] = "FedPav"
     assert differences(row, config) == {}

@@ -139,7 +139,6 @@ def machine(config):
     config["data"] |= {"workers": 9, "cache": "host", "cache_dir": "/x", "unseen": []}
     for source in config["data"]["source"]:
         source["init_args"]["root"] = "/elsewhere"
-    config["data"]["source"].reverse()
     config["trainer"] |= {"devices": 4, "precision": "32-true", "max_time": "09:00:00:00", "callbacks": []}
     config["model"] |= {"threads": 8}
     config["model"]["evaluation"]["batch_size"] = 8

@@ -129,19 +129,49 @@ def test_true_is_not_one():
     assert differing({"trainer": {"x": [1, 0]}}, {"trainer": {"x": [True, False]}}) == ["trainer.x"]
 
 
-def test_lists_of_classes_are_equal_in_any_order():
-    sources = [part("fedsim.data.datasets.GRID", root="x", seed=seed) for seed in (1, 2)]
-    sources += [part("fedsim.data.datasets.VIPeR", root="x"), part("mine.Set", a=1)]
-    rng, first = random.Random(0), {"data": {"source": sources}}
-    for _ in range(20):
-        other = {"data": {"source": rng.sample(sources, len(sources))}}
-        assert differing(first, other) == []
-        assert fingerprint_of(first) == fingerprint_of(other)
-    twice = {"data": {"source": [*sources, sources[0]]}}
+SETS = [part("fedsim.data.datasets.GRID", root="x", seed=seed) for seed in (1, 2)]
+SETS += [part("fedsim.data.datasets.VIPeR", root="x"), part("mine.Set", a=1)]
+
+
+def test_a_list_of_classes_is_another_one_with_one_more_or_one_changed():
+    first = {"data": {"source": SETS}}
+    twice = {"data": {"source": [*SETS, SETS[0]]}}
     assert differing(first, twice)[0] == "data.source"
-    changed = {"data": {"source": [*sources[1:], part("fedsim.data.datasets.GRID", root="x", seed=3)]}}
-    assert set(differing(first, changed)) <= {"data.source.GRID.seed", "data.source.GRID-2.seed"}
-    assert differing(first, changed)
+    changed = {"data": {"source": [part("fedsim.data.datasets.GRID", root="x", seed=3), *SETS[1:]]}}
+    assert differing(first, changed) == ["data.source.GRID.seed"]
+
+
+LOGGERS = [part(f"{LIGHTNING}.loggers.CSVLogger", save_dir=folder) for folder in "ab"] + [part("mine.Logger", a=1)]
+TOWERS = [part("fedsim.models.SmallCNN", width=width) for width in (4, 8)] + [part("mine.Net", a=1)]
+HOOKS = [part("mine.Halve", every=every) for every in (1, 2)] + [part("mine.Other")]
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "has_order"),
+    [
+        ("data.source", SETS, True),
+        ("model.adaptive_backbones.ladder", TOWERS, True),
+        ("trainer.callbacks", HOOKS, True),
+        ("trainer.logger", LOGGERS, False),
+        ("trainer.plugins", [part("mine.One", a=1), part("mine.Other", a=2)], False),
+    ],
+)
+def test_the_order_of_classes_is_compared_where_it_has_a_meaning(option, values, has_order):
+    section, _, rest = option.partition(".")
+    *path, last = rest.split(".")
+
+    def config_of(classes):
+        content = {last: classes}
+        return {section: {path[0]: content} if path else content}
+
+    rng, first = random.Random(0), config_of(values)
+    orders = [order for order in (rng.sample(values, len(values)) for _ in range(20)) if order != values]
+    for order in orders:
+        assert bool(differing(first, config_of(order), ["results"])) is has_order
+        assert (fingerprint_of(first) != fingerprint_of(config_of(order))) is has_order
+    assert len(orders) > 5
+    watched = config_of([*values, part(f"{LIGHTNING}.callbacks.ModelSummary")])
+    assert option != "trainer.callbacks" or differing(first, watched) == []
 
 
 # -- against plain code ------------------------------------------------------------------------------------------------
@@ -269,6 +299,15 @@ CONDITIONS = [  # a setting, a value of another one beside which it has no effec
     ("model.availability.straggler_work", "model.availability.straggle", 0.0, 0.5, 0.1),
     ("model.client.num_instances", "model.client.sampler", "shuffle", "identity", 9),
     ("data.val_fraction", "data.val", "none", "identities", 0.7),
+    ("model.client.num_instances", "model.clients", None, {"town0": {"sampler": "identity"}}, 9),
+    ("model.client.num_instances", "model.clients", None, {"town0": {"cluster": {"eps": 0.5}}}, 9),
+    ("model.bn_stats", "model.method", part("fedsim.methods.FedProto"), part("fedsim.methods.FedPav"), "pooled"),
+    ("model.bn_stats", "model.method", "fedsim.methods.GPerXAN", part("fedsim.methods.SKA"), "pooled"),
+    ("model.bn_stats", "data.partition", "union", "by_camera", "mean"),
+    ("model.server_optimizer", "model.method", "fedsim.methods.FedProto", "mine.Method", "fedsim.FedAdam"),
+    ("model.aggregation", "model.method", "fedsim.methods.FedProto", "fedsim.methods.FedPav", "Median"),
+    ("model.privacy", "model.method", "fedsim.methods.Local", "fedsim.methods.FedPav", part("WhiteNoise", beta=0.1)),
+    ("model.objective.triplet", "model.client.cluster", {"eps": 0.5}, None, 1.0),
 ]
 
 
@@ -282,7 +321,44 @@ def test_a_setting_without_effect_beside_the_others_is_no_difference_that_counts
     assert differing(alone, with_value(option, value, alone), ["results"]) == [option]
     assert fingerprint_of(alone) != fingerprint_of(with_value(option, value, alone))
     # in one of two configurations it has an effect
-    assert {*differing(without, with_value(option, value, alone), ["results"])} == {option, other}
+    both = differing(without, with_value(option, value, alone), ["results"])
+    assert {o for o in both if not o.startswith(f"{other}.")} >= {option}
+    assert any(o.startswith(other) for o in both)
+
+
+def test_a_client_of_its_own_makes_settings_of_all_count():
+    """The others' batches may have another size."""
+    row = with_value("model.client.batch_size", None)
+    alone = with_value("model.clients", {"town0": {"batch_size": 8}}, row)
+    for option, value in (("model.client.drop_partial", False), ("model.client.accumulate", 2)):
+        assert differing(row, with_value(option, value, row), ["results"]) == []
+        assert differing(alone, with_value(option, value, alone), ["results"]) == [option]
+
+
+LINKS = {"up_mbit": 10, "images_per_second": 30}
+
+
+@pytest.mark.parametrize(
+    ("beside", "effect"),
+    [
+        ({}, "seconds"),
+        ({"selection": "RandomFraction"}, "seconds"),
+        ({"selection": "mine.Fast"}, "results"),
+        ({"method": "mine.Method"}, "results"),
+        ({"timing": "mine.Timing"}, "results"),
+        ({"timing": part("Deadline", first=2)}, "results"),
+        ({"method": part("WeightedPav", weighting="performance")}, "results"),
+    ],
+)
+def test_simulated_hardware_makes_another_experiment(beside, effect):
+    none = {"model": {"method": "FedPav"} | beside}
+    slow, fast = ({"model": none["model"] | {"hardware": LINKS | {"images_per_second": n}}} for n in (30, 3000))
+    assert [d.effect for d in compare(flat(slow), flat(fast))] == [effect]
+    assert {d.effect for d in compare(flat(none), flat(slow))} == {effect}
+    assert len({fingerprint_of(config) for config in (none, slow, fast)}) == 3
+    [change] = changes_between(slow, fast, 8)
+    assert change.counts
+    assert list(idle_settings(flat(slow))) == []
 
 
 def test_a_part_without_effect_has_none_in_any_field():
@@ -347,6 +423,11 @@ def test_a_default_is_one_however_it_is_spelled():
     assert len({fingerprint_of(with_optimizer(optimizer)) for optimizer in SPELLED}) == 1
     rates = with_optimizer({"class_path": "torch.optim.SGD", "init_args": USUAL | {"lr": 0.1}})
     assert [d.option for d in compare(flat(with_optimizer(SPELLED[1])), flat(rates))] == ["model.client.optimizer.lr"]
+
+
+def test_an_own_loss_beside_an_own_module_is_told():
+    loss = {"method": "FedPav", "module": "mine.Module", "objective": {"metric": part("mine.Loss", a=1)}}
+    assert list(idle_settings(flat({"model": loss}))) == ["model.objective.metric"]
 
 
 @pytest.mark.parametrize("optimizer", SPELLED)

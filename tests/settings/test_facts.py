@@ -7,9 +7,13 @@ from typing import Literal, get_args, get_origin
 import pytest
 from jsonargparse._parameter_resolvers import get_signature_parameters
 
+from fedsim.methods.base import Method
+from fedsim.models.groups import Group
+from fedsim.settings.configuration import flat
+from fedsim.settings.effects import _value_at
 from fedsim.settings.facts import Facts
-from fedsim.settings.table import class_at, classes_below, section, sections
-from write_settings import TABLE, hints_of, parts_of, table, text_of
+from fedsim.settings.table import class_at, classes_below, paths_below, section, sections, setting_at, walk
+from write_settings import TABLE, hints_of, parts_of, path_of, table, text_of
 
 
 def class_of(path):
@@ -63,6 +67,8 @@ def hints_at(path, name):
     if first not in known.arguments or not rest:
         return [hint for argument, hint in hints_of(class_of(path)).items() if argument == name]
     base = known.arguments[first].base
+    if rest == ["shares"] and base == path_of(Method):
+        return [Group]
     below = {class_at(base).path, *(inner.path for inner in classes_below(base))} if base else ()
     return [hint for inner in sorted(below) for hint in hints_at(inner, ".".join(rest))]
 
@@ -92,6 +98,8 @@ def test_conditions_name_settings_and_their_values(declared):
         ("model.client.sample == 'identity'", ["model.client.sample"]),
         ("model.method.step_count", ["model.method.step_count"]),
         ("trainer.precisions", ["trainer.precisions"]),
+        ("model.selection.shares", ["model.selection.shares"]),
+        ("'stat' in model.method.shares", []),
         ("partition in ('iid', 'dirichlett')", ["dirichlett"]),
         ("model.method != 'FedSGDD'", ["FedSGDD"]),
         ("model.method != 'FedSGD' or model.method.steps != 1", []),
@@ -99,6 +107,33 @@ def test_conditions_name_settings_and_their_values(declared):
 )
 def test_a_wrong_name_in_a_condition_is_found(condition, unknown):
     assert [*unknown_in(condition, section("data").path)] == unknown
+
+
+def given(setting):
+    """A value of a setting that is null by default, and has fields or is a class; None for another one."""
+    if setting.form == "names":
+        return {"town0": {}}
+    if not setting.base or setting.default is not None:
+        return None
+    return {} if len(paths_below(setting.base)) == 1 else "mine.Class"
+
+
+def null_options_in_conditions():
+    """Option -> a value, of those that conditions name, and that are null by default."""
+    names = [
+        name if name.partition(".")[0] in sections() else f"{option.rpartition('.')[0]}.{name}"
+        for option, setting in walk() for name in names_in(setting.facts.needs or "1")
+    ]  # fmt: skip
+    values = {name: given(setting_at(name)) for name in sorted(names)}
+    return [(name, value) for name, value in values.items() if value is not None]
+
+
+@pytest.mark.parametrize(("option", "value"), null_options_in_conditions())
+def test_a_name_in_a_condition_is_true_if_a_configuration_gives_it(option, value):
+    for part in reversed(option.split(".")):
+        value = {part: value}
+    assert _value_at(flat(value), option)
+    assert _value_at(flat(value), option) != _value_at(flat({}), option)
 
 
 def test_a_null_that_stands_for_another_setting_names_it(declared):

@@ -69,6 +69,22 @@ def test_code_of_any_place_of_a_configuration_counts(place):
     assert [*identity_of(config)["code"]] == ["losses", "mine", "nets", "sets"]
 
 
+def test_a_nested_class_and_a_function_count_by_the_file_that_has_them(place):
+    write(place, mine="class Outer:\n    class Halve: pass", pack__acts="def act(x): return x", other="", data="")
+    config = config_with("mine.Outer.Halve", "elsewhere.Outer.Halve", source="data.csv")
+    config["model"] = {"backbone": {"class_path": "fedsim.models.SmallCNN", "init_args": {"act": "pack.acts.act"}},
+                       "module": "other.Class", "texts": ["other.x", "a.b", "pack..acts", "1.5"]}  # fmt: skip
+    first = identity_of(config)["code"]
+    assert [*first] == ["mine", "pack.acts"]
+    for name in ("mine", "pack__acts"):
+        write(place, **{name: (place / f"{name.replace('__', '/')}.py").read_text() + "\nA = 1"})
+        changed = identity_of(config)["code"]
+        assert [m for m in first if first[m] != changed[m]] == [name.replace("__", ".")]
+        first = changed
+    write(place, other="from pack.acts import act as Class")
+    assert [*identity_of(config)["code"]] == ["mine", "other", "pack.acts"]
+
+
 def test_nothing_is_executed(place):
     write(
         place, mine="import evil\nraise SystemExit(3)", evil="open('ran', 'w')", broken="def (", circle="import circle"

@@ -661,14 +661,6 @@ def test_what_is_logged_late_is_named_and_left_out(caplog):
     assert model.parts.logged == ()
 
 
-def test_given_parts_that_a_module_replaces_are_named(caplog):
-    caplog.set_level("INFO")
-    model = Federation(FedAvg(), SmallCNN(width=8), module=Small, neck=NECK)
-    model.assemble(make_data(), 0, 1, torch.device("cpu"))
-    [line] = [record.message for record in caplog.records if "without effect" in record.message]
-    assert line.endswith("without effect are model.neck, model.backbone")
-
-
 def test_the_example_trains_alone_and_as_clients(capsys):
     path = Path(__file__).parents[2] / "docs" / "examples" / "own_module.py"
     [node] = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedsim.core.errors import BadUpdateError, ConfigError, DataError
 from fedsim.data import Augmentation, SyntheticReID
@@ -16,8 +17,9 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import SKA, FedAvg, FedBN, FedCAPR, FedPav
 from fedsim.models import Neck
-from fedsim.training.labels import Clustering, ClusterOverride
+from fedsim.training.labels import BottomUp, Clustering, ClusterOverride
 from fedsim.training.labels.pseudo_labels import find_clusters
+from fedsim.training.objective import Causality, Objective
 from fedsim.training.settings import ClientOverride, LocalTraining, LongRound, RateSchedule
 from small import Some, fit, make_data, make_model, vector
 
@@ -286,6 +288,15 @@ def test_some_clients_may_know_identities():
 def test_methods_that_need_identities_say_so(method):
     with pytest.raises(ConfigError, match=rf"^model\.method: {type(method).__name__}, .* needs identities, and"):
         play(method=method)
+
+
+@pytest.mark.parametrize(
+    ("name", "term"), [("metric", nn.Identity()), ("causality", Causality(weights=(0.1,)))], ids=["metric", "causality"]
+)
+@pytest.mark.parametrize(("field", "kind"), [("cluster", Clustering()), ("bottom_up", BottomUp())])
+def test_a_loss_that_clusters_would_never_call_is_refused(name, term, field, kind):
+    with pytest.raises(ConfigError, match=rf"^model\.objective\.{name}: model\.client\.{field} has another loss; "):
+        make_model(FedAvg(share_head=False), client=LocalTraining(**{field: kind}), objective=Objective(**{name: term}))
 
 
 def test_classes_need_identities():

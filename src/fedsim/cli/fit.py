@@ -208,8 +208,8 @@ class FedSimCLI(LightningCLI):
         if config["save_maps"]:
             self.model.maps = self.run_dir / MAPS
         check_run(self.trainer, self.model, self.datamodule, describes=self.subcommand == "describe")
-        if self.subcommand in ("fit", "describe") and (remark := line_of_idle(self._resolved())):
-            log.info(remark)
+        if self.subcommand in ("fit", "describe"):
+            self._look_at_settings(config)
         if self.subcommand == "fit":
             if self.scored.content is not None and rank_of_this_process() == 0:
                 self._start(config).check_free()  # before the checkpoint of another run is compared
@@ -222,6 +222,14 @@ class FedSimCLI(LightningCLI):
             for folder in filter(None, (features, self.model.rankings, self.model.maps)):
                 check_folder(folder, "run_dir")
             make_folder(self.run_dir, "run_dir")  # last: all other checks have passed
+
+    def _look_at_settings(self, config: Namespace) -> None:
+        """Log the settings without effect beside the others; refuse a network that hides which they are."""
+        if self.model.settings.module is not None and config["model"]["module"] is None:
+            name = config["model"]["backbone"]["class_path"]
+            raise ConfigError(f"model.backbone: {name} is a LightningModule; leave it out, and set model.module to it")
+        if remark := line_of_idle(self._resolved()):
+            log.info(remark)
 
     def _prepare_run(self, config: Namespace) -> None:
         """Let the run begin in its directory when its first round has trained; all other checks have passed."""

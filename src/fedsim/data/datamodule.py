@@ -29,7 +29,7 @@ from fedsim.data.federations import LabelScope, Validation, build_federation
 from fedsim.data.generated import Generated, add_generated
 from fedsim.data.identity import identity_of, identity_of_generated
 from fedsim.data.images import Domain, Images, ReIDSource, Size, Split
-from fedsim.data.listing import listed
+from fedsim.data.listing import listed_in_order
 from fedsim.data.manifest import domains_of, read_manifest
 from fedsim.data.partitions import Partition
 from fedsim.data.pixels import HeldPixels, Pixels, ReadPixels, on_device, read_all
@@ -226,7 +226,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule):
             if self.dry_run:
                 self._standins = TemporaryDirectory(prefix="fedsim-standins-")
                 sources = [standin_of(source, Path(self._standins.name)) for source in sources]
-            self._files = [domain for source in sources for domain in listed(source)]
+            self._files = listed_in_order(sources, [type(source) for source in self.sources])
             if self.public is not None and self.public not in {domain.name for domain in self._files}:
                 added = (source.public_domain(self.public) for source in sources)
                 self._files += [domain for domain in added if domain is not None]

@@ -84,6 +84,19 @@ def listed(source: ReIDSource) -> list[Domain]:
     return domains
 
 
+def listed_in_order(sources: Sequence[ReIDSource], classes: Sequence[type]) -> list[Domain]:
+    """Return the data sets of sources: in the order of their ``classes``, and of one class by the names of the sets.
+
+    Two folders of one class may differ in their places alone, on which no number depends.
+    """
+    of_class: dict[type, list[list[Domain]]] = {}
+    for source, of_source in zip(sources, classes, strict=True):
+        of_class.setdefault(of_source, []).append(listed(source))
+    for lists in of_class.values():
+        lists.sort(key=lambda domains: [domain.name for domain in domains], reverse=True)
+    return [domain for of_source in classes for domain in of_class[of_source].pop()]
+
+
 def copies_in(domain: Domain, is_thorough: bool = False) -> list[Path]:
     """Return the test images that have the bytes of a training image.
 

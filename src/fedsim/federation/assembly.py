@@ -140,7 +140,7 @@ def assemble(
 def _try_module(
     settings: Settings, source: MakesModule, data: FederatedDataModule, options: Options, rounds: int | None, logs: bool
 ) -> OwnModule:
-    """Return the user's module after a trial; refuse settings that it contradicts, and log those without effect."""
+    """Return the user's module after a trial; refuse settings that it contradicts, and log hooks without effect."""
     sizes = {"train": data.augmentation.crop or data.size, "test": data.test_size}
     check_own_module(settings.method, settings.evaluation.task, settings.adaptive_backbones is not None)
     rounds = rounds if settings.module_counts_from == "run" else 1
@@ -155,21 +155,11 @@ def _try_module(
         )
     for name, override in settings.overrides.items():
         tried.check_override(name, override)
-    if logs:
-        usual = Settings(settings.method, module=source)
-        idle = [name for name in ("neck", "objective") if getattr(settings, name) != getattr(usual, name)]
-        idle += ["backbone"] * (settings.backbone is not None)
-        idle += ["client.optimizer"] * (settings.client.optimizer != usual.client.optimizer)
-        if idle:
-            names = ", ".join(f"model.{name}" for name in idle)
-            log.info(
-                "model.module: %s is network, loss and optimizer: without effect are %s", tried.blueprint.name, names
-            )
-        if tried.idle_hooks:
-            log.info(
-                "model.module: fedsim has images, scores and checkpoints of its own, and does not call %s of %s",
-                ", ".join(tried.idle_hooks), tried.blueprint.name,
-            )  # fmt: skip
+    if logs and tried.idle_hooks:
+        log.info(
+            "model.module: fedsim has images, scores and checkpoints of its own, and does not call %s of %s",
+            ", ".join(tried.idle_hooks), tried.blueprint.name,
+        )  # fmt: skip
     return tried
 
 

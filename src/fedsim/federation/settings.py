@@ -35,10 +35,11 @@ from fedsim.training.own_module.module_client import CountsFrom
 from fedsim.training.settings import ClientOverride, LocalTraining, try_optimizer
 from fedsim.training.statistics import StatisticsPolicy
 
-_HEADS = "module is None and not client.cluster and not client.bottom_up"
-_LOSSES = "(module is None and not client.cluster and not client.bottom_up) or objective.metric or objective.causality"
-_SHARES = "method not in ('Local', 'FedReIDFineTune')"
-_SPEEDS = "timing != 'Synchronous' or method.weighting == 'performance' or '.' in method"
+_LABELLED = "module is None and not client.cluster and not client.bottom_up"
+_SPEEDS = "timing != 'Synchronous' or method.weighting == 'performance' or '.' in method or '.' in selection"
+_SHARES = "method.shares"
+_NOISE = "method.shares or '.' in privacy"
+_STATISTICS = "'stat' in method.shares and (data.partition != 'union' or bn_stats not in ('mean', 'first'))"
 _BY_NAME = "the fields of each client, such as {town0: {batch_size: 8}}"
 _METHOD = Facts(group="method")
 
@@ -55,7 +56,7 @@ class Settings:
     """ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels"""
     neck: Annotated[Neck, Facts(group="network", usage="{kind: bnneck}", needs="module is None")] = Neck()
     """layers between pooled features and the identity head"""
-    head: Annotated[IdentityHead, Facts(group="network", needs=_HEADS)] = IdentityHead()
+    head: Annotated[IdentityHead, Facts(group="network", needs=_LABELLED)] = IdentityHead()
     """the identity head"""
     module: Annotated[MakesModule | None, Facts(group="network", base="lightning.LightningModule")] = None
     """your own LightningModule in place of backbone, neck, objective and optimizer (docs/own_module.md); null: fedsim's
@@ -78,7 +79,7 @@ class Settings:
         Facts(null={}, usage="{NAME: FIELDS}", expected=_BY_NAME, synonyms=("clients",)),
     ] = None
     """client -> its settings that differ from the common ones"""
-    objective: Annotated[Objective, Facts(group="loss", usage="{triplet: 1}", needs=_LOSSES)] = Objective()
+    objective: Annotated[Objective, Facts(group="loss", usage="{triplet: 1}", needs=_LABELLED)] = Objective()
     """the supervised loss"""
     selection: Annotated[Selection, Facts(group="method", kind="selections", usage="RandomFraction")] = AllClients()
     """choice of the clients that take part in a round"""
@@ -89,9 +90,9 @@ class Settings:
     time of model.hardware; null: as Synchronous, until all have answered"""
     adaptive_backbones: Annotated[AdaptiveBackbones | None, Facts(group="network")] = None
     """clients change their backbones by their rewards; null: they do not"""
-    privacy: Annotated[Privacy | None, Facts(group="method", kind="privacy", null="Privacy")] = None
+    privacy: Annotated[Privacy | None, Facts(group="method", kind="privacy", null="Privacy", needs=_NOISE)] = None
     """WhiteNoise, or DifferentialPrivacy; null: downloads and uploads are not changed"""
-    hardware: Annotated[Hardware | None, Facts(group="method", needs=_SPEEDS)] = None
+    hardware: Annotated[Hardware | None, Facts(group="method", needs=_SPEEDS, otherwise="seconds")] = None
     """the clients' links and devices, for simulated seconds in the log; null: none are logged"""
     accounting: Annotated[Accounting, Facts(group="evaluation")] = Accounting()
     """rules for counting bytes, mainly of pruned models"""
@@ -105,9 +106,7 @@ class Settings:
         OptimizerCallable | None, Facts(group="method", kind="server-optimizers", usage="FedAdam", needs=_SHARES)
     ] = None
     """FedAvgM, FedAdam, FedYogi, FedAdagrad, or torch's; null: the global model becomes the weighted mean, exactly"""
-    bn_stats: Annotated[
-        StatisticsPolicy, Facts(group="method", needs="method not in ('Local', 'FedReIDFineTune', 'FedBN')")
-    ] = "mean"
+    bn_stats: Annotated[StatisticsPolicy, Facts(group="method", needs=_STATISTICS)] = "mean"
     """treatment of running statistics; see fedsim.training.statistics.BatchNormStatistics"""
     reduction: Annotated[Literal["exact", "fp32"], Facts(group="method", effect="rounding")] = "exact"
     """exact: the same bits on any number of ranks; fp32: plain float32 sums"""
@@ -137,6 +136,10 @@ class Settings:
         self.client.check("model.client")
         for name in self.clients or ():
             check_name(name, "model.clients", "use the name of a client")
+        for name in ("metric", "causality") if self.client.clusters else ():
+            if getattr(self.objective, name) is not None:
+                field = "model.client." + ("bottom_up" if self.client.cluster is None else "cluster")
+                raise ConfigError(f"model.objective.{name}: {field} has another loss; set one of them to null")
         THREADS.check(self.threads, "model.threads")
         if self.server_optimizer is not None:
             try_optimizer("model.server_optimizer", self.server_optimizer)

@@ -56,7 +56,8 @@ class Match(NamedTuple):
         else:
             yield f"- {label} has all settings of {titles} ({self.name})"
         yield from (f"    {doubt}" for doubt in doubts)
-        for effect, title in (("rounding", "changes rounding alone"), ("nothing", "cannot change a number here")):
+        harmless = (("seconds", "changes simulated seconds alone"), ("rounding", "changes rounding alone"))
+        for effect, title in (*harmless, ("nothing", "cannot change a number here")):
             if texts := [_text(d) for d in self.differences if d.effect == effect]:
                 yield f"    {title}: {'; '.join(texts)}"
 
@@ -199,7 +200,7 @@ def wrong_sets(row: Flat, run: Run) -> Iterator[str]:
     """
     for difference in differences_from(row, [run]):
         is_of_sets = difference.group == "data" or difference.option.startswith("model.evaluation.")
-        if is_of_sets and difference.effect == "results":
+        if is_of_sets and difference.effect == "results" and not _is_order(difference):
             yield f"has other sets than the row: {_text(difference)}"
     left_out = row["data.unseen"].value
     if sorted(run.unseen) != sorted(left_out):
@@ -222,7 +223,7 @@ def _text(difference: Difference) -> str:
     """Return a difference with both values, in full if they are equal when they are cut."""
     new, old = difference.new, difference.old
     texts = [text_of(new), text_of(old)]
-    if (
+    if not _is_order(difference) and (
         isinstance(new, list)
         and isinstance(old, list)
         and difference.setting.form == "classes"
@@ -232,6 +233,13 @@ def _text(difference: Difference) -> str:
     short = [value_text if len(value_text) <= _LONGEST else f"{value_text[: _LONGEST - 4]} ..." for value_text in texts]
     of_run, of_row = short if len(set(short)) == 2 else texts
     return f"{difference.option} {of_run} (row: {of_row})"
+
+
+def _is_order(difference: Difference) -> bool:
+    """Return whether a difference is one of the order of the same classes."""
+    old, new = difference.old, difference.new
+    is_list = isinstance(new, list) and isinstance(old, list) and difference.setting.form == "classes"
+    return is_list and not [*_with_and_without(new, old)]
 
 
 def _with_and_without(names: Sequence[str], compared: Sequence[str]) -> Iterator[str]:

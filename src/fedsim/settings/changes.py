@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedsim.settings.configuration import compare, digest, flat, text_of
+from fedsim.settings.effects import COUNTED
 from fedsim.settings.table import MISSING, setting_at
 
 
@@ -64,7 +65,7 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any], after: int) 
     """
     before, now = flat(old), flat(new)
     return [
-        Change(after, d.option, _plain(d.old), _plain(d.new), d.effect == "results" and not d.setting.facts.is_length)
+        Change(after, d.option, _plain(d.old), _plain(d.new), d.effect in COUNTED and not d.setting.facts.is_length)
         for d in compare(before, now)
         if "." in d.option or d.setting.facts.is_repeated
         if d.option.startswith("model.clients.")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsim.settings.effects import STRONGER, Flat, SettingValue, is_section, with_effects
+from fedsim.settings.effects import COUNTED, STRONGER, Flat, SettingValue, is_section, with_effects
 from fedsim.settings.facts import Effect, Group
 from fedsim.settings.table import (
     LIBRARIES,
@@ -117,17 +117,19 @@ class _Reader:
             self.enter(option, _plain(value, setting), setting, group, is_given)
 
     def classes(self, option: str, values: Sequence[Any], setting: Setting, group: Group, is_given: bool) -> None:
-        """Read several classes, whose order is of no meaning; those that only watch are left out."""
+        """Read several classes; those that only watch are left out."""
         named = [(path, value) for value in values if (path := _class_of(value, setting)) and not only_watches(path)]
+        if setting.facts.is_set:
+            named.sort(key=lambda pair: json.dumps(pair[1], sort_keys=True, default=str))
         counts: dict[str, int] = {}
         entries = []
-        for path, value in sorted(named, key=lambda pair: json.dumps(pair[1], sort_keys=True, default=str)):
+        for path, value in named:
             name = short_of(path)
             counts[name] = counts.get(name, 0) + 1
             entries.append((name if counts[name] == 1 else f"{name}-{counts[name]}", path, value))
         plain = [_plain(value, setting) for value in values if _class_of(value, setting) is None]
         has_foreign = any(is_foreign(path) for path, _ in named)
-        self.enter(option, sorted(name for name, _, _ in entries) + plain, setting, group, is_given, has_foreign)
+        self.enter(option, [name for name, _, _ in entries] + plain, setting, group, is_given, has_foreign)
         for name, path, value in entries:
             self.fields(f"{option}.{name}", class_at(path), _arguments(value), group, is_given)
 
@@ -219,13 +221,13 @@ def values_of_experiment(entries: Flat) -> dict[str, Any]:
     return {
         option: "a file" if names_file(entry) else entry.value
         for option, entry in entries.items()
-        if entry.effect == "results" and not entry.setting.facts.is_repeated and not _is_default(entry)
+        if entry.effect in COUNTED and not entry.setting.facts.is_repeated and not _is_default(entry)
     }
 
 
 def is_of_experiment(entry: SettingValue | Difference) -> bool:
     """Return whether a setting makes two experiments; a file makes them by its content."""
-    return entry.effect == "results" and not entry.setting.facts.is_repeated and not names_file(entry)
+    return entry.effect in COUNTED and not entry.setting.facts.is_repeated and not names_file(entry)
 
 
 def names_file(entry: SettingValue | Difference) -> bool:
@@ -253,7 +255,7 @@ def idle_settings(entries: Flat) -> Iterator[str]:
     for option, entry in entries.items():
         if not entry.is_idle or not entry.is_given or any(option.startswith(f"{name}.") for name in classes):
             continue
-        is_value = not is_section(entry.setting) or entry.value is None
+        is_value = not is_section(entry.setting) or entry.value is None or is_foreign(str(entry.value))
         if is_value and entry.setting.base:
             classes.append(option)
         if is_value and entry.setting.facts.effect != "nothing" and not _has_default_below(option, entries):

@@ -7,10 +7,12 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from fedsim.settings.facts import Effect, Group
-from fedsim.settings.table import Setting, paths_below, sections
+from fedsim.settings.table import Setting, class_at, paths_below, sections
 
-STRONGER: dict[Effect, int] = {"nothing": 0, "rounding": 1, "results": 2}
+STRONGER: dict[Effect, int] = {"nothing": 0, "rounding": 1, "seconds": 2, "results": 3}
 """how much an effect is"""
+COUNTED: tuple[Effect, ...] = ("seconds", "results")
+"""effects that make two experiments of two values"""
 
 
 class SettingValue(NamedTuple):
@@ -42,9 +44,8 @@ def with_effects(entries: Flat) -> Flat:
         is_null = entry.value is None and bool(facts.null_is)
         value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
         above = _above(option, effective)
-        is_idle = above is not None and above.is_idle
-        is_idle = is_idle or bool(facts.needs and not _holds(facts.needs, entries, prefix))
-        effect: Effect = "nothing" if is_idle else entry.effect
+        effect = entry.effect if not facts.needs or _holds(facts.needs, entries, prefix) else facts.otherwise
+        is_idle = (above is not None and above.is_idle) or (effect == "nothing" != entry.effect)
         if above is not None and STRONGER[above.effect] < STRONGER[effect]:
             effect = above.effect
         is_changed = is_null or is_idle or effect != entry.effect
@@ -100,15 +101,23 @@ class _Chosen(str, _Below):
         """Return the name."""
         return str.__new__(cls, entries[option].value)
 
+    def __getattr__(self, name: str) -> Any:
+        if name != "shares":
+            return super().__getattr__(name)
+        if (method := class_at(self)) is None:  # only its author knows
+            raise AttributeError(name)
+        return method.shares
+
 
 def _value_at(entries: Flat, option: str) -> Any:
-    """Return a value; a section and a class as objects with fields, and None for a setting that is not there."""
+    """Return a value, an object for what has fields (section, class, settings by name), None for what is not there."""
     entry = entries.get(option)
-    if entry is not None and (not isinstance(entry.value, str) or not entry.setting.base):
+    if entry is None:  # of a mapping of names, the fields alone are entered
+        has_fields = option in sections() or any(name.startswith(f"{option}.") for name in entries)
+        return _Below(entries, option) if has_fields else None
+    if not isinstance(entry.value, str) or not entry.setting.base:
         return entry.value
-    if entry is not None and not is_section(entry.setting):
-        return _Chosen(entries, option)
-    return None if entry is None and option not in sections() else _Below(entries, option)
+    return _Below(entries, option) if is_section(entry.setting) else _Chosen(entries, option)
 
 
 def is_section(setting: Setting) -> bool:

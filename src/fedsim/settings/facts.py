@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-Effect = Literal["results", "rounding", "nothing"]
-"""of a setting on the numbers of a run: rounding is a change of their last bits"""
+Effect = Literal["results", "seconds", "rounding", "nothing"]
+"""of a setting on the numbers of a run: seconds are the simulated ones alone, rounding is a change of the last bits"""
 Group = Literal["data", "images", "network", "loss", "training", "method", "evaluation"]
 """the part of an experiment; images: their size and augmentation"""
 
@@ -27,7 +27,10 @@ class Facts:
     """the part of an experiment that it belongs to; None: that of the section around it"""
     needs: str = ""
     """a Python expression of other settings; while it is false, the setting has no effect. A name is a setting of the
-    same section, or begins with model, data or trainer; a class is its name"""
+    same section, or begins with model, data or trainer; a class is its name, and ``shares`` of a method are the groups
+    of tensors that clients may send"""
+    otherwise: Effect = "nothing"
+    """the effect while ``needs`` is false"""
     null: Any = None
     """the value that null stands for"""
     null_is: str = ""
@@ -44,6 +47,8 @@ class Facts:
     """whether a run that goes on with another value is still one run, which only ends elsewhere"""
     may_be_infinite: bool = False
     """whether an infinite number is valid"""
+    is_set: bool = False
+    """whether the order of its classes has no meaning"""
     is_list_of_names: bool = False
     """whether null in a list is a name, too"""
     synonyms: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     hashes = {"config": digest_of_config(config), "table": digest_of_table()}
     files = {module: _with_imports(module, set()) for module in sorted(set(_own_modules(config)))}
-    code = {module: digest(sorted(map(_digest_of_file, paths))) for module, paths in files.items() if paths}
+    code = {module: digest(sorted(map(_digest_of_file, paths))) for module, paths in files.items()}
     return {**hashes, "files": dict(_files(config)), "code": code}
 
 
@@ -71,14 +72,23 @@ def _digest_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def _own_modules(value: Any) -> Iterator[str]:
-    """Yield the modules of the classes that a configuration names, but for those of fedsim and of its libraries."""
-    if isinstance(value, Mapping):
-        path = value.get("class_path")
-        if isinstance(path, str) and path.partition(".")[0] not in ("fedsim", *LIBRARIES):
-            yield path.rpartition(".")[0]
-    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from _own_modules(inner)
+def _own_modules(value: Any, is_class: bool = False) -> Iterator[str]:
+    """Yield the user's modules of which a configuration names a class, or any text in it a class or a function."""
+    if isinstance(value, str) and all(part.isidentifier() for part in value.split(".")):
+        module = value.rpartition(".")[0]
+        while module and _file_of(module) is None:  # a class may stand in another one
+            module = module.rpartition(".")[0]
+        if module and (is_class or _has(module, value[len(module) + 1 :].partition(".")[0])):
+            yield module
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for name, content in inner:
+        yield from _own_modules(content, name == "class_path")
+
+
+def _has(module: str, name: str) -> bool:
+    """Return whether a name is in the code of a module, which defines it, or imports it from elsewhere."""
+    path = _file_of(module)
+    return path is not None and re.search(rf"\b{name}\b", path.read_text(errors="replace")) is not None
 
 
 def _with_imports(module: str, files: set[Path]) -> set[Path]:

@@ -123,11 +123,11 @@ class TrainerOptions:
         ),
     ]
     """or 32-true"""
-    logger: Annotated[list[Any], Facts(effect="nothing", base="lightning.pytorch.loggers.Logger")]
+    logger: Annotated[list[Any], Facts(effect="nothing", base="lightning.pytorch.loggers.Logger", is_set=True)]
     """where numbers are written beside metrics.csv"""
     callbacks: Annotated[list[Any], Facts(null=[], base="lightning.pytorch.callbacks.Callback")]
     """your own hooks"""
-    plugins: Annotated[list[Any], Facts(null=[])]
+    plugins: Annotated[list[Any], Facts(null=[], is_set=True)]
     """of Lightning"""
     max_epochs: Annotated[
         int,

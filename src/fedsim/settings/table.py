@@ -51,6 +51,8 @@ class KnownClass:
     """whether a config cannot name it"""
     takes_others: bool = False
     """whether it takes arguments beside these, which it passes on"""
+    shares: tuple[str, ...] = ()
+    """of a method: the groups of tensors that clients send with some choice of its arguments"""
     arguments: Mapping[str, Setting] = field(default_factory=dict)
 
     @property
@@ -113,7 +115,8 @@ def class_at(path: str) -> KnownClass | None:
         return None
     entry = _content()["classes"][full]
     arguments = {name: _setting(content) for name, content in entry["arguments"].items()}
-    return KnownClass(path=full, **entry | {"bases": tuple(entry["bases"]), "arguments": arguments})
+    read = {"bases": tuple(entry["bases"]), "arguments": arguments, "shares": (*entry.get("shares", "").split(),)}
+    return KnownClass(path=full, **entry | read)
 
 
 def _setting(content: Mapping[str, Any]) -> Setting:

@@ -17,7 +17,7 @@ from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.callbacks.tracking import Describes
 from fedsim.federation.federation import Federation
 from fedsim.settings.configuration import flat, text_of
-from fedsim.settings.effects import Flat, SettingValue
+from fedsim.settings.effects import COUNTED, Flat, SettingValue
 
 Layout = dict[str, dict[str, list[Any]]]
 """group -> title of a card -> the kind of its chart, and patterns of the scalars in it"""
@@ -66,7 +66,7 @@ def changed_settings(config: Mapping[str, Any]) -> dict[str, bool | float | str]
         name: entry.value if isinstance(entry.value, bool | int | float) else text_of(entry.value)
         for name, entry in flat(config).items()
         if name in of_each_run
-        or (name.startswith(("model.", "data.")) and entry.effect == "results" and _is_changed(name, entry, defaults))
+        or (name.startswith(("model.", "data.")) and entry.effect in COUNTED and _is_changed(name, entry, defaults))
     }
 
 
