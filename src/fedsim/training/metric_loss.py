@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
@@ -28,7 +29,7 @@ _WITHOUT_WAITS = frozenset({"NormalizedSoftmaxLoss"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricLoss:
+class MetricLoss(Section, option="model.objective.metric"):
     """A loss on features and identities, named by its class.
 
     A loss that learns a vector for each identity (ArcFaceLoss, CosFaceLoss and others with a weight ``W``) takes the
