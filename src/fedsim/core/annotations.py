@@ -98,7 +98,7 @@ def _fits(value: Any, hint: Any, may_be_infinite: bool = False) -> bool:
 
 
 def _is_instance(value: Any, cls: Any) -> bool:
-    if not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
+    if cls is Any or not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
         return True  # as it cannot tell
     if cls in (list, tuple):
         return isinstance(value, list | tuple)
