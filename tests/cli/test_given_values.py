@@ -96,7 +96,7 @@ def arguments_of(function, folder):
             yield name, str(folder / f"new-{name}{suffix}" if kind.is_written else
                             folder / ("file" if kind.holds == "file" else "folder"))  # fmt: skip
         elif parameter.default is parameter.empty:
-            yield name, {"appearance": SmallCNN(width=4), "options": {}}.get(name, [])
+            yield name, {"appearance": SmallCNN(width=4), "options": {}, "row": None}.get(name, [])
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def _kinds_in(hint: Any) -> Iterator[Kind]:
 def check_value(value: Any, hint: Any, name: str, may_be_infinite: bool = False) -> Any:
     """Return a value to use, as its kind returns it; raise ConfigError, beginning with ``name``, if it is none.
 
-    ``may_be_infinite``: whether an infinite number is valid where the annotation does not tell.
+    ``may_be_infinite``: whether an infinite number is valid where the annotation does not say it.
 
     >>> check_value("GeM", Literal["average", "gem"], "model.neck.pooling")
     Traceback (most recent call last):
@@ -54,7 +54,7 @@ def check_value(value: Any, hint: Any, name: str, may_be_infinite: bool = False)
 
 
 def problem_of(value: Any, hint: Any, may_be_infinite: bool = False) -> str:
-    """Return why a value is none of an annotation; empty if it is one, or if the annotation cannot tell.
+    """Return why a value is none of an annotation; empty if it is one, or if the annotation does not decide.
 
     NumPy's numbers count as Python's, an int as a float, paths as texts, and lists and tuples as each other.
 
@@ -98,13 +98,16 @@ def _fits(value: Any, hint: Any, may_be_infinite: bool = False) -> bool:
 
 
 def _is_instance(value: Any, cls: Any) -> bool:
-    if cls is Any or not isinstance(cls, type) or getattr(cls, "_is_protocol", False):
-        return True  # as it cannot tell
+    if not isinstance(cls, type):
+        return True  # which decides nothing
     if cls in (list, tuple):
         return isinstance(value, list | tuple)
     if issubclass(cls, Collection) and not issubclass(cls, str | bytes) and isinstance(value, str | bytes):
         return False  # a text is no list of letters
-    return isinstance(value, cls)
+    try:
+        return isinstance(value, cls)
+    except TypeError:  # Any, or a protocol
+        return True
 
 
 def _fit_inside(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
@@ -160,8 +163,8 @@ def _parameters_of(cls: type) -> tuple[list[str], dict[str, Any], dict[str, Any]
     for base in reversed(cls.__mro__):  # a constructor may pass others on
         if "__init__" in vars(base) and "__dataclass_fields__" not in vars(base):
             hints |= hints_of(vars(base)["__init__"], True)
-    rest = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    return names, {n: hint for n, hint in hints.items() if n not in rest}, {p.name: p.default for p in parameters}
+    several = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return names, {n: hint for n, hint in hints.items() if n not in several}, {p.name: p.default for p in parameters}
 
 
 def hints_of(described: Any, include_extras: bool = False) -> dict[str, Any]:

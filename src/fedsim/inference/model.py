@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -41,6 +41,21 @@ Picture = str | os.PathLike[str] | Image.Image
 _AS_PIXELS = "give all images as one tensor of RGB pixels, uint8 [n, 3, h, w], such as torch.from_numpy(ARRAY)"
 
 
+class PicturesKind:
+    """One picture, several, or pixels: the kind of argument of :meth:`SavedModel.embed`."""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return the value; raise ConfigError, beginning with ``name``, if it is none."""
+        if isinstance(value, np.ndarray):
+            _check_pixels(value)
+        if not isinstance(value, str | os.PathLike | Image.Image | Iterable):
+            raise ConfigError(f"{name}: {type(value).__name__} is no picture; give a path, or one of Pillow, or pixels")
+        return value
+
+
+SomePictures = Annotated[Picture | Sequence[Picture] | Tensor, PicturesKind()]
+
+
 class SavedModel(nn.Module):
     """A model of a run, which embeds images. It is in evaluation mode, and its weights need no gradient.
 
@@ -70,7 +85,7 @@ class SavedModel(nn.Module):
 
     @checked()
     @torch.no_grad()
-    def embed(self, images: Picture | Sequence[Picture] | Tensor, batch_size: Count = 64) -> Tensor:
+    def embed(self, images: SomePictures, batch_size: Count = 64) -> Tensor:
         """Return the features [n, D] of images, float32 on the CPU, not normalised, as ``fedsim predict`` writes them.
 
         Images of another size than :attr:`size` are resized by Pillow's bicubic filter with antialiasing, as in
@@ -101,10 +116,6 @@ def _images(images: Picture | Sequence[Picture] | Tensor) -> Images:
         return ImageArray(images.permute(0, 2, 3, 1).cpu().contiguous().numpy())
     if isinstance(images, str | os.PathLike | Image.Image):
         images = [images]
-    if isinstance(images, np.ndarray):
-        _check_pixels(images)
-    if not isinstance(images, Iterable):
-        raise ConfigError(f"images: {type(images).__name__} is no picture; give a path, or one of Pillow, or pixels")
     return ImagesInParts([_one(image) for image in images])
 
 

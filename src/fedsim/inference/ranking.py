@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.annotations import check_value
+from fedsim.core.annotations import check_value, python_number
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count
 from fedsim.core.errors import ConfigError, DataError
@@ -52,12 +52,12 @@ class LabelsKind:
 def _as_ints(numbers: Any, name: str) -> Ints:
     plain = numbers.cpu() if isinstance(numbers, Tensor) and not numbers.is_floating_point() else numbers
     try:
-        found = np.asarray(plain)
+        array = np.asarray(plain)
     except (TypeError, ValueError, RuntimeError):  # lists of several lengths
-        found = np.asarray(None)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or not np.can_cast(found.dtype, np.int64):
+        array = np.asarray(None)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
         raise ConfigError(f"{name}: expected integers, a list, an array or a tensor [n], got {_described(numbers)}")
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _described(value: Any) -> str:
@@ -130,7 +130,7 @@ def rank(
     except NotFiniteError as error:
         raise DataError(f"features: {error}") from error
     order = torch.cat(orders).cpu()
-    paths = None if names is None else [os.fspath(check_value(name, str, "names")) for name in names]
+    paths = None if names is None else [os.fspath(python_number(check_value(name, str, "names"))) for name in names]
     listed = None if paths is None else [[paths[i] for i in row] for row in order.tolist()]
     return Ranked(order, torch.cat(values).cpu(), listed, scores)
 
