@@ -224,11 +224,8 @@ def entry_of(cls):
         name: of_argument(facts_of.get(name, hints.get(name, Any)), of_library.get(name, default), texts.get(name, ""))
         for name, default in parameters_of(cls).items()
     }
-    entry = {
-        "bases": [
-            path_of(c) for c in cls.__mro__[1:-1] if c.__module__.startswith(("fedsim", "torch.optim", "lightning"))
-        ]
-    }
+    above = [c for c in cls.__mro__[1:-1] if c.__module__.startswith(("fedsim", "torch.optim", "lightning"))]
+    entry = {"bases": [path_of(c) for c in above if c.__module__ != "fedsim.core.arguments"]}
     if cls.__module__.startswith("fedsim"):
         entry["line"] = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     if inspect.isabstract(cls) or cls.__name__.startswith("_") or "ABC" in [b.__name__ for b in cls.__bases__]:

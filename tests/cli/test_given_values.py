@@ -28,6 +28,7 @@ from fedsim.core.paths import PathKind, given_path
 from fedsim.data.check import find_data
 from fedsim.data.market import market_folders
 from fedsim.inference.model import predict_images
+from fedsim.models.backbones import SmallCNN
 from fedsim.report.table import report
 
 COMMANDS = {
@@ -98,7 +99,7 @@ def arguments_of(function, folder):
             yield name, str(folder / f"new-{name}{suffix}" if kind.is_written else
                             folder / ("file" if kind.holds == "file" else "folder"))  # fmt: skip
         elif parameter.default is parameter.empty:
-            yield name, None
+            yield name, {"appearance": SmallCNN(width=4), "options": {}, "row": None}.get(name, [])
 
 
 @pytest.fixture

@@ -138,6 +138,8 @@ def test_what_is_no_trained_generator(command, config, tmp_path, capsys):
     assert f"{path}: cannot be read" in refuse(capsys, *one)
     save_file({"x": torch.zeros(1)}, path)
     assert f"{path}: is not a generator of fedsim augment fit" in refuse(capsys, *one)
+    save_file({"x": torch.full((1,), torch.nan)}, path)
+    assert f"{path}: x holds numbers that are not finite; remove it and fit again" in refuse(capsys, *one)
     path.write_bytes(content)
     save_file({"x": torch.zeros(1)}, path, {"fedsim": '{"format": 1}'})
     assert f"{path}: is not a generator of fedsim augment fit" in refuse(capsys, *one)

@@ -15,6 +15,7 @@ from fedsim import load_model
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.functional.normalise import normalise_images
+from fedsim.models.onnx_file import size_in
 from fedsim.report.run_files import read_queries
 from fedsim.report.significance import over_people
 from small import refuse
@@ -212,6 +213,23 @@ def test_no_edited_folder_ends_in_another_error(folder, tmp_path):
             messages.append(str(error))
     assert len(messages) > 40
     assert [message for message in messages if "\n" in message] == []
+
+
+@pytest.mark.parametrize("size", [[0, 0], [10**9, 10**9], [16], "16x8"])
+def test_a_size_that_no_image_has_is_refused(size, folder, tmp_path):
+    content = json.loads((folder / "config.json").read_text())
+    config = tmp_path / "config.json"
+    with pytest.raises(ConfigError, match=r"data\.size: .* is not a height and a width in pixels"):
+        size_in(content | {"data": {"size": size}}, config)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_weights_that_are_no_floats_are_refused(dtype, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    with pytest.raises(DataError, match="no floating-point numbers; fetch it again"):
+        load_model(tmp_path / "model")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -154,9 +154,19 @@ def test_floats_in_place_of_pixels_and_wrong_counts_are_refused(run, tmp_path):
             model.embed(images)
     with pytest.raises(DataError, match=r"^images: cannot read this picture \(it has no pixels\)"):
         model.embed(Image.new("RGB", (0, 5)))
-    with pytest.raises(ConfigError, match=r"^images: array.* is no path") as caught:
-        model.embed([np.zeros((9, 9, 3))])
-    assert "\n" not in str(caught.value)
+    for pixels in ([np.zeros((9, 9, 3))], np.zeros((1, 3, 9, 9), np.uint8)):
+        with pytest.raises(ConfigError, match=r"^images: .*; give all images as one tensor") as caught:
+            model.embed(pixels)
+        assert "\n" not in str(caught.value)
+    other = torch.zeros(1, 3, model.size[0] + 1, model.size[1], dtype=torch.uint8)
+    for pixels, words in [(other, r"the model's height and width; call embed"), (None, "NoneType is no tensor")]:
+        with pytest.raises(ConfigError, match=rf"^images: .*{words}"):
+            model(pixels)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1e30)
+    with pytest.raises(DataError, match=r"^images: the features of image 0 are not finite"):
+        model.embed(torch.full((2, 3, 9, 9), 200, dtype=torch.uint8))
     for count in (0, -3, True, 1.5, None):
         with pytest.raises(ConfigError, match=r"^batch_size: "):
             model.embed([], batch_size=count)
@@ -244,6 +254,43 @@ def test_lists_and_scores_are_those_of_plain_loops(seed, distance):
     if len({*np.round(plain, 5).ravel().tolist()}) == plain.size:  # without ties
         assert ranked.scores.mAP == pytest.approx(np.mean(precisions), abs=1e-6)
         assert ranked.scores.rank1 == pytest.approx(np.mean(firsts), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"pids": ([1.9, 2.0, 3.0], [1.1, 2.0, 3.0])}, "pids: expected integers, .* got "),
+        ({"pids": (["a", "b", "c"], ["a", "b", "c"])}, "pids: expected integers"),
+        ({"pids": ([True] * 3, [True] * 3)}, "pids: expected integers"),
+        ({"pids": ([2**70] * 3, [1] * 3)}, "pids: expected integers"),
+        ({"pids": ([[1]] * 3, [1] * 3)}, "pids: expected integers"),
+        ({"pids": 3}, "pids: expected a pair"),
+        ({"pids": ([1] * 3, [1] * 3), "cameras": ([0.5] * 3, [0.1] * 3)}, "cameras: expected integers"),
+        ({"top": -1}, "top: -1 is less than 1"),
+        ({"top": 0}, "top: 0 is less than 1"),
+        ({"top": "3"}, "top: 3 is no integer"),
+        ({"distance": "Cosine"}, "distance: Cosine is not one of 'cosine', 'euclidean'"),
+        ({"query": None}, "query: expected a tensor or an array of floats"),
+        ({"query": [[1.0, 2.0]]}, "query: expected a tensor or an array of floats"),
+        ({"gallery": torch.eye(3).long()}, r"gallery: expected .* got int64 \[3, 3\]"),
+        ({"gallery": torch.eye(3).to_sparse()}, "gallery: expected a tensor"),
+        ({"names": "abc"}, "names: expected "),
+        ({"names": [1, 2, 3]}, "names: expected "),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_ranking_that_are_none_are_named(changes, line):
+    with pytest.raises(ConfigError, match=f"^{line}"):
+        rank(**{"query": torch.eye(3), "gallery": torch.eye(3)} | changes)
+
+
+@pytest.mark.parametrize("dtype", [">f4", "f2", "f8"])
+def test_arrays_are_ranked_as_tensors_are(dtype):
+    features, names = np.random.default_rng(0).normal(size=(4, 3)).astype(dtype), np.array(list("abcd"))
+    features.flags.writeable = False
+    ranked = rank(features, features, names=names, pids=(np.arange(4), torch.arange(4)), top=np.int64(2))
+    plain = rank(*[torch.tensor(features.astype("f4"))] * 2, names=list("abcd"), top=2)
+    assert (ranked.names, type(ranked.names[0][0])) == (plain.names, str)
+    assert torch.equal(ranked.order, plain.order)
 
 
 def test_scores_need_identities_and_lists_do_not():

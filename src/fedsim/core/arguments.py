@@ -8,8 +8,11 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedsim.core.annotations import check_arguments, python_number
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -51,14 +54,58 @@ def takes_fields(settings: Callable[P, S]) -> Callable[[Callable[[Any, S], None]
     return with_fields
 
 
-class KeepsArguments:
+class ChecksArguments:
+    """Base of classes whose arguments are checked by their annotations; ``option`` is that of their objects.
+
+    >>> class Bag(ChecksArguments, option="model.bag"):
+    ...     def __init__(self, is_full: bool = False) -> None:
+    ...         pass
+    >>> Bag("no")
+    Traceback (most recent call last):
+    fedsim.core.errors.ConfigError: model.bag.is_full: expected bool, got no
+    """
+
+    _option = ""  # without annotation: the parser would look for its names in the modules of derived classes
+
+    def __init_subclass__(cls, option: str = "", **options: Any) -> None:
+        """Keep the option, which a class derived from this one has, too."""
+        super().__init_subclass__(**options)
+        cls._option = option or cls._option
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the arguments; without any, an object is copied."""
+        if (args or kwargs) and cls.__init__ is object.__init__:  # which ignores them beside a __new__
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        check_arguments(cls, cls._option, args, kwargs)
+        return super().__new__(cls)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Base of the dataclasses that are sections of a config, with the check of :class:`ChecksArguments`.
+
+    It is a dataclass itself: only a class whose bases all are is a section for the parser, and no choice of a class.
+    """
+
+    _option = ""  # without annotation: the parser would look for its names in the modules of derived classes
+
+    def __init_subclass__(cls, option: str = "", **options: Any) -> None:
+        """Keep the option, which a class derived from this one has, too."""
+        super().__init_subclass__(**options)
+        cls._option = option or cls._option
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the fields; without any, an object is copied."""
+        check_arguments(cls, cls._option, args, kwargs)
+        return super().__new__(cls)
+
+
+class KeepsArguments(ChecksArguments):
     """Base of classes whose objects can be written into a config: they know with what they were made."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Keep the arguments; ``__init__`` checks them."""
-        if (args or kwargs) and cls.__init__ is object.__init__:  # which ignores them beside a __new__
-            raise TypeError(f"{cls.__name__}() takes no arguments")
-        made = super().__new__(cls)
+        """Keep the arguments."""
+        made = super().__new__(cls, *args, **kwargs)
         made.__dict__["_made_with"] = (args, kwargs)
         return made
 
@@ -83,7 +130,7 @@ def arguments_of(made: KeepsArguments) -> dict[str, Any]:
             arguments |= value
         elif parameter_kind is not inspect.Parameter.VAR_POSITIONAL:
             arguments[name] = value
-    return arguments
+    return {name: python_number(value) for name, value in arguments.items()}
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:

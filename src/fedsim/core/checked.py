@@ -1,4 +1,4 @@
-"""Functions whose annotated arguments are checked by their kinds: one check for each kind of value."""
+"""Functions whose arguments are checked by their annotations: one check for each kind of value."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ParamSpec, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
+from fedsim.core.annotations import Kind, check_value, kind_in
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import check_filled
 from fedsim.core.paths import PathKind
@@ -17,16 +18,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@runtime_checkable
-class Kind(Protocol):
-    """A kind of value: it annotates an argument, as in ``Annotated[int, NumberKind('[1, inf)')]``."""
-
-    def check(self, value: Any, name: str) -> Any:
-        """Return the value to use; raise ConfigError or DataError, beginning with ``name``, if it cannot be used."""
-
-
 def checked(prefix: str = "", positional: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function check those of its arguments that have a kind; an output never replaces an input.
+    """Let a function check its arguments by their kinds and types; an output never replaces an input.
 
     No text may be empty. None is not checked where the argument may be None.
 
@@ -44,9 +37,12 @@ def checked(prefix: str = "", positional: str = "") -> Callable[[Callable[P, R]]
     """
 
     def with_checks(function: Callable[P, R]) -> Callable[P, R]:
-        signature, kinds, plain = inspect.signature(function), kinds_of(function), get_type_hints(function)
+        signature, plain = inspect.signature(function), get_type_hints(function)
         words = {name: name if name == positional else f"{prefix}{name}" for name in signature.parameters}
-        optional = {name for name, hint in plain.items() if type(None) in get_args(hint)}
+        hints, kinds = get_type_hints(function, include_extras=True), kinds_of(function)
+        several = {p.name for p in signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        # no disk is read for a typo
+        in_order = sorted(hints.keys() - several - {"return"}, key=lambda name: isinstance(kinds.get(name), PathKind))
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -56,9 +52,8 @@ def checked(prefix: str = "", positional: str = "") -> Callable[[Callable[P, R]]
             for name, value in values.items():
                 if name not in kinds or not isinstance(kinds[name], PathKind):  # which has a remedy of its own
                     check_filled(value, words[name])
-            for name, kind in kinds.items():
-                if values[name] is not None or name not in optional:
-                    values[name] = kind.check(values[name], words[name])
+            for name in in_order:
+                values[name] = check_value(values[name], hints[name], words[name])
             _check_outputs(values, kinds, words)
             with _naming(words):
                 return function(*bound.args, **bound.kwargs)
@@ -85,15 +80,7 @@ def _naming(words: Mapping[str, str]) -> Iterator[None]:
 def kinds_of(function: Callable[..., Any]) -> dict[str, Kind]:
     """Return argument -> its kind, of those that have one."""
     hints = get_type_hints(function, include_extras=True).items()
-    kinds = {name: kind for name, hint in hints if (kind := next(_kinds_in(hint), None)) is not None}
-    return dict(sorted(kinds.items(), key=lambda item: isinstance(item[1], PathKind)))  # no disk is read for a typo
-
-
-def _kinds_in(hint: Any) -> Iterator[Kind]:
-    """Yield the kinds of a type, or of a member of a union."""
-    yield from (kind for kind in getattr(hint, "__metadata__", ()) if isinstance(kind, Kind))
-    for member in get_args(hint):
-        yield from _kinds_in(member)
+    return {name: kind for name, hint in hints if (kind := kind_in(hint)) is not None}
 
 
 def _check_outputs(values: Mapping[str, Any], kinds: Mapping[str, Kind], words: Mapping[str, str]) -> None:

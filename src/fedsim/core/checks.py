@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from typing import Annotated, Any
 
+from fedsim.core.annotations import problem_of, python_number
 from fedsim.core.errors import ConfigError
 
 Number = float | int | None
@@ -81,7 +80,7 @@ class NumberKind:
 
     interval: str
     """as in :func:`within`; infinite numbers are never valid"""
-    number_class: Any = int
+    number_class: type[int] | type[float] = int
     """class of the number"""
 
     def check(self, value: Any, name: str) -> Any:
@@ -90,7 +89,8 @@ class NumberKind:
         >>> NumberKind("[1, inf)").check(3, "workers")
         3
         """
-        if isinstance(value, bool) or not isinstance(value, self.number_class) or not math.isfinite(value):
+        value = python_number(value)
+        if problem_of(value, self.number_class):
             raise ConfigError(f"{name}: {value} is no {'integer' if self.number_class is int else 'finite number'}")
         if not _inside(self.interval)(value):
             in_words = {"[1, inf)": "is less than 1", "[0, inf)": "is negative", "(0, inf)": "is not positive"}
@@ -112,10 +112,9 @@ class SizeKind:
         >>> SizeKind().check((256, 128), "data.size")
         (256, 128)
         """
-        sides = list(value) if isinstance(value, tuple | list) else []
-        is_whole = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
-        if len(sides) != 2 or not is_whole or not 1 <= min(sides) <= max(sides) <= MAX_SIDE:
-            raise ConfigError(f"{name}: {sides or value} is not a height and a width in pixels")
+        if problem_of(value, tuple[int, int]) or not 1 <= min(value) <= max(value) <= MAX_SIDE:
+            shown = list(value) if value and isinstance(value, tuple) else value
+            raise ConfigError(f"{name}: {shown} is not a height and a width in pixels")
         return value
 
 
@@ -128,6 +127,6 @@ Pixels = Annotated[tuple[int, int], SIZE]
 THREADS = NumberKind("[1, 1024]")
 """more let torch fail by a message of a page, or end the process"""
 Threads = Annotated[int, THREADS]
-Weight = Annotated[float, NumberKind("[0, inf)", Real)]
-Part = Annotated[float, NumberKind("(0, 1]", Real)]
-Share = Annotated[float, NumberKind("[0, 1]", Real)]
+Weight = Annotated[float, NumberKind("[0, inf)", float)]
+Part = Annotated[float, NumberKind("(0, 1]", float)]
+Share = Annotated[float, NumberKind("[0, 1]", float)]

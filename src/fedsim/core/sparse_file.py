@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedsim.core.errors import DataError
-from fedsim.core.tensor_file import write_tensors
+from fedsim.core.tensor_file import problem_of_weights, write_tensors
 
 _FORMAT = "fedsim sparse 1"
 
@@ -59,6 +59,8 @@ def read_sparse(path: Path) -> dict[str, Tensor]:
             tensors[name] = _unpack(parts[f"bitmap/{name}"], parts[f"values/{name}"], shape)
         except (KeyError, ValueError) as error:
             raise DataError(f"{path}: tensor {name} is damaged; export it again") from error
+    if problem := problem_of_weights(tensors.items()):
+        raise DataError(f"{path}: {problem}; export it again")
     return tensors
 
 

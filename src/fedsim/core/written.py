@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from fedsim.core.annotations import hints_of, python_number
 from fedsim.core.arguments import KeepsArguments, arguments_of, members_of
 
 
@@ -32,6 +33,7 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
     Raises:
         NotInConfigError: naming the place of the first value that has no such form.
     """
+    value = python_number(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
@@ -61,23 +63,15 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
 
 def written_fields(value: Any, option: str) -> dict[str, Any]:
     """Return the fields of a dataclass as those of a section; raise NotInConfigError as :func:`written`."""
-    hints = _hints(type(value))
+    hints = hints_of(type(value))
     names = [field.name for field in dataclasses.fields(value) if field.init]
     return {name: written(getattr(value, name), hints.get(name), f"{option}.{name}") for name in names}
 
 
 def written_arguments(value: KeepsArguments, option: str) -> dict[str, Any]:
     """Return the arguments of an object as the fields of a section; raise NotInConfigError as :func:`written`."""
-    hints = _hints(type(value).__init__)
+    hints = hints_of(type(value).__init__)
     return {name: written(arg, hints.get(name), f"{option}.{name}") for name, arg in arguments_of(value).items()}
-
-
-def _hints(described: Any) -> dict[str, Any]:
-    """Return annotations; none of a class of the user's whose names cannot be found."""
-    try:
-        return get_type_hints(described)
-    except (NameError, TypeError, AttributeError):
-        return {}
 
 
 def _of_class(cls: type, arguments: Mapping[str, Any], option: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import SIZE, not_negative, within
 from fedsim.functional.normalise import normalise_images
 
@@ -26,7 +27,7 @@ _MOVING, _COLOURS, _ERASING = 5, 4, 3 + 2 * _ATTEMPTS  # random numbers per imag
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augmentation:
+class Augmentation(Section, option="data.augmentation"):
     """Random changes of training images, in this order: colours, geometry (one resampling), normalisation, erasing.
 
     Pixels beyond the border are black, as in the papers' code, which pads images before it normalises them.

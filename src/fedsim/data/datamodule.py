@@ -54,7 +54,7 @@ class OncePerRound:
         return 1
 
 
-class FederatedDataModule(KeepsArguments, LightningDataModule):
+class FederatedDataModule(KeepsArguments, LightningDataModule, option="data"):
     """Data of all clients and all test sets.
 
     Args:

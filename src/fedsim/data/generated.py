@@ -32,6 +32,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedsim.core.arguments import Section
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import new_folder
 from fedsim.core.names import file_names
@@ -50,7 +51,7 @@ _MOST = 1 + 1e-6  # largest sum of an image's weights, with rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated:
+class Generated(Section, option="data.generated"):
     """Generated images for the clients' local training."""
 
     root: Annotated[str, Facts(is_file=True)]

@@ -314,7 +314,7 @@ class Domain:
         return replace(self, train=train, query=change(self.query), gallery=change(self.gallery))
 
 
-class ReIDSource(KeepsArguments, ABC):
+class ReIDSource(KeepsArguments, ABC, option="data.source"):
     """A provider of data sets: a folder, a generator, or your own class, named by its class_path."""
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.settings.facts import NOTHING, ROUNDING, Facts
@@ -13,7 +14,7 @@ _RETRIEVAL = Facts(needs="task == 'retrieval'")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Section, option="model.evaluation"):
     """How models are scored."""
 
     task: Literal["retrieval", "classification"] = "retrieval"

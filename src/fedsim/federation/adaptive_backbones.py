@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import at_least, known, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name
@@ -30,7 +31,7 @@ OTHER_LADDER = "ckpt_path: model.adaptive_backbones differs from that of the run
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveBackbones:
+class AdaptiveBackbones(Section, option="model.adaptive_backbones"):
     """Backbones that follow the clients' rewards (paper 002, "Adaptive model selection strategy", Fig. 11).
 
     The paper only says: "based on the hardware constraints and then based on the reward accumulation". The rest is our

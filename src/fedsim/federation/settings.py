@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
-from fedsim.core.checks import THREADS
+from fedsim.core.arguments import Section
+from fedsim.core.checks import THREADS, Seed
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
 from fedsim.core.store import StorePlace
@@ -28,7 +29,7 @@ from fedsim.models.backbones import Backbone
 from fedsim.models.reid import IdentityHead, Neck
 from fedsim.settings.facts import NOTHING, ROUNDING, Facts
 from fedsim.training.objective import Objective
-from fedsim.training.own_module.blueprint import MakesModule
+from fedsim.training.own_module.blueprint import MakesModule, NetworkKind
 from fedsim.training.own_module.inner_trainer import package_of
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_client import CountsFrom
@@ -45,13 +46,15 @@ _METHOD = Facts(group="method")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Section, option="model"):
     """The settings of a federation: the arguments of :class:`~fedsim.federation.federation.Federation`."""
 
     method: Annotated[Method, Facts(group="method", kind="methods", usage="FedPav")]
     """the federated method: FedAvg, FedPav, Local, or your own Method by its class_path"""
     backbone: Annotated[
-        Backbone | nn.Module | None, Facts(group="network", kind="backbones", usage="ResNet", needs="module is None")
+        Backbone | nn.Module | None,
+        NetworkKind(),
+        Facts(group="network", kind="backbones", usage="ResNet", needs="module is None"),
     ] = None
     """ResNet, ConvNeXt, MobileNetV2, SmallCNN, or your own module with an int attribute out_channels"""
     neck: Annotated[Neck, Facts(group="network", usage="{kind: bnneck}", needs="module is None")] = Neck()
@@ -121,7 +124,7 @@ class Settings:
     tf32: Annotated[bool, Facts(effect="rounding", needs="trainer.accelerator != 'cpu'")] = True
     """let GPUs from NVIDIA's Ampere on compute convolutions in float32 with factors of 10 bits (TF32), torch's default;
     false: with all 23 bits, which is slower. bf16-mixed rounds more than either"""
-    seed: Annotated[int, Facts(is_repeated=True)] = 0
+    seed: Annotated[Seed, Facts(is_repeated=True)] = 0
     """seed of all randomness of training; on the command line, set seed_everything"""
 
     def __post_init__(self) -> None:

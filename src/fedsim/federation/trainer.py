@@ -16,6 +16,7 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.strategies import Strategy
 
+from fedsim.core.checked import checked
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError
 from fedsim.core.false_alarms import ignore_false_alarms
@@ -70,6 +71,7 @@ class Trainer(lightning.Trainer):
         ConfigError: if ``run_dir`` holds a run already, or the GPUs of this machine are asked for and cannot be used.
     """
 
+    @checked()
     def __init__(
         self, *, run_dir: str | Path | None = None, resume: bool = False, overwrite: bool = False, **options: Any
     ) -> None:
@@ -86,7 +88,7 @@ class Trainer(lightning.Trainer):
                 raise ConfigError(f"{'resume' if resume else 'overwrite'}: is for a run_dir; name one")
             options = {"logger": False, "enable_checkpointing": False} | options
         else:
-            folder = Path(expanded(str(run_dir), "run_dir")).absolute()  # the working directory may change before a fit
+            folder = Path(expanded(run_dir, "run_dir")).absolute()  # the working directory may change before a fit
             self._start = FolderStart(folder, overwrite, restart=resume, ways=_WAYS)
             self._start.check_way("resume", "overwrite")
             callbacks += _checkpoints(folder, options.get("enable_checkpointing"), callbacks)
@@ -208,7 +210,7 @@ class Trainer(lightning.Trainer):
 
 def _with_path(options: dict[str, Any]) -> dict[str, Any]:
     path = options.get("ckpt_path")
-    return options if path is None else options | {"ckpt_path": expanded(str(path), "ckpt_path")}
+    return options if path is None else options | {"ckpt_path": expanded(path, "ckpt_path")}
 
 
 def _checkpoints(folder: Path, wanted: bool | None, callbacks: list[Callback]) -> list[Callback]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
 from fedsim.core.readable import has_file
-from fedsim.core.tensor_file import write_tensors
+from fedsim.core.tensor_file import problem_of_weights, write_tensors
 from fedsim.data.federated import ClientData
 from fedsim.data.images import Index, Size
 from fedsim.generation.quality import SwapQuality
@@ -149,11 +149,15 @@ def restore(folder: Path, modules: Mapping[str, nn.Module]) -> None:
                 raise DataError(f"{folder / _FILE}: has other networks ({str(error)[:160]})") from error
 
 
-def _opened(folder: Path) -> safe_open:
+def _opened(folder: Path) -> Any:
     path = folder / _FILE
     if not has_file(path):
         raise DataError(f"{path}: there is no trained generator; run fedsim augment fit until it ends")
     try:
-        return safe_open(path, framework="pt")
+        file: Any = safe_open(path, framework="pt")
+        problem = problem_of_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path}: cannot be read ({error}); remove it and fit again") from error
+    if problem:
+        raise DataError(f"{path}: {problem}; remove it and fit again")
+    return file

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from fedsim.core.files import replacing
 from fedsim.core.paths import FILE, IMAGE_FEATURES, ImageFeatures, InputFolder, Saved, SavedRun
 from fedsim.core.readable import has_folder
 from fedsim.core.replaced_run import CHECKPOINTS, FEATURES, OF_IMAGES
+from fedsim.core.tensor_file import problem_of_weights
 from fedsim.core.versions import holding
 from fedsim.data.images import ImageArray, ImageFiles, Images, ImagesInParts
 from fedsim.data.leftovers import images_outside, left_out_in, summary
@@ -38,6 +39,22 @@ from fedsim.training.own_module.blueprint import MakesModule
 
 Picture = str | os.PathLike[str] | Image.Image
 """a path, or a picture of Pillow"""
+_AS_PIXELS = "give all images as one tensor of RGB pixels, uint8 [n, 3, h, w], such as torch.from_numpy(ARRAY)"
+
+
+class PicturesKind:
+    """One picture, several, or pixels: the kind of argument of :meth:`SavedModel.embed`."""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return the value; raise ConfigError, beginning with ``name``, if it is none."""
+        if isinstance(value, np.ndarray):
+            _check_pixels(value)
+        if not isinstance(value, str | os.PathLike | Image.Image | Iterable):
+            raise ConfigError(f"{name}: {type(value).__name__} is no picture; give a path, or one of Pillow, or pixels")
+        return value
+
+
+SomePictures = Annotated[Picture | Sequence[Picture] | Tensor, PicturesKind()]
 
 
 class SavedModel(nn.Module):
@@ -63,13 +80,13 @@ class SavedModel(nn.Module):
         Raises:
             ConfigError: if they are no such pixels: floats would be normalised twice.
         """
-        _check_pixels(images)
+        _check_pixels(images, self.size)
         features: Tensor = self.features(images)
         return features
 
     @checked()
     @torch.no_grad()
-    def embed(self, images: Picture | Sequence[Picture] | Tensor, batch_size: Count = 64) -> Tensor:
+    def embed(self, images: SomePictures, batch_size: Count = 64) -> Tensor:
         """Return the features [n, D] of images, float32 on the CPU, not normalised, as ``fedsim predict`` writes them.
 
         Images of another size than :attr:`size` are resized by Pillow's bicubic filter with antialiasing, as in
@@ -80,14 +97,18 @@ class SavedModel(nn.Module):
             batch_size: number of images that run at a time.
 
         Raises:
-            DataError: naming a file that cannot be read.
+            DataError: naming a file that cannot be read; or if features are not finite, as of damaged weights.
             ConfigError: if a tensor is no pixels.
         """
         device = next(self.parameters()).device
         chunks = _images(images).chunks(batch_size)
         parts = [self(chunk.decode(self.size).to(device)).cpu() for chunk in chunks]
         width = self(torch.zeros(1, 3, *self.size, dtype=torch.uint8, device=device)).shape[1] if not parts else 0
-        return torch.cat(parts) if parts else torch.empty(0, width)
+        features = torch.cat(parts) if parts else torch.empty(0, width)
+        if (wrong := ~features.isfinite().all(dim=1)).any():
+            image = int(wrong.nonzero()[0])
+            raise DataError(f"images: the features of image {image} are not finite; give a model with smaller weights")
+        return features
 
 
 def _images(images: Picture | Sequence[Picture] | Tensor) -> Images:
@@ -96,18 +117,27 @@ def _images(images: Picture | Sequence[Picture] | Tensor) -> Images:
         return ImageArray(images.permute(0, 2, 3, 1).cpu().contiguous().numpy())
     if isinstance(images, str | os.PathLike | Image.Image):
         images = [images]
-    if not isinstance(images, Iterable):
-        raise ConfigError(f"images: {type(images).__name__} is no picture; give a path, or one of Pillow, or pixels")
     return ImagesInParts([_one(image) for image in images])
 
 
-def _check_pixels(images: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
+def _check_pixels(images: object, size: Size | None = None) -> None:
+    """Refuse what is no pixels uint8 [n, 3, h, w]; ``size``: their height and width, if only one is right."""
+    if not isinstance(images, Tensor):
+        raise ConfigError(f"images: {type(images).__name__} is no tensor; {_AS_PIXELS}")
+    is_here = images.layout == torch.strided and not images.is_meta
+    if not is_here or images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
         description = f"{str(images.dtype)[6:]} {list(images.shape)}"
         raise ConfigError(f"images: a tensor must be RGB pixels, uint8 [n, 3, h, w], and this is {description}")
+    if size is not None and tuple(images.shape[2:]) != tuple(size):
+        raise ConfigError(
+            f"images: {list(images.shape[2:])} pixels are not {list(size)}, the model's height and width; call embed, "
+            "which resizes them"
+        )
 
 
 def _one(image: Picture) -> Images:
+    if isinstance(image, np.ndarray | Tensor):
+        raise ConfigError(f"images: a list holds paths or pictures of Pillow, no pixels; {_AS_PIXELS}")
     if isinstance(image, Image.Image):
         try:
             return ImageArray(np.asarray(upright_rgb(image))[None])
@@ -154,8 +184,8 @@ def load_model(
             tensors, _ = chosen_tensors(content, path, arch, client, mean=False)
         except ConfigError as error:  # its options are arguments here
             raise ConfigError(str(error).removeprefix("--")) from error
-        if wrong := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
-            raise DataError(f"{path}: {wrong} holds numbers that are not finite; give another checkpoint")
+        if problem := problem_of_weights(tensors.items()):
+            raise DataError(f"{path}: {problem}; give another checkpoint")
         network, layer, size = saved_network(path, content, tensors, client, OfScript(module, size))
     progress = content["loops"]["fit_loop"]["epoch_progress"]["current"]
     about = {"method": content[CONTENT_KEY]["method"], "model": f"client {client}" if client else "global"}

@@ -21,7 +21,7 @@ from fedsim._version import __version__
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import follow_umask, new_folder
 from fedsim.core.names import one_line
-from fedsim.core.tensor_file import write_tensors
+from fedsim.core.tensor_file import problem_of_weights, write_tensors
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD
 from fedsim.inference.networks import Network
 from fedsim.models.onnx_file import network_of, size_in
@@ -94,8 +94,8 @@ def read_model_folder(folder: Path) -> tuple[Network, dict[str, Any]]:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{folder / WEIGHTS}: cannot be read ({error}); fetch it again") from error
-    if wrong := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
-        raise DataError(f"{folder / WEIGHTS}: {wrong} holds numbers that are not finite; fetch it again")
+    if problem := problem_of_weights(tensors.items()):
+        raise DataError(f"{folder / WEIGHTS}: {problem}; fetch it again")
     about = content.get("trained")
     if not isinstance(about, dict):
         raise ConfigError(f"{path}: trained: is missing; was it edited?")

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from lightning import Callback, LightningModule, Trainer
 
+from fedsim.core.arguments import ChecksArguments
 from fedsim.core.checks import at_least, known
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import one_line
@@ -39,7 +40,7 @@ _FIELD = "trainer.callbacks: Pictures"
 _SIDE = 32  # of a thumbnail, pixels
 
 
-class Pictures(Callback):
+class Pictures(ChecksArguments, Callback, option="trainer.callbacks"):
     """Draws single queries, domain confusion and points of features in scored rounds, into RUN/pictures and loggers.
 
     They are pictures of the global model on test images, whose features are extracted for them by all ranks. W&B,

@@ -5,17 +5,69 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.annotations import check_value, python_number
+from fedsim.core.checked import checked
+from fedsim.core.checks import Count
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.names import one_line
 from fedsim.evaluation.ranker import rank_features
 from fedsim.evaluation.ranking import Ints, Ranking, RetrievalLabels
 from fedsim.functional.similarity import Distance, NotFiniteError, Similarity
 
 Numbers = Sequence[int] | Ints | Tensor
+Floats = NDArray[np.floating[Any]]
+
+
+class FeaturesKind:
+    """Features [n, D], floats in a tensor or an array: a kind of argument of :func:`rank`."""
+
+    def check(self, value: Any, name: str) -> Tensor:
+        """Return features as a tensor [n, D]; raise ConfigError, beginning with ``name``, if they are none."""
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":  # a tensor takes no other order of bytes
+            value = torch.from_numpy(np.require(value, np.float64 if value.itemsize > 4 else np.float32, ["C", "W"]))
+        is_here = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+        if not is_here or not value.is_floating_point() or value.dim() != 2 or not value.numel():
+            raise ConfigError(f"{name}: expected a tensor or an array of floats [n, D], got {_described(value)}")
+        features: Tensor = value.detach()
+        return features
+
+
+class LabelsKind:
+    """Integers of queries and of gallery images: a kind of argument of :func:`rank`."""
+
+    def check(self, value: Any, name: str) -> tuple[Ints, Ints]:
+        """Return both as arrays int64; raise ConfigError, beginning with ``name``, if they are none."""
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            raise ConfigError(f"{name}: expected a pair, (of queries, of gallery images), got {_described(value)}")
+        return _as_ints(value[0], name), _as_ints(value[1], name)
+
+
+def _as_ints(numbers: Any, name: str) -> Ints:
+    plain = numbers.cpu() if isinstance(numbers, Tensor) and not numbers.is_floating_point() else numbers
+    try:
+        array = np.asarray(plain)
+    except (TypeError, ValueError, RuntimeError):  # lists of several lengths
+        array = np.asarray(None)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
+        raise ConfigError(f"{name}: expected integers, a list, an array or a tensor [n], got {_described(numbers)}")
+    return array.astype(np.int64)
+
+
+def _described(value: Any) -> str:
+    """Return a value in a few words: the dtype and shape of numbers."""
+    is_array = isinstance(value, Tensor | np.ndarray)
+    return f"{value.dtype} {list(value.shape)}".removeprefix("torch.") if is_array else one_line(repr(value), 60)
+
+
+Features = Annotated[Tensor | Floats, FeaturesKind()]
+Labels = Annotated[tuple[Numbers, Numbers], LabelsKind()]
 
 
 @dataclass(frozen=True)
@@ -32,15 +84,16 @@ class Ranked:
     """CMC, mAP and the like, with ``rank1`` and ``mAP`` in [0, 1]; junk is left out"""
 
 
+@checked()
 def rank(
-    query: Tensor,
-    gallery: Tensor,
+    query: Features,
+    gallery: Features,
     *,
-    names: Sequence[str | os.PathLike[str]] | None = None,
-    pids: tuple[Numbers, Numbers] | None = None,
-    cameras: tuple[Numbers, Numbers] | None = None,
+    names: Sequence[str | os.PathLike[str]] | NDArray[np.str_] | None = None,
+    pids: Labels | None = None,
+    cameras: Labels | None = None,
     distance: Distance = "cosine",
-    top: int = 10,
+    top: Count = 10,
 ) -> Ranked:
     """Rank a gallery for each query.
 
@@ -49,7 +102,7 @@ def rank(
     [['a', 'b'], ['b', 'a']]
 
     Args:
-        query: features [Q, D].
+        query: features [Q, D], floats in a tensor or an array.
         gallery: features [G, D].
         names: of the gallery's images, such as their paths.
         pids: identities of queries and gallery, [Q] and [G]; gallery images with -1 are junk. They give scores.
@@ -58,12 +111,14 @@ def rank(
         top: k, images per list.
 
     Raises:
-        ConfigError: if the sizes do not fit together.
+        ConfigError: naming an argument that is none, or if the sizes do not fit together.
         DataError: if features are not finite, or no query has a match.
     """
+    assert isinstance(query, Tensor)
+    assert isinstance(gallery, Tensor)
     _check_sizes(query, gallery, names, pids, cameras)
     num_best, orders, values = min(top, len(gallery)), [], []
-    labels = None if pids is None else _labels(pids, cameras)
+    labels = None if pids is None else _labels(pids, cameras)  # type: ignore[arg-type] # arrays by now
     try:
         for rows, block in Similarity(query, gallery, distance):
             order = block.argsort(dim=1, descending=True, stable=True)[:, :num_best]
@@ -75,7 +130,8 @@ def rank(
     except NotFiniteError as error:
         raise DataError(f"features: {error}") from error
     order = torch.cat(orders).cpu()
-    listed = None if names is None else [[os.fspath(names[i]) for i in row] for row in order.tolist()]
+    paths = None if names is None else [os.fspath(python_number(check_value(name, str, "names"))) for name in names]
+    listed = None if paths is None else [[paths[i] for i in row] for row in order.tolist()]
     return Ranked(order, torch.cat(values).cpu(), listed, scores)
 
 
@@ -86,30 +142,16 @@ def _distances(query: Tensor, gallery: Tensor, order: Tensor) -> Tensor:
     )
 
 
-def _labels(pids: tuple[Numbers, Numbers], cameras: tuple[Numbers, Numbers] | None) -> RetrievalLabels:
-    query_pids, gallery_pids = map(_as_ints, pids)
-    camids = [np.zeros(len(query_pids), np.int64), np.zeros(len(gallery_pids), np.int64)]
-    if cameras is not None:
-        camids = list(map(_as_ints, cameras))
-    labels = RetrievalLabels(query_pids, camids[0], gallery_pids, camids[1], cameras is not None, (-1,))
+def _labels(pids: tuple[Ints, Ints], cameras: tuple[Ints, Ints] | None) -> RetrievalLabels:
+    camids = cameras or (np.zeros_like(pids[0]), np.zeros_like(pids[1]))
+    labels = RetrievalLabels(pids[0], camids[0], pids[1], camids[1], cameras is not None, (-1,))
     if labels.num_valid == 0:
         raise DataError(f"pids: no query has a match: {labels.why_no_match()}")
     return labels
 
 
-def _as_ints(numbers: Numbers) -> Ints:
-    return np.asarray(numbers.cpu() if isinstance(numbers, Tensor) else numbers, dtype=np.int64)
-
-
-def _check_sizes(
-    query: Tensor,
-    gallery: Tensor,
-    names: Sequence[object] | None,
-    pids: tuple[Numbers, Numbers] | None,
-    cameras: tuple[Numbers, Numbers] | None,
-) -> None:
-    shapes = query.shape, gallery.shape
-    if any(len(shape) != 2 or not shape[0] for shape in shapes) or query.shape[1] != gallery.shape[1]:
+def _check_sizes(query: Tensor, gallery: Tensor, names: Any, pids: Any, cameras: Any) -> None:
+    if query.shape[1] != gallery.shape[1]:
         raise ConfigError(f"features: {list(query.shape)} and {list(gallery.shape)} must be [Q, D] and [G, D]")
     if names is not None and len(names) != len(gallery):
         raise ConfigError(f"names: {len(names)} names for {len(gallery)} gallery images")

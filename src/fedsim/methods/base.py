@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from fedsim.core.arguments import ChecksArguments
 from fedsim.functional.weighting import size_weights, uniform_weights
 from fedsim.models.groups import Group, body_groups
 from fedsim.training.messages import Download, Report, Upload
@@ -94,7 +95,7 @@ def weigh(weighting: Weighting, reports: Mapping[str, Report]) -> Weights:
     return Weights(size_weights({client: report.num_images for client, report in reports.items()}))
 
 
-class Method(ABC):
+class Method(ChecksArguments, ABC, option="model.method"):
     """One round, hook by hook.
 
     Hooks on the client get the live :class:`~fedsim.training.client.Client`. ``client.received`` is the server's
@@ -219,7 +220,7 @@ class Method(ABC):
         """Return tensors outside shared_groups, by name, that the server can supply when it scores unseen data."""
         return {}
 
-    def check(self, training: LocalTraining, client: str) -> None:  # noqa: B027 - optional
+    def check(self, training: LocalTraining, client: str) -> None:
         """Refuse settings of a client's training that the method cannot work with, before anything is written.
 
         It is called for each client, with its own settings, when the federation is assembled. So a refusal here costs
@@ -275,7 +276,7 @@ class Method(ABC):
         """
         raise NotImplementedError
 
-    def server_step(self, server: Server) -> None:  # noqa: B027 - optional
+    def server_step(self, server: Server) -> None:
         """Change the new global model, for example distil on public data.
 
         It runs on rank 0; the other ranks receive the vectors, and the tensors that are declared

@@ -59,6 +59,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import SGD
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import at_least, positive
 from fedsim.core.seeding import torch_generator
 from fedsim.core.transfer import send
@@ -80,7 +81,7 @@ _SMALLEST_BATCH = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distillation:
+class Distillation(Section, option="model.method.distillation"):
     """Fine-tuning of the global model on public images, with the clients' features as targets."""
 
     every: int = 1

@@ -39,7 +39,7 @@ _MOBILE_STAGES = (3, 6, 13)
 _FILE = Facts(is_file=True)
 
 
-class Backbone(KeepsArguments, nn.Sequential):
+class Backbone(KeepsArguments, nn.Sequential, option="model.backbone"):
     """Base of fedsim's own backbones, which configs can name by the class alone."""
 
     out_channels: int

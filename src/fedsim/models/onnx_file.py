@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 from torch.onnx import OnnxExporterError
 
+from fedsim.core.checks import SIZE
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
 from fedsim.functional.normalise import normalise_images
@@ -134,7 +135,7 @@ def network_of(
 def size_in(content: Mapping[str, Any], config: Path) -> tuple[int, int]:
     """Return height and width of the images that the run of a config scores; raise ConfigError if it has none."""
     try:
-        height, width = map(int, content["data"].get("test_size") or content["data"]["size"])
+        height, width = SIZE.check(content["data"].get("test_size") or content["data"]["size"], "data.size")
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # an edited config
         raise _undescribed(config, error) from error
     return height, width

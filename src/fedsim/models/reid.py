@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import skip_init
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import within
 from fedsim.core.errors import ConfigError
 from fedsim.core.work import Work
@@ -81,7 +82,7 @@ class GeM(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neck:
+class Neck(Section, option="model.neck"):
     """Pooling, and the layers between the pooled features and the identity head."""
 
     pooling: Literal["average", "gem"] = "average"
@@ -127,7 +128,7 @@ class Neck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdentityHead:
+class IdentityHead(Section, option="model.head"):
     """The identity classifier behind the neck, a linear layer."""
 
     bias: bool = True

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Gamma
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.style import mix_styles, standardise, swap_styles
@@ -37,7 +38,7 @@ _SMALLEST_BOX = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class StyleLayers:
+class StyleLayers(Section, option="model.backbone.style"):
     """Style layers of a backbone."""
 
     kind: Literal["none", "mix", "cross", "standardise", "snr", "diversify"] = "none"

@@ -18,6 +18,7 @@ from torch.nn.functional import layer_norm, linear
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.paths import FILE
+from fedsim.core.tensor_file import problem_of_weights
 from fedsim.models.weights import read_file
 
 BEFORE = (49406, 320, 1125, 539, 320)
@@ -138,7 +139,7 @@ class TextTower(nn.Module):
             raise self._error(f"lacks {name}")
         tensor = tensors[name]
         fits = tensor.dim() == len(shape) and all(n in (-1, m) for n, m in zip(shape, tensor.shape, strict=True))
-        if not fits or not tensor.is_floating_point() or not tensor.isfinite().all():
+        if not fits or problem_of_weights([(name, tensor)]):
             wanted = [size if size >= 0 else "any" for size in shape]
             raise self._error(f"has {name} of shape {list(tensor.shape)}, and finite numbers of {wanted} are expected")
 

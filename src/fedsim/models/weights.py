@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.paths import FILE, suffix_of
+from fedsim.core.tensor_file import problem_of_weights
 from fedsim.models.assembled import holds_assembled
 from fedsim.models.attention import holds_attention
 from fedsim.models.style import holds_style
@@ -82,6 +83,9 @@ def load_state(
             f"backbone.weights: {weights} has {key} of shape {list(state[key].shape)}, {name} needs "
             f"{list(wanted[key].shape)}; give weights of the same network and width"
         )
+    counters = [key for key, tensor in wanted.items() if not tensor.is_floating_point()]
+    if problem := problem_of_weights(((key, state[key]) for key in wanted if key in state), counters):
+        raise ConfigError(f"backbone.weights: {weights}: {problem}; give another file")
     backbone.load_state_dict({key: state[key] for key in wanted if key in state}, strict=False)
 
 

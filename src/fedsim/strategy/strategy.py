@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
+from fedsim.core.arguments import ChecksArguments
 from fedsim.core.errors import ConfigError, DataError, FedSimError
 from fedsim.core.owned_folders import remove_abandoned_folders
 from fedsim.core.quiet_gloo import without_gloo_lines
@@ -46,7 +47,7 @@ _SPEAKS = torch.__version__ < TorchVersion("2.15")
 """whether gloo writes lines on its connections to the terminal, as that of torch 2.10 does and that of 2.15 does not"""
 
 
-class FederatedStrategy(WatchedStrategy):
+class FederatedStrategy(ChecksArguments, WatchedStrategy, option="trainer.strategy"):
     """Processes without DistributedDataParallel: ranks train different clients and meet once a round.
 
     NCCL sums between GPUs, gloo between CPUs and between ranks of one GPU, which NCCL refuses; a single rank has gloo,

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.extras import load_extra
@@ -27,8 +28,18 @@ _WITHOUT_WAITS = frozenset({"NormalizedSoftmaxLoss"})
 """the losses of pytorch-metric-learning in which the host does not wait for the device"""
 
 
+class _LossKind:
+    """A class by its name, or in Python a module that is made already."""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return the value; raise ConfigError, beginning with ``name``, if it is none."""
+        if not isinstance(value, str | nn.Module):
+            raise ConfigError(f"{name}: {type(value).__name__} is no name and no module; {_REMEDY}")
+        return value
+
+
 @dataclass(frozen=True, kw_only=True)
-class MetricLoss:
+class MetricLoss(Section, option="model.objective.metric"):
     """A loss on features and identities, named by its class.
 
     A loss that learns a vector for each identity (ArcFaceLoss, CosFaceLoss and others with a weight ``W``) takes the
@@ -36,7 +47,7 @@ class MetricLoss:
     are without it. Such losses replace the cross-entropy: set ``cross_entropy`` to 0.
     """
 
-    name: str
+    name: Annotated[str, _LossKind()]
     """a class of ``pytorch_metric_learning.losses``, such as CircleLoss, ArcFaceLoss, CosFaceLoss or SupConLoss; or the
     class_path of your own module, which maps features [B, D] and labels [B] to a scalar. In Python also the module"""
     weight: float = 1.0
@@ -52,8 +63,6 @@ class MetricLoss:
         if isinstance(loss, nn.Module):
             self._take(loss)
             return
-        if not isinstance(loss, str):
-            raise ConfigError(f"{_FIELD}.name: {type(loss).__name__} is no name and no module; {_REMEDY}")
         loss_class = _find(self.name)
         made: nn.Module | None = None
         if not _has_class_weights(loss_class):  # wrong options are refused now, not in the first batch

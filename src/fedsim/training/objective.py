@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.losses import (
@@ -82,7 +83,7 @@ def weighted(weight: float, term: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
+class Objective(Section, option="model.objective"):
     """The supervised loss of local training: cross-entropy, and maybe triplet, center, metric and causality losses.
 
     Eq. (9) of paper 002, with lambda: ``cross_entropy: lambda``, ``triplet: 1 - lambda``.
@@ -164,7 +165,7 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CenterLoss:
+class CenterLoss(Section, option="model.objective.center"):
     """Center loss: features are pulled to a center for each identity, which follows them (Wen et al., ECCV 2016).
 
     Each client has centers of its own, which stay with it. They start at 0, and move with every batch.
@@ -184,7 +185,7 @@ class CenterLoss:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Causality:
+class Causality(Section, option="model.objective.causality"):
     """The dual causality loss of SNR: of distances (Jin et al., CVPR 2020), or of entropies (arXiv:2101.00588).
 
     It acts on the layers of ``style: {kind: snr}``: see :func:`causality_loss` and :func:`entropy_causality`. Equation

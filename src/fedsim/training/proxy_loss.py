@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.core.arguments import Section
 from fedsim.settings.facts import Facts
 from fedsim.training.proxies import Proxies
 
@@ -99,7 +100,7 @@ def across_cameras(losses: Tensor, cameras: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProxyLoss:
+class ProxyLoss(Section, option="model.client.cluster.loss"):
     """L_capr = l1 L_intra + l2 L_inter + l3 L_cam (paper 004, Eq. 2)."""
 
     intra: float = 0.6

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.functional.schedules import cosine_factor, milestone_factor, step_factor, warmup_factor
@@ -34,7 +35,7 @@ def _default_optimizer(params: Iterable[Any]) -> Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateSchedule:
+class RateSchedule(Section, option="model.client.schedule"):
     """The client learning rate as a function of the global round."""
 
     kind: Literal["constant", "step", "milestones", "cosine"] = "constant"
@@ -75,7 +76,7 @@ class RateSchedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRound:
+class LongRound(Section, option="model.client.long_round"):
     """One round with other local epochs: FedCAPR's code trains 50 in the last of its 20 rounds."""
 
     round: int
@@ -95,7 +96,7 @@ _LABELLED = Facts(needs="not cluster and not bottom_up")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining:
+class LocalTraining(Section, option="model.client"):
     """Local training of a client in a round."""
 
     local_epochs: Annotated[
@@ -287,7 +288,7 @@ class LocalTraining:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientOverride:
+class ClientOverride(Section, option="model.clients.NAME"):
     """Settings of one client that differ from the others'; null keeps the common value.
 
     Fields without a description have the meaning of those in :class:`LocalTraining`.

@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning import LightningModule, Trainer
 
+from fedsim.core.arguments import ChecksArguments
 from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.slurm_job import requeue
 from fedsim.core.versions import current_version
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-class Preemption(RoundCallback):
+class Preemption(ChecksArguments, RoundCallback, option="trainer.callbacks"):
     """Handles signals while a fit runs, instead of Lightning's own handlers.
 
     Lightning's handlers save and broadcast at any point of the training. Here a handler only sets a flag. All ranks

@@ -12,6 +12,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from fedsim.core.arguments import ChecksArguments
 from fedsim.core.placement import Placement
 from fedsim.federation.callbacks.summary import federation_of
 from fedsim.federation.events import RoundCallback, num_rounds
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 _MAX_NAMES = 12  # of clients in one line
 
 
-class RoundProgress(RoundCallback, ProgressBar):
+class RoundProgress(ChecksArguments, RoundCallback, ProgressBar, option="trainer.callbacks"):
     """One bar over all rounds on a terminal, and one line per round; without a terminal also lines within long rounds.
 
     Reading a loss makes the host wait for the device, so the bar reads one at most every ``interval`` seconds.

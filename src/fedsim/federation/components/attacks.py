@@ -44,7 +44,7 @@ Change = Callable[[Batch], Batch]
 
 
 @dataclass(eq=False)
-class Attack(KeepsArguments, RoundListener, ABC):
+class Attack(KeepsArguments, RoundListener, ABC, option="model.attack"):
     """Base of attacks, which changes nothing; a subclass overrides hooks."""
 
     attackers: float | list[str] = 0.2

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Annotated
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import within
 from fedsim.core.names import check_name
 from fedsim.settings.facts import Facts
@@ -15,7 +16,7 @@ _RATE = Facts(may_be_infinite=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientHardware:
+class ClientHardware(Section, option="model.hardware.clients.NAME"):
     """Settings of :class:`Hardware` in which one client differs; null keeps the common value."""
 
     down_mbit: Annotated[float | None, _RATE] = None
@@ -25,7 +26,7 @@ class ClientHardware:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardware:
+class Hardware(Section, option="model.hardware"):
     """Links and devices of the clients, for simulated seconds. Training depends on them only with ``model.timing``."""
 
     down_mbit: Annotated[float, _RATE]

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from fedsim.core.arguments import Section
 from fedsim.core.flat import FlatParameters
 from fedsim.core.names import metric_name
 from fedsim.evaluation.summary import MAX_NAMES
@@ -34,7 +35,7 @@ _PRUNED = Facts(needs="model.method in ('FedDIP', 'FedKLPR', 'LotteryFL', 'SubFe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accounting:
+class Accounting(Section, option="model.accounting"):
     """Rules for the traffic of pruned models and of the first round."""
 
     encoding: Annotated[Encoding, _PRUNED] = "bitmap"

@@ -30,7 +30,7 @@ from fedsim.training.messages import Download, Report, Upload
 from fedsim.training.server import Server
 
 
-class Privacy(KeepsArguments, RoundListener):
+class Privacy(KeepsArguments, RoundListener, option="model.privacy"):
     """Hooks that make a round more private; by default they change nothing."""
 
     def prepare(self, method: Method, server: Server, selection: Selection) -> None:

@@ -43,7 +43,7 @@ from fedsim.training.uploads import Uploads
 _FIELD = "model.aggregation"
 
 
-class Aggregation(KeepsArguments, ABC):
+class Aggregation(KeepsArguments, ABC, option="model.aggregation"):
     """Computes one vector of the uploads of an architecture, the same on every rank."""
 
     trains_on_server = False

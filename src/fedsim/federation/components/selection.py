@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from fedsim.core.arguments import KeepsArguments
+from fedsim.core.arguments import KeepsArguments, Section
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import metric_name
@@ -25,7 +25,7 @@ _MANY = 10_000
 """clients from which on sampling must not touch each of them"""
 
 
-class Selection(KeepsArguments, RoundListener, ABC):
+class Selection(KeepsArguments, RoundListener, ABC, option="model.selection"):
     """The server's choice of clients. Every rank computes it, with the same result."""
 
     key = "selection"
@@ -323,7 +323,7 @@ class UCB(Selection):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Availability:
+class Availability(Section, option="model.availability"):
     """Clients that fail or are slow, sampled for each client and round."""
 
     drop: float = 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
+from fedsim.core.arguments import ChecksArguments
 from fedsim.core.checks import at_least, within
 from fedsim.core.errors import ConfigError
 from fedsim.federation.components.buffered_clock import BufferedClock, check_buffered
@@ -20,7 +21,7 @@ from fedsim.settings.facts import Facts
 _HINGE = Facts(needs="discount == 'hinge'")
 
 
-class Timing(ABC):
+class Timing(ChecksArguments, ABC, option="model.timing"):
     """How long the server waits for its clients."""
 
     @abstractmethod

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedsim.core.arguments import Section
 from fedsim.core.checks import at_least, not_negative, positive, within
 from fedsim.core.errors import ConfigError
 from fedsim.training.proxy_loss import ProxyLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clustering:
+class Clustering(Section, option="model.client.cluster"):
     """Labels for clients without identities: their images are clustered before each local epoch.
 
     Images are compared by the neck's features of unit length, without augmentation. The defaults are FedCAPR's, on
@@ -51,7 +52,7 @@ class Clustering:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BottomUp:
+class BottomUp(Section, option="model.client.bottom_up"):
     """Labels for clients without identities: at first every image is a cluster, then clusters merge (FedUReID).
 
     Between rounds the client keeps the cluster of each image. Images are compared by the backbone's pooled features of
@@ -76,7 +77,7 @@ class BottomUp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterOverride:
+class ClusterOverride(Section, option="model.clients.NAME.cluster"):
     """Settings of :class:`Clustering` in which one client differs; null keeps the common value."""
 
     k1: int | None = None

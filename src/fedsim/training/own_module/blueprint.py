@@ -36,6 +36,16 @@ class MakesModule(Protocol):
         """Return a LightningModule for so many classes, of ``lightning`` or of ``pytorch_lightning``."""
 
 
+class NetworkKind:
+    """A network, or what makes one: an object or a class; it annotates arguments of settings."""
+
+    def check(self, value: Any, name: str) -> Any:
+        """Return the value; raise ConfigError, beginning with ``name``, if it is no network."""
+        if not callable(value):
+            raise ConfigError(f"{name}: expected a network, or a class of LightningModule, got {value}")
+        return value
+
+
 class Blueprint:
     """Builds a user's module for any number of classes.
 

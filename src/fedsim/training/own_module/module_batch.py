@@ -34,7 +34,7 @@ class LabelledImages(_Pair):
         return moved
 
 
-class BatchForm(KeepsArguments, ABC):
+class BatchForm(KeepsArguments, ABC, option="model.module_batch"):
     """The form of the batches of ``training_step``; subclass it for one of your own."""
 
     key: ClassVar[str] = "module_batch"
