@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import shlex
 from argparse import ArgumentError
-from numbers import Real
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -80,7 +79,7 @@ def write(
     config: Config,
     generators: InputFolder = "generators",
     output: OutputFolder = "generated",
-    ratio: Annotated[float, NumberKind("(0, 100]", Real)] = 1.0,
+    ratio: Annotated[float, NumberKind("(0, 100]", float)] = 1.0,
     labels: SwapLabels = "teacher",
     least: Share = 0.01,
     clients: list[str] | None = None,
