@@ -271,7 +271,8 @@ def test_features_and_lists_need_a_run_directory_that_can_be(finished, capsys, t
     options = ["--config", folder / "config.yaml", "--model.method=Local", "--ckpt_path", folder / "local0"]
     for command in (["predict"], ["test", "--save_ranking"]):
         line = refuse(capsys, *command, *options, "--run_dir", tiny)  # a file
-        assert f"run_dir: {tiny} cannot be a folder" in line
+        assert f"run_dir: {tiny}" in line
+        assert "cannot be a folder" in line
 
 
 def test_overwriting_leaves_nothing_of_the_old_run(tmp_path):

@@ -314,7 +314,7 @@ def test_a_dry_run_has_the_alphabets_that_were_asked_for():
     some = Omniglot("nowhere", alphabets=["Tengwar", "Japanese_(katakana)"])
     more = Omniglot("nowhere", alphabets=["Korean"])
     data = FederatedDataModule([some, more], val="none", size=(32, 32), dry_run=True)
-    assert [client.name for client in data.federated.clients] == ["Japanese_katakana", "Korean"]
+    assert [client.name for client in data.federated.clients] == ["Korean", "Japanese_katakana"]
     assert data.federated.unseen == ("Tengwar",)
     assert min(client.num_images for client in data.federated.clients) >= 32
     assert some.alphabets == ["Tengwar", "Japanese_(katakana)"]

@@ -57,6 +57,8 @@ def plain(value):
     """A split, retrieval set or client as nested lists of plain values."""
     if value is None or isinstance(value, str | int | Path):
         return value
+    if isinstance(value, float):
+        return repr(value)  # NaN is not equal to itself
     if isinstance(value, np.ndarray):
         return (str(value.dtype), value.tolist())
     if isinstance(value, tuple | list):

@@ -232,7 +232,7 @@ def test_two_of_them_are_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("options", [{"projection": "umap"}, {"queries": "wrst"}])
 def test_unknown_choices_are_refused(options):
-    with pytest.raises(ConfigError, match=r"there is no .*choose from"):
+    with pytest.raises(ConfigError, match=r"^trainer\.callbacks\.(projection|queries): expected '"):
         Pictures(**options)
 
 

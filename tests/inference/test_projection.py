@@ -313,7 +313,7 @@ def test_python_refuses_what_is_none(results, run):
         results.projection(num=0)
     with pytest.raises(DataError, match="num: 1 is less than the images of each person of harbour; give a"):
         results.projection(num=1)
-    with pytest.raises(ConfigError, match="projection: there is no umap; choose from pca, tsne"):
+    with pytest.raises(ConfigError, match="projector: umap is not one of"):
         results.projection("umap")
     shutil.rmtree(run / "features")
     with pytest.raises(DataError, match="holds no features of test sets; write them by fedsim predict"):

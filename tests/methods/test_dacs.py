@@ -576,7 +576,7 @@ def test_described_memory_counts_style_models_and_passes():
     ("options", "message"),
     [
         ({"lam_div": -1.0}, r"model\.method\.lam_div: -1.0 is negative"),
-        ({"lam_au": math.nan}, r"model\.method\.lam_au: nan is negative"),
+        ({"lam_au": math.nan}, r"model\.method\.lam_au: nan is no finite number"),
         ({"style_lr": -0.1}, r"model\.method\.style_lr: -0.1 is negative"),
         ({"first_styled_round": -1}, r"model\.method\.first_styled_round: -1 is less than 0"),
     ],

@@ -572,7 +572,7 @@ def test_wrong_settings_are_one_line_that_names_the_field():
     rng = random.Random(0)
     for _ in range(300):
         settings, field = draw_wrong(rng)
-        with pytest.raises(ConfigError, match=rf"^backbone\.style\.{field}: .*\Z"):
+        with pytest.raises(ConfigError, match=rf"^(model\.)?backbone\.style\.{field}: .*\Z"):
             BACKBONES[rng.choice(["smallcnn", "osnet"])](style=StyleLayers(**settings))
 
 

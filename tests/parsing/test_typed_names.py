@@ -16,6 +16,7 @@ from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import as_yaml, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
 from fedsim.sweep.file import command_of, read_content, samples, sweep_of
+from fedsim.training.settings import ClientOverride
 from sites import site
 from small import refuse
 
@@ -179,5 +180,5 @@ def test_emoji_travel_as_yaml(folders, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", [2021, False, None, 1e3, "", "..", "a\nb", "stra\udcdfe"])
 def test_settings_in_python_take_names_only(name):
-    with pytest.raises(ConfigError, match=r"^model\.clients: .*; (write it in quotes|use the name of a client)$"):
-        Settings(method=FedAvg(), backbone=SmallCNN(), clients={name: None})
+    with pytest.raises(ConfigError, match=r"^model\.clients: (expected dict\[str, |.*; use the name of a client$)"):
+        Settings(method=FedAvg(), backbone=SmallCNN(), clients={name: ClientOverride()})

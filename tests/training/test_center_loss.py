@@ -143,7 +143,7 @@ def test_centers_move_in_place_where_the_loss_counts(counts):
     ("options", "line"),
     [
         ({"weight": 0.0}, r"weight: 0.0 is not positive"),
-        ({"weight": float("nan")}, r"weight: nan is not positive"),
+        ({"weight": float("nan")}, r"weight: nan is no finite number"),
         ({"rate": 1.5}, r"rate: 1.5 is not in \[0, 1\]"),
     ],
 )

@@ -72,7 +72,7 @@ def test_only_known_optimizers_can_go_on():
     with pytest.raises(
         ConfigError, match=r"model\.client\.optimizer_state: keep works only for SGD, .*; set it to reset"
     ):
-        train(torch.optim.Adagrad, True, state="keep")
+        train(torch.optim.Adagrad, state="keep")
 
 
 @pytest.mark.parametrize("state", [None, "reset", "keep"])

@@ -66,8 +66,8 @@ class GeneratorSteps:
     def __post_init__(self) -> None:
         at_least("training", 1, steps=self.steps, save_every=self.save_every)
         at_least("training", 2, batch_size=self.batch_size)
-        within("training", "(0, 1000]", rate=self.rate, appearance_rate=self.appearance_rate)
-        within("training", "(0, 1000]", discriminator_rate=self.discriminator_rate)
+        within("training", "(0, 1e30]", rate=self.rate, appearance_rate=self.appearance_rate)
+        within("training", "(0, 1e30]", discriminator_rate=self.discriminator_rate)
         within("training", "[0, 1)", momentum=self.momentum)
         within("training", "[0, 1]", flip=self.flip)
 
