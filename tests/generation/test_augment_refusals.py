@@ -30,7 +30,7 @@ from small_generators import STEPS, WIDTHS, StoppedError, fit, run, stop
         (("--processes", "0"), "--processes"),
         (("--threads", "0"), "--threads: 0 is not in [1, 1024]"),
         (("--threads", "99999999"), "--threads: 99999999 is not in [1, 1024]"),
-        (("--training.rate", "1e300"), "training.rate: 1e+300 is not in (0, 1000]"),
+        (("--training.rate", "1e300"), "training.rate: 1e+300 is not in (0, 1e30]"),
         (("--training.steps", "0"), "training.steps: 0 is less than 1"),
         (("--networks.width", "0"), "networks.width: 0 is less than 1"),
         (("--networks.hidden", "1000000000000"), "the generator of town0 does not fit on cpu; lower --networks.width"),
