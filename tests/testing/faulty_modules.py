@@ -100,6 +100,20 @@ class Manual(Sound):
         self.automatic_optimization = False
 
 
+class StepsPastLightning(Sound):
+    """It is sound: it optimizes by hand, and takes the steps of torch's optimizer."""
+
+    def __init__(self, num_classes: int = 4):
+        super().__init__(num_classes)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
 class TwoOptimizers(Sound):
     """It has two optimizers."""
 

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from faulty_modules import MODULES, LogitsInTraining, MixesImages, Normed, Sound
+from faulty_modules import MODULES, LogitsInTraining, MixesImages, Normed, Sound, StepsPastLightning
 
 from fedsim.testing import PartRefusedError, check_module
 from shared_fixtures import ROOT
@@ -13,7 +13,9 @@ from shared_fixtures import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.dist]  # each check has fits in processes of their own
 
 
-@pytest.mark.parametrize("kind", [Sound, MixesImages, LogitsInTraining], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Sound, MixesImages, LogitsInTraining, StepsPastLightning], ids=lambda kind: kind.__name__
+)
 def test_a_sound_module_is_accepted_and_stays_as_it_is(kind):
     module = kind()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}

@@ -83,6 +83,7 @@ class Watch:
         method_class = type(method)
         hooks = {name: _hook(method_class, name, self) for name in _WRAPPERS}
         label = {"__module__": method_class.__module__, "__qualname__": method_class.__qualname__, "_watched": True}
+        label["sees_steps"] = self.watched_copy.sees_steps  # by its own hooks, and not by those of the watch
         object.__setattr__(self.watched_copy, "__class__", type(method_class.__name__, (method_class,), label | hooks))
         self._state: Mapping[str, str] = state_of(self.watched_copy)
 
