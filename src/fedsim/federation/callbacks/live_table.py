@@ -51,7 +51,7 @@ class LiveTable(RoundProgress):
         max_rows: clients in the table; of more, those that train now come first.
     """
 
-    def __init__(self, interval: float = 1.0, line_interval: float = 60.0, max_rows: int = 20) -> None:
+    def __init__(self, interval: float = 2.0, line_interval: float = 60.0, max_rows: int = 20) -> None:
         super().__init__(interval, line_interval)
         at_least("trainer.callbacks: LiveTable", 1, max_rows=max_rows)
         not_negative("trainer.callbacks: LiveTable", interval=interval, line_interval=line_interval)
@@ -103,7 +103,7 @@ class LiveTable(RoundProgress):
             return
         _, begun, images = self._begun
         speed = (report.images - images) / (now - begun) if now > begun else math.nan
-        # reading waits for the device: once a second, and at a session's end
+        # reading waits for the device: at each update, and at a session's end
         loss = float(report.loss) if is_due or report.share >= 1 else math.nan
         row[:] = self._round + 1, self._rank, report.share, loss, speed
         if is_due:
