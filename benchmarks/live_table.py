@@ -1,7 +1,7 @@
 """CPU time of the live table of clients over that of the rounds beside it.
 
 The table is drawn on a pseudo-terminal of 40 lines, every two seconds. Its share is the CPU time within its own
-methods, of the main thread, over the CPU time of the rounds; the lines of a run without a terminal are measured so, too.
+methods, of the main thread, over the CPU time of the rounds; lines without a terminal are measured so, too.
 
     python benchmarks/live_table.py                  # quickstart's network, 6 clients and 400 clients
     python benchmarks/live_table.py --rounds 10

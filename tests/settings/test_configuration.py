@@ -307,6 +307,13 @@ CONDITIONS = [  # a setting, a value of another one beside which it has no effec
     ("model.server_optimizer", "model.method", "fedsim.methods.FedProto", "mine.Method", "fedsim.FedAdam"),
     ("model.aggregation", "model.method", "fedsim.methods.FedProto", "fedsim.methods.FedPav", "Median"),
     ("model.privacy", "model.method", "fedsim.methods.Local", "fedsim.methods.FedPav", part("WhiteNoise", beta=0.1)),
+    (
+        "trainer.min_epochs",
+        "trainer.callbacks",
+        [],
+        [part(f"{LIGHTNING}.callbacks.EarlyStopping", monitor="val/mAP")],
+        3,
+    ),
     ("model.objective.triplet", "model.client.cluster", {"eps": 0.5}, None, 1.0),
 ]
 

@@ -139,9 +139,9 @@ class TrainerOptions:
         ),
     ] = 100
     """communication rounds"""
-    min_epochs: Annotated[Any, NOTHING]
+    min_epochs: Annotated[Any, Facts(needs="trainer.callbacks")]
     max_steps: Annotated[Any, NOTHING]
-    min_steps: Annotated[Any, NOTHING]
+    min_steps: Annotated[Any, Facts(needs="trainer.callbacks")]
     max_time: Annotated[
         Any,
         _of_start(
