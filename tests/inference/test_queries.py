@@ -346,6 +346,17 @@ def test_a_set_whose_images_are_others_is_left_out_with_a_line(run, folder, tmp_
     assert {path.stem for path in (run / "queries").iterdir()} == {"station", "harbour"}
 
 
+def test_a_set_whose_features_are_not_finite_is_left_out_with_a_line(run, caplog):
+    path = run / "features" / "park.npz"
+    with np.load(path) as file:
+        content = dict(file)
+    name = next(name for name, array in content.items() if array.ndim == 2 and array.dtype.kind == "f")
+    content[name][0, 0] = np.nan
+    np.savez(path, **content)
+    assert main(["report", str(run), "--queries", "worst", "--confusion"]) == 0
+    assert "left out: park: features of global are not finite" in caplog.text
+
+
 def test_a_set_without_any_match_is_left_out_of_confusion_with_a_line(results, caplog):
     features = read_run_features(results._run)
     park, *others = sorted(features.models, key=lambda model: model.data_set != "park")

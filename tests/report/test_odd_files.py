@@ -53,6 +53,15 @@ def test_a_report_names_what_is_in_the_place_of_a_file(name, form, run, tmp_path
     assert line in refuse(capsys, "report", run, *page)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["summary.json", *READ])
+def test_a_run_with_such_a_file_is_left_out_beside_others(name, form, run, tmp_path, capsys):
+    other = write_run(tmp_path / "other", {1: scores_of(with_mean({"a": 0.25, "b": 0.25}))})
+    line = put(other / name, form)
+    assert main(["report", str(run), str(other)]) == 0
+    assert f"left out: {other} is damaged ({line})" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["tests", "queries", "projections", "pictures"])
 def test_a_report_names_what_is_in_the_place_of_a_folder(name, run, tmp_path, capsys):
     (run / name).touch()

@@ -47,6 +47,7 @@ if options["a"] == "bad":
     sys.exit("fedsim: error: a: is bad")
 if options["a"] == "damaged":
     (folder / "summary.json").write_text('{"final": 3}')
+    (folder / "config.yaml").write_text("{}")
     sys.exit()
 score = float(options["a"])
 scores = {"metrics": {"val/mAP": score}}

@@ -106,7 +106,9 @@ def check_logged_names(loggers: Iterable[Logger], names: Sequence[str]) -> None:
     Of more than 50 names none is logged.
     """
     written: dict[str, str] = {}
-    for name in names if len(names) <= MAX_NAMES and any(isinstance(each, MLFlowLogger) for each in loggers) else ():
+    if len(names) > MAX_NAMES or not any(isinstance(each, MLFlowLogger) for each in loggers):
+        return
+    for name in names:
         first = written.setdefault(re.sub("[^a-zA-Z0-9_/. -]+", "", metric_name(name)), name)  # as Lightning does
         if first != name:
             raise ConfigError(

@@ -152,7 +152,7 @@ def _search(sweep: Sweep, root: Path, config: Namespace) -> str:
     source = search.Search(sweep, root, num_runs(sweep, config.count), config.seed)
     execute(source, sweep.metric, config.parallel)
     print_text(f"{trials.trials_report(root)}\n")
-    _compare(source.results(), config.compare)
+    _compare([result for result in source.results() if result.code == 0], config.compare)
     if failed := source.num_failed():
         raise RunsFailedError(f"{failed} trials failed; call the sweep again to repeat only those")
     return f"fedsim report {shlex.quote(str(root))} --figure FILE.png, or --html FILE.html, draws these trials"

@@ -68,8 +68,8 @@ def problem_of(value: Any, hint: Any, may_be_infinite: bool = False) -> str:
         return f"{shown} is no finite number"
     plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if get_origin(plain) is Literal:
-        return f"{shown} is not one of {_words(plain)}"
-    return f"expected {_words(plain)}, got {shown}"
+        return f"{shown} is not one of {words_of(plain)}"
+    return f"expected {words_of(plain)}, got {shown}"
 
 
 def python_number(value: Any) -> Any:
@@ -121,22 +121,22 @@ def _fit_inside(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     return all(_fits(part, inner[0]) for part in value)
 
 
-def _words(hint: Any) -> str:
+def words_of(hint: Any) -> str:
     """Return an annotation as the command line names it."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is None or hint is NoneType:
         return "null"
     if origin is Annotated:
-        return _words(inner[0])
+        return words_of(inner[0])
     if origin is Literal:
         return ", ".join(map(repr, inner))
     if origin in (Union, UnionType):
-        first, last = ", ".join(map(_words, inner[:-1])), _words(inner[-1])
+        first, last = ", ".join(map(words_of, inner[:-1])), words_of(inner[-1])
         return f"{first} or {last}"
     if origin in (Callable, type):
         return "a function" if origin is Callable else "a class"
     name = getattr(origin or hint, "__name__", str(hint))
-    return name if origin is None else f"{name}[{', '.join(_words(part) for part in inner if part is not Ellipsis)}]"
+    return name if origin is None else f"{name}[{', '.join(words_of(part) for part in inner if part is not Ellipsis)}]"
 
 
 def check_arguments(cls: type, option: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

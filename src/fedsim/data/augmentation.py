@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.arguments import Section
-from fedsim.core.checks import SIZE, not_negative, within
+from fedsim.core.checks import Pixels, not_negative, within
 from fedsim.functional.normalise import normalise_images
 
 _ATTEMPTS = 10  # rectangles sampled per image, as in torchvision; the first one that fits is erased
@@ -35,7 +35,7 @@ class Augmentation(Section, option="data.augmentation"):
 
     pad: int = 10
     """pixels by which a crop may reach beyond the image in each direction"""
-    crop: tuple[int, int] | None = None
+    crop: Pixels | None = None
     """height and width of the crop, if images are read larger (papers 000 and 001: 288 x 144, then 256 x 128); null:
     the size of the image"""
     flip: float = 0.5
@@ -56,8 +56,6 @@ class Augmentation(Section, option="data.augmentation"):
     """largest shift of the hue to either side, in turns of the colour circle, at most 0.5"""
 
     def __post_init__(self) -> None:
-        if self.crop is not None:
-            SIZE.check(self.crop, "data.augmentation.crop")
         section = "data.augmentation"
         within(section, "[0, 1]", flip=self.flip, erase=self.erase)
         within(section, "[0, 0.5]", hue=self.hue)

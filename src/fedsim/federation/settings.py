@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedsim.core.arguments import Section
-from fedsim.core.checks import THREADS, Seed
+from fedsim.core.checks import Seed, Threads
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
 from fedsim.core.store import StorePlace
@@ -119,7 +119,7 @@ class Settings(Section, option="model"):
     """place of private states between rounds: device, host, or disk (for very many clients)"""
     evaluation: Annotated[Evaluation, Facts(group="evaluation", usage="{flip: true}")] = Evaluation()
     """settings of evaluations"""
-    threads: Annotated[int, ROUNDING] = 1
+    threads: Annotated[Threads, ROUNDING] = 1
     """CPU threads per rank. Results depend on it in the last bits, so the default does not depend on the machine"""
     tf32: Annotated[bool, Facts(effect="rounding", needs="trainer.accelerator != 'cpu'")] = True
     """let GPUs from NVIDIA's Ampere on compute convolutions in float32 with factors of 10 bits (TF32), torch's default;
@@ -143,7 +143,6 @@ class Settings(Section, option="model"):
             if getattr(self.objective, name) is not None:
                 field = "model.client." + ("bottom_up" if self.client.cluster is None else "cluster")
                 raise ConfigError(f"model.objective.{name}: {field} has another loss; set one of them to null")
-        THREADS.check(self.threads, "model.threads")
         if self.server_optimizer is not None:
             try_optimizer("model.server_optimizer", self.server_optimizer)
 

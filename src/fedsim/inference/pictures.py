@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning import Callback, LightningModule, Trainer
 
 from fedsim.core.arguments import ChecksArguments
-from fedsim.core.checks import at_least, known
+from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import one_line
 from fedsim.core.replaced_run import PICTURES
@@ -64,8 +64,6 @@ class Pictures(ChecksArguments, Callback, option="trainer.callbacks"):
         projection: Projector | None = "pca",
         sample: int = 1000,
     ) -> None:
-        known(f"{_FIELD}.queries", [queries or "worst"], ("worst", "best"), "choice")
-        known(f"{_FIELD}.projection", [projection or "pca"], get_args(Projector), "projector")
         at_least(_FIELD, 1, every=every, num_queries=num_queries, sample=sample)
         self.every, self.queries, self.num_queries = every, queries, num_queries
         self.confusion, self.projection, self.sample = confusion, projection, sample

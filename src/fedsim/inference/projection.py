@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn.functional import normalize
 
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
 from fedsim.data.federated import FederatedData
 from fedsim.data.preview import true_to_shape
 from fedsim.evaluation.ranking import Floats, Ints, RetrievalLabels
@@ -48,11 +48,8 @@ def project_features(features: RunFeatures, projector: Projector, num: int) -> l
         num: largest number of images of a test set.
 
     Raises:
-        ConfigError: if there is no such projector.
         DataError: if all features are not finite, or ``num`` is less than the images of each person.
     """
-    if projector not in get_args(Projector):
-        raise ConfigError(f"projection: there is no {projector}; choose from {', '.join(get_args(Projector))}")
     by_model: dict[tuple[str, ...], list[ModelOnSet]] = {}
     for model in features.models:
         # without an owner, each set may have a model of its own

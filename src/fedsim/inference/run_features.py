@@ -185,7 +185,10 @@ def _opened(file: _File, federated: FederatedData, settings: Evaluation) -> Mode
             f"{path}: is of other images than {file.data_set} has now: {len(query)} queries and {len(gallery)} gallery "
             f"images, now {len(images[0])} and {len(images[1])}; bring the images back, or repeat fedsim predict"
         )
-    return ModelOnSet(path.stem, *file[1:], query, gallery, labels, *images)
+    model = ModelOnSet(path.stem, *file[1:], query, gallery, labels, *images)
+    if not (query.isfinite().all() and gallery.isfinite().all()):
+        raise DataError(f"{model.name}: features of {model.title} are not finite; did the training diverge?")
+    return model
 
 
 def _have_names(path: Path, query: Images, gallery: Images) -> bool:

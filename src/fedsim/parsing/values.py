@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
+from fedsim.core.annotations import hints_of, words_of
 from fedsim.core.arguments import members_of
 from fedsim.core.errors import ConfigError
 from fedsim.settings.table import section, setting_at
@@ -37,7 +38,8 @@ def check_values(config: Mapping[str, Any], sections: Mapping[str, type]) -> Non
 
 
 def _check_arguments(arguments: Mapping[str, Any], cls: type, field: str) -> None:
-    hints, parameters = _hints(cls), _parameters(cls)
+    described = cls if is_dataclass(cls) else cls.__init__  # type: ignore[misc] # of this class only
+    hints, parameters = hints_of(described), _parameters(cls)
     for name, value in arguments.items():
         if value == "" and parameters and name not in parameters:  # passed on to another class, maybe as its default
             continue
@@ -63,7 +65,7 @@ def _check(value: Any, hint: Any, field: str, owner: type) -> None:
 def _problem(value: Any, hint: Any, field: str, is_checked: bool) -> str | None:
     """Return the problem of a value without fields, or None; ``is_checked``: its class is not the user's."""
     if value is None:
-        problem = f"null is not allowed; leave it out for the default, or give {_named(hint)}"
+        problem = f"null is not allowed; leave it out for the default, or give {words_of(hint)}"
         return None if _takes_null(hint) else problem
     if isinstance(value, float) and not math.isfinite(value):
         is_valid = math.isinf(value) and (setting_at(field).facts.may_be_infinite or not is_checked)
@@ -83,14 +85,6 @@ def _check_mapping(value: Mapping[str, Any], hint: Any, field: str, owner: type)
         return
     for name, inner in value.items():
         _check(inner, next(_hints_within(hint, (dict,)), Any), f"{field}.{name}", owner)
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    try:
-        return get_type_hints(cls if is_dataclass(cls) else cls.__init__)  # type: ignore[misc] # read from the class only
-    except (NameError, TypeError):  # names that only type checkers can resolve, or a class not written in Python
-        return {}
 
 
 @cache
@@ -118,15 +112,6 @@ def _hints_within(hint: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
     for alternative in members_of(hint):
         if get_origin(alternative) in kinds and get_args(alternative):
             yield get_args(alternative)[0 if list in kinds else -1]
-
-
-def _named(hint: Any) -> str:
-    """Return a type in a readable form."""
-    alternatives = members_of(hint)
-    names = [getattr(alternative, "__name__", "") for alternative in alternatives if get_origin(alternative) is None]
-    literals = [choice for alternative in alternatives for choice in get_args(alternative)]
-    choices = [repr(choice) for choice in literals if isinstance(choice, str)]
-    return " or ".join([*filter(None, names), *choices]) or "a value"
 
 
 def _class_at(path: str) -> type | None:

@@ -91,10 +91,10 @@ class Run:
     @cached_property
     def tested(self) -> dict[str, Any] | None:
         """The newest scores of ``fedsim test``: checkpoint, its ``kind``, round, metrics; None if there are none."""
-        tests = [read_evaluation(path) for path in sorted(files_in(self.folder / TESTS, "*.json"))]
+        tests = {path: read_evaluation(path) for path in files_in(self.folder / TESTS, "*.json")}
         if not tests:
             return None
-        newest = max(tests, key=written_at)
+        newest = tests[max(tests, key=lambda path: written_at(tests[path]) or path.stat().st_mtime)]
         return {**newest, "metrics": self._spelled(newest["metrics"])}
 
     @cached_property
@@ -141,7 +141,12 @@ class Run:
 
     @property
     def marks(self) -> list[str]:
-        """The reasons why it is no run of its settings: it went on with others, or ended early."""
+        """The reasons why it is no run of its settings: it went on with others, or ended early.
+
+        A summary without rounds, of another program or a damaged one, gives none.
+        """
+        if "rounds" not in self.summary:
+            return []
         end = end_of(self.summary, self.settings)
         return ["changed"] * bool(self.changes) + [f"ended {end}"] * bool(end)
 

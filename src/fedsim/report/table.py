@@ -14,9 +14,8 @@ from typing import Literal
 from fedsim.core.checked import checked
 from fedsim.core.checks import Count
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics_rows import metrics_files
+from fedsim.core.metrics_rows import METRICS_FILE
 from fedsim.core.paths import RUN, Figure, Page
-from fedsim.core.readable import has_file
 from fedsim.report.comparison import compare_with
 from fedsim.report.costs import convergence_table, left_out_work
 from fedsim.report.figure import draw_cmc, draw_curves, draw_participation, draw_scores, draw_tradeoff
@@ -266,7 +265,7 @@ def _whole(folder: Path, name: str, is_tested: bool, lines: list[str], damaged: 
         damaged.append(DataError(f"{folder}: is a file; give the run directories of fedsim fit"))
         lines.append(f"left out: {folder} is a file, not a run directory")
         return []
-    if not has_file(folder / "summary.json"):
+    if os.access(folder, os.X_OK) and not os.path.lexists(folder / "summary.json"):
         return [read_run(folder, name)]
     try:
         run = read_run(folder, name, is_tested)
@@ -280,8 +279,8 @@ def _whole(folder: Path, name: str, is_tested: bool, lines: list[str], damaged: 
 
 def is_begun(folder: Path) -> bool:
     """Whether a folder belongs to a run that has no results yet, or ended before its first ones."""
-    has_begun = (folder / "config.yaml").is_file() or bool(metrics_files(folder))
-    return has_begun and not (folder / "summary.json").is_file()
+    has_begun = any((folder / name).exists() for name in ("config.yaml", METRICS_FILE))
+    return has_begun and not os.path.lexists(folder / "summary.json")
 
 
 def _once(runs: Sequence[Run], lines: list[str]) -> list[Run]:

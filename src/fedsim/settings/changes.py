@@ -45,7 +45,7 @@ def _counts(change: Mapping[str, Any]) -> bool:
     if "counts" in change:
         return bool(change["counts"])
     setting = setting_at(str(change["setting"]))
-    return setting.facts.effect == "results" and not setting.facts.is_length
+    return setting.facts.effect in COUNTED and not setting.facts.is_length
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any], after: int) -> list[Change]:

@@ -45,7 +45,7 @@ def with_effects(entries: Flat) -> Flat:
         value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
         above = _above(option, effective)
         effect = entry.effect if not facts.needs or _holds(facts.needs, entries, prefix) else facts.otherwise
-        is_idle = (above is not None and above.is_idle) or (effect == "nothing" != entry.effect)
+        is_idle = (above is not None and above.is_idle) or (effect == "nothing" and effect != entry.effect)
         if above is not None and STRONGER[above.effect] < STRONGER[effect]:
             effect = above.effect
         is_changed = is_null or is_idle or effect != entry.effect

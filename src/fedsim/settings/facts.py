@@ -26,9 +26,9 @@ class Facts:
     group: Group | None = None
     """the part of an experiment that it belongs to; None: that of the section around it"""
     needs: str = ""
-    """a Python expression of other settings; while it is false, the setting has no effect. A name is a setting of the
-    same section, or begins with model, data or trainer; a class is its name, and ``shares`` of a method are the groups
-    of tensors that clients may send"""
+    """a Python expression of other settings; while it is false, the setting has the effect ``otherwise``. A name is a
+    setting of the same section, or begins with model, data or trainer; a class is its name, and ``shares`` of a method
+    are the groups of tensors that clients may send"""
     otherwise: Effect = "nothing"
     """the effect while ``needs`` is false"""
     null: Any = None

@@ -35,10 +35,11 @@ def refuse_changed(runs: Sequence[SweepRun]) -> set[Path]:
     for run, answer in zip(finished, _resolved([_options(run) or [] for run in finished]), strict=True):
         if "error" in answer:
             raise ConfigError(answer["error"].removeprefix("fedsim: error: "))
-        if difference := _difference(run.folder, run.summary(), answer["settings"], answer["data"]):
+        summary = run.summary()
+        if difference := _difference(run.folder, summary, answer["settings"], answer["data"]):
             raise ConfigError(f"{run.folder}: is finished with {difference}; {REMEDY}")
         before, now = flat(read_config(str(run.folder / "config.yaml"))), flat(answer["settings"])
-        if end_of(run.summary(), before) and limits_of(before) != limits_of(now):
+        if end_of(summary, before) and limits_of(before) != limits_of(now):
             going_on.add(run.folder)
     return going_on
 

@@ -82,6 +82,8 @@ class _Listed:
 
     def finish(self, number: int, result: Result) -> None:
         self._results[number] = result
+        if (log_file := self._logs.pop(number, None)) is not None:  # another call has finished the run meanwhile
+            os.close(log_file)
 
     def title(self, number: int) -> str:
         return f"run {number + 1}/{self._total}"

@@ -204,7 +204,7 @@ class Search:
     def results(self) -> list[Result]:
         """Return the results of all complete trials, also of other processes."""
         runs = {(run := self._run(trial.params)).folder: run for trial in self._trials(TrialState.COMPLETE)}
-        return [Result(run, 0, run.summary()) for run in runs.values()]
+        return [Result.of(run) for run in runs.values()]
 
     def num_failed(self) -> int:
         """Return the number of failed trials that none repeats."""

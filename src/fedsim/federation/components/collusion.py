@@ -176,12 +176,6 @@ class _Furthest(Collusion):
     """p, ``unit``: minus the mean update; ``sign``: minus its sign; ``std``: minus the standard deviation of each
     coordinate"""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.direction not in _DIRECTIONS:
-            choices = ", ".join(_DIRECTIONS)
-            raise ConfigError(f"{_FIELD}.direction: there is no {self.direction}; choose from {choices}")
-
     def lie(self, uploads: Uploads, received: Tensor, numbers: Numbers) -> Tensor:  # noqa: ARG002 - a hook's
         count = len(uploads.clients)
 
