@@ -57,6 +57,24 @@ def test_an_argument_of_another_meaning_is_refused_in_one_line(name):
     assert "\n" not in str(caught.value)
 
 
+def test_a_value_of_another_type_is_refused_for_each_argument():
+    class Foreign:
+        pass
+
+    for name in WORKS:
+        with pytest.raises(ConfigError) as caught:
+            fedsim.Trainer(**{name: Foreign()})
+        assert str(caught.value).startswith(f"trainer.{name}: expected "), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_epochs", 1.5), ("callbacks", [3]), ("logger", "csv"), ("precision", "f")]
+)
+def test_a_value_that_is_nearly_right_is_refused(name, value):
+    with pytest.raises(ConfigError, match=rf"^trainer\.{name}: "):
+        fedsim.Trainer(**{name: value})
+
+
 def test_all_other_arguments_work():
     assert try_fit(**WORKS).current_epoch == 1
     assert try_fit(strategy="auto").current_epoch == 1

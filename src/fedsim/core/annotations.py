@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -102,7 +102,7 @@ def _is_instance(value: Any, cls: Any) -> bool:
         return True  # which decides nothing
     if cls in (list, tuple):
         return isinstance(value, list | tuple)
-    if issubclass(cls, Collection) and not issubclass(cls, str | bytes) and isinstance(value, str | bytes):
+    if issubclass(cls, Iterable) and not issubclass(cls, str | bytes) and isinstance(value, str | bytes):
         return False  # a text is no list of letters
     try:
         return isinstance(value, cls)

@@ -91,7 +91,7 @@ def strategy_of(trainer: Trainer) -> FederatedStrategy:
 
 def as_list(value: Any) -> list[Any]:
     """Return the callbacks or loggers of a Trainer's argument: none, one or a list."""
-    return [] if value in (None, True, False) else list(value) if isinstance(value, list) else [value]
+    return [] if value in (None, True, False) else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def num_rounds(trainer: Trainer) -> int | None:

@@ -16,6 +16,7 @@ from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.strategies import Strategy
 
+from fedsim.core.annotations import check_arguments
 from fedsim.core.checked import checked
 from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError
@@ -68,13 +69,15 @@ class Trainer(lightning.Trainer):
         options: Lightning's arguments; they override those of fedsim.
 
     Raises:
-        ConfigError: if ``run_dir`` holds a run already, or the GPUs of this machine are asked for and cannot be used.
+        ConfigError: if an option is not of its type, ``run_dir`` holds a run already, or the GPUs of this machine are
+            asked for and cannot be used.
     """
 
     @checked()
     def __init__(
         self, *, run_dir: str | Path | None = None, resume: bool = False, overwrite: bool = False, **options: Any
     ) -> None:
+        check_arguments(lightning.Trainer, "trainer", (), {n: v for n, v in options.items() if not _is_twin(v)})
         callbacks = as_list(options.pop("callbacks", None))
         check_callbacks(callbacks)
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
@@ -206,6 +209,11 @@ class Trainer(lightning.Trainer):
         """Score the test sets; the arguments are Lightning's, the table is in :attr:`scores`."""
         with _without_false_alarms(), holding():
             return super().test(*args, **{"verbose": False} | _with_path(kwargs))
+
+
+def _is_twin(value: Any) -> bool:
+    """Return whether callbacks or loggers are of ``pytorch_lightning``, whose classes Lightning's annotations lack."""
+    return any(type(part).__module__.partition(".")[0] == "pytorch_lightning" for part in as_list(value))
 
 
 def _with_path(options: dict[str, Any]) -> dict[str, Any]:
