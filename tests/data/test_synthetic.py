@@ -55,6 +55,12 @@ def test_content_hash_sees_seed_size_and_names():
     assert len({base, *others}) == 5
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 0.5, "a"])
+def test_a_seed_that_other_seeds_could_not_be_is_refused(seed):
+    with pytest.raises(ConfigError, match=r"^data\.source\.seed: "):
+        SyntheticReID(seed=seed)
+
+
 def test_the_seed_decides_the_pixels():
     def pixels(seed):
         return SyntheticReID(clients=1, unseen=0, scale=0.1, seed=seed).domains()[0].train.images.decode(SIZE)

@@ -131,17 +131,19 @@ def test_lightning_s_own_trainer_names_what_it_needs_and_then_works(tmp_path):
     assert "val/mAP" in model.scores
 
 
-def test_a_run_without_a_last_round_shows_no_number_of_rounds(caplog, tiny, capsys):
+@pytest.mark.parametrize("rounds", [-1, 2**63 - 1])
+def test_a_run_without_an_end_shows_no_time_left(caplog, tiny, capsys, rounds):
     class Ending(RoundCallback):
         def on_round_trained(self, trainer, pl_module):
             trainer.should_stop = trainer.current_epoch == 1
 
     caplog.set_level("INFO", "fedsim")
     bars = [Ending(), RoundProgress(line_interval=0.0)]
-    trainer = fedsim.Trainer(callbacks=bars, **QUIET | {"max_epochs": -1, "limit_val_batches": 0})
+    trainer = fedsim.Trainer(callbacks=bars, **QUIET | {"max_epochs": rounds, "limit_val_batches": 0})
     trainer.fit(make_model(FedPav()), datamodule=make_data())
     lines = [line for line in caplog.messages if line.startswith("round ")]
-    assert {line.partition(":")[0] for line in lines} == {"round 1", "round 2"}
+    last = "" if rounds < 0 else f"/{rounds}"
+    assert {line.partition(":")[0] for line in lines} == {f"round 1{last}", f"round 2{last}"}
     assert not any("left" in line for line in lines)
     assert main(["describe", "--config", str(tiny), "--trainer.max_epochs=-1"]) == 0
     out = capsys.readouterr().out

@@ -313,6 +313,8 @@ def test_the_class_of_a_section_in_a_file_is_not_replaced_by_the_default_one(cap
 @pytest.mark.parametrize(
     ("content", "words"),
     [("data: 5", "data: is a section"),
+     (f"trainer: {{max_epochs: {10**20}}}", f"trainer.max_epochs: {10**20} is no integer of 64 bits"),
+     (f"model: {{client: {{batch_size: {10**20}}}}}", f"model.client.batch_size: {10**20} is no integer of 64 bits"),
      ("model: {objective: {triplet: .nan}}", "model.objective.triplet: nan is not a finite number"),
      ("model: {evaluation: {layer: null}}", "model.evaluation.layer: null is not allowed; leave it out for the"),
      ("model: {availability: 5}", "model.availability: is a section"),

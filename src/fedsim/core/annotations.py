@@ -15,6 +15,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.names import one_line
 
 _LARGEST = sys.float_info.max
+_LARGEST_INT = 2**63 - 1
+"""of a tensor"""
 
 
 @runtime_checkable
@@ -66,6 +68,8 @@ def problem_of(value: Any, hint: Any, may_be_infinite: bool = False) -> str:
     shown = one_line(f"{value}", 80) or "an empty text"
     if isinstance(value, float) and not abs(value) <= _LARGEST and _fits(0.0, hint):
         return f"{shown} is no finite number"
+    if isinstance(value, int) and abs(value) > _LARGEST_INT and _fits(0, hint):
+        return f"{shown} is no integer of 64 bits"
     plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if get_origin(plain) is Literal:
         return f"{shown} is not one of {words_of(plain)}"
@@ -91,7 +95,8 @@ def _fits(value: Any, hint: Any, may_be_infinite: bool = False) -> bool:
         return value is None
     if hint in (int, float):
         is_number = isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
-        return is_number and (hint is int or abs(value) <= _LARGEST or (may_be_infinite and value == value))
+        largest = _LARGEST_INT if hint is int else _LARGEST
+        return is_number and (abs(value) <= largest or (hint is float and may_be_infinite and value == value))
     if hint is str:
         return isinstance(value, str | os.PathLike)
     return _is_instance(value, origin or hint) and _fit_inside(value, origin, inner)

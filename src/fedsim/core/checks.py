@@ -91,7 +91,8 @@ class NumberKind:
         """
         value = python_number(value)
         if problem_of(value, self.number_class):
-            raise ConfigError(f"{name}: {value} is no {'integer' if self.number_class is int else 'finite number'}")
+            noun = "integer" if self.number_class is int else "finite number"
+            raise ConfigError(f"{name}: {value} is no {noun}{' of 64 bits' if type(value) is int else ''}")
         if not _inside(self.interval)(value):
             in_words = {"[1, inf)": "is less than 1", "[0, inf)": "is negative", "(0, inf)": "is not positive"}
             raise ConfigError(f"{name}: {value} {in_words.get(self.interval, f'is not in {self.interval}')}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.arguments import arguments_of
-from fedsim.core.checks import within
+from fedsim.core.checks import Seed, within
 from fedsim.core.errors import ConfigError
 from fedsim.core.seeding import numpy_generator
 from fedsim.data.images import Domain, Images, Index, ReIDSource, Size, Split
@@ -113,7 +113,7 @@ class SyntheticReID(ReIDSource):
     """
 
     def __init__(
-        self, clients: int = 6, unseen: int = 2, scale: float = 1.0, seed: int = 0, identities: int | None = None
+        self, clients: int = 6, unseen: int = 2, scale: float = 1.0, seed: Seed = 0, identities: int | None = None
     ) -> None:
         within("data.source", f"[1, {_MOST if identities is None else _MOST_CLIENTS}]", clients=clients)
         within("data.source", f"[0, {_MOST}]", unseen=unseen)

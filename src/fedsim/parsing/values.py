@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, get_args, get_origin
 
-from fedsim.core.annotations import hints_of, words_of
+from fedsim.core.annotations import hints_of, problem_of, words_of
 from fedsim.core.arguments import members_of
 from fedsim.core.errors import ConfigError
 from fedsim.settings.table import section, setting_at
@@ -70,6 +70,8 @@ def _problem(value: Any, hint: Any, field: str, is_checked: bool) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         is_valid = math.isinf(value) and (setting_at(field).facts.may_be_infinite or not is_checked)
         return None if is_valid else f"{value} is not a finite number; give a finite one"
+    if type(value) is int and is_checked and (problem := problem_of(value, int)):
+        return problem
     if value == "" and is_checked:
         return "is an empty text; leave it out for the default, or give a value"
     if all(_is_section(alternative) for alternative in members_of(hint) if alternative is not types.NoneType):

@@ -101,7 +101,7 @@ class RoundProgress(ChecksArguments, RoundCallback, ProgressBar, option="trainer
         if done <= self._first or self._rounds is None or self._rounds <= done:
             return ""
         seconds = (time.monotonic() - self._started) * (self._rounds - done) / (done - self._first)
-        return f", about {timedelta(seconds=round(seconds))} left"
+        return "" if seconds > timedelta.max.total_seconds() else f", about {timedelta(seconds=round(seconds))} left"
 
     def on_scoring(self, subject: str) -> None:
         """Show the model and the data set that are scored."""
