@@ -141,6 +141,15 @@ def test_a_list_of_classes_is_another_one_with_one_more_or_one_changed():
     assert differing(first, changed) == ["data.source.GRID.seed"]
 
 
+def test_the_order_of_attackers_has_no_meaning():
+    first, second, other = (
+        {"model": {"attack": part("fedsim.federation.components.attacks.SignFlip", attackers=names)}}
+        for names in (["town0", "town1"], ["town1", "town0"], ["town1", "town2"])
+    )
+    assert differing(first, second) == []
+    assert differing(first, other) == ["model.attack.attackers"]
+
+
 LOGGERS = [part(f"{LIGHTNING}.loggers.CSVLogger", save_dir=folder) for folder in "ab"] + [part("mine.Logger", a=1)]
 TOWERS = [part("fedsim.models.SmallCNN", width=width) for width in (4, 8)] + [part("mine.Net", a=1)]
 HOOKS = [part("mine.Halve", every=every) for every in (1, 2)] + [part("mine.Other")]
@@ -153,10 +162,13 @@ HOOKS = [part("mine.Halve", every=every) for every in (1, 2)] + [part("mine.Othe
         ("model.adaptive_backbones.ladder", TOWERS, True),
         ("trainer.callbacks", HOOKS, True),
         ("trainer.logger", LOGGERS, False),
+        ("data.unseen", ["town0", "town1", "town2"], False),
+        ("model.private", ["head.*", "scale"], False),
+        ("model.client.schedule.milestones", [40, 70, 90], True),
         ("trainer.plugins", [part("mine.One", a=1), part("mine.Other", a=2)], False),
     ],
 )
-def test_the_order_of_classes_is_compared_where_it_has_a_meaning(option, values, has_order):
+def test_an_order_is_compared_where_it_has_a_meaning(option, values, has_order):
     section, _, rest = option.partition(".")
     *path, last = rest.split(".")
 

@@ -104,7 +104,7 @@ class FederatedDataModule(KeepsArguments, LightningDataModule, option="data"):
         ] = 4,
         alpha: Annotated[float, Facts(needs="partition == 'dirichlet'")] = 0.5,
         unseen: Annotated[
-            list[str] | None, Facts(null=(), is_list_of_names=True, is_protocol=True, usage="[NAME]")
+            list[str] | None, Facts(null=(), is_list_of_names=True, is_set=True, is_protocol=True, usage="[NAME]")
         ] = None,
         public: str | None = None,
         val: Annotated[Validation, Facts(group="evaluation", is_protocol=True, usage="images")] = "identities",

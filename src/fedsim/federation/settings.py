@@ -64,7 +64,7 @@ class Settings(Section, option="model"):
     module: Annotated[MakesModule | None, Facts(group="network", base="lightning.LightningModule")] = None
     """your own LightningModule in place of backbone, neck, objective and optimizer (docs/own_module.md); null: fedsim's
     model. In Python also instead of ``backbone``"""
-    private: Annotated[tuple[str, ...] | None, Facts(group="network", null=())] = None
+    private: Annotated[tuple[str, ...] | None, Facts(group="network", null=(), is_set=True)] = None
     """patterns of the names of tensors of ``module`` that stay with the clients, such as ``classifier.*``, beside those
     whose size depends on ``num_classes``; null: no further ones"""
     module_batch: Annotated[BatchForm | None, Facts(group="network", null="PairBatch", needs="module is not None")] = (

@@ -161,7 +161,8 @@ def _plain(value: Any, setting: Setting) -> Any:
     """Return a value in the one spelling that it has here."""
     value = setting.facts.null if value is None else value
     if isinstance(value, list | tuple):
-        return [_plain(inner, UNKNOWN) for inner in value]
+        plain = [_plain(inner, UNKNOWN) for inner in value]
+        return sorted(plain, key=str) if setting.facts.is_set else plain
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return setting.facts.spellings.get(str(value), value) if setting.facts.spellings else value

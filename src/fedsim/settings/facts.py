@@ -48,7 +48,7 @@ class Facts:
     may_be_infinite: bool = False
     """whether an infinite number is valid"""
     is_set: bool = False
-    """whether the order of its classes has no meaning"""
+    """whether the order of its classes or values has no meaning"""
     is_list_of_names: bool = False
     """whether null in a list is a name, too"""
     synonyms: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ import math
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from fedsim.federation.components.listener import RoundListener, RoundRecord
 from fedsim.functional.normalise import normalise_images
 from fedsim.functional.trigger import paste_square
 from fedsim.models.groups import Group
+from fedsim.settings.facts import Facts
 from fedsim.training.batch import Batch
 from fedsim.training.client import Client
 from fedsim.training.messages import Upload
@@ -47,7 +49,7 @@ Change = Callable[[Batch], Batch]
 class Attack(KeepsArguments, RoundListener, ABC, option="model.attack"):
     """Base of attacks, which changes nothing; a subclass overrides hooks."""
 
-    attackers: float | list[str] = 0.2
+    attackers: Annotated[float | list[str], Facts(is_set=True)] = 0.2
     """names of the attackers, or their share of all clients, rounded up; then the seed chooses them"""
     start: int = 1
     """the first round with an attack, from 1"""
