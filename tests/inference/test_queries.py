@@ -126,7 +126,7 @@ def test_pictures_name_files_cameras_distances_and_the_data_set(results, monkeyp
     rows = results.queries(["0012_c1s1_2.png"], top=2)
     for number, (lists, query, gallery, captions) in enumerate(drawn):
         first, second = rows[2 * number : 2 * number + 2]
-        assert captions.heading == f"data set {first['data set']}, model global"
+        assert captions.heading == f"data set {first['data set']}, model global, named queries, round 1"
         score = f"AP {100 * first['AP']:.1f} %\nmatch at {first['first match']}"
         assert captions.query == [f"0012_c1s\n1_2.png\n12 c1\n{score}"], "a long name is broken"
         listed = []
@@ -273,7 +273,8 @@ def test_report_writes_pictures_rows_and_tables(run, results, capsys):
     for name in SETS:
         rows = [row for row in results.queries("worst") if row["data set"] == name]
         with (run / "queries" / f"{name}.csv").open() as file:
-            assert list(csv.DictReader(file)) == [{key: str(value) for key, value in row.items()} for row in rows]
+            about = {"round": "1", "chosen": "worst"}
+            assert list(csv.DictReader(file)) == [about | {k: str(value) for k, value in row.items()} for row in rows]
         for row in (row for row in rows if row["rank"] == 1):
             cells = [row["query"], f"{row['identity']}", f"c{row['camera']}", f"{100 * row['AP']:.1f}"]
             first = [str(row["first match"]), row["image"], str(row["identity of image"])]
@@ -286,6 +287,8 @@ def test_report_writes_pictures_rows_and_tables(run, results, capsys):
         assert line in [line.split() for line in said.splitlines()]
     assert main(["report", str(run), "--queries", "[0016_c1s1_2.png]"]) == 0
     assert {path.stem for path in (run / "queries").iterdir()} == {"harbour", "confusion"}, "an earlier choice is gone"
+    assert main(["report", str(run), "--queries", "[0016_c1s1_2.png, none.png]"]) == 2
+    assert {path.stem for path in (run / "queries").iterdir()} == {"harbour", "confusion"}, "a refusal removes nothing"
 
 
 def test_features_are_written_first_if_there_are_none_or_older_ones(run, capsys, caplog):
@@ -310,7 +313,7 @@ def test_features_of_a_run_of_several_ranks_are_written_by_one(run):
         text = config.read_text().replace("  devices: 1", "  devices: 2")
         config.write_text(text.replace("ranks_per_device: 1", "ranks_per_device: 2"))
     assert main(["report", str(run), "--queries", "worst"]) == 0
-    assert {path.stem for path in (run / "features").iterdir()} == set(SETS)
+    assert {path.stem for path in (run / "features").glob("*.npz")} == set(SETS)
 
 
 def test_the_page_has_the_tables_and_the_pictures(run, tmp_path):

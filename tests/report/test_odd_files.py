@@ -112,7 +112,8 @@ def test_folders_of_pictures_are_tried_before_the_features(form, run, capsys):
         assert f"{run / name} cannot be a folder (File exists)" in refuse(capsys, "report", run, option)
 
 
-def test_a_folder_in_the_place_of_a_file_to_write_is_one_line(tmp_path):
+def test_a_folder_in_the_place_of_a_file_to_write_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.inference.feature_pictures.choose_queries", lambda *_: [])
     model = ModelOnSet("a", "a", "global", "", *[None] * 5)
     (tmp_path / "a.csv").mkdir()
     (tmp_path / "file").touch()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import make_folder
+from fedsim.core.files import make_folder, replacing
 from fedsim.core.metrics_rows import METRICS_FILE, metrics_files
 from fedsim.core.names import file_names
 from fedsim.core.readable import has_file
@@ -40,9 +40,28 @@ OF_IMAGES, CONFUSION = "images-", "confusion"
 PROJECTED = ("pca-", "tsne-")
 """begins of the names of files with features as points"""
 _WRITTEN = ("config.yaml", QUERIES_FILE, FEATURES, RANKINGS, MAPS, QUERIES, PROJECTIONS, PICTURES, TESTS)
+_ROUND_FILE = "round.txt"
 _ASIDE, _MOVING, _REMOVED = "replaced-run", "replaced-run.tmp", "replaced-run.removed.tmp"
 
 log = logging.getLogger(__name__)
+
+
+def write_round(folder: Path, round_: int) -> None:
+    """Note the round, from 1, of the model of which a folder has features, ranked lists or maps."""
+    with replacing(folder / _ROUND_FILE) as partial:
+        partial.write_text(f"{round_}\n")
+
+
+def read_round(folder: Path) -> int | None:
+    """Return the round, from 1, of the model of a folder's files; None if it is not noted."""
+    path = folder / _ROUND_FILE
+    noted = path.read_text(errors="replace").strip() if has_file(path) else ""
+    return int(noted) if noted.isascii() and noted.isdecimal() else None
+
+
+def forget_round(folder: Path) -> None:
+    """Remove the note: files of another model follow."""
+    (folder / _ROUND_FILE).unlink(missing_ok=True)
 
 
 def files_of_sets(names: Iterable[str]) -> dict[str, str]:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.core.names import file_names
 from fedsim.core.replaced_run import CONFUSION
 from fedsim.evaluation.pictures import write_picture
 from fedsim.inference.projection import IMAGES, project_features
-from fedsim.inference.queries import ChosenQueries, choose_queries, count_first_images
+from fedsim.inference.queries import ChosenQueries, choose_queries, count_first_images, word_of
 from fedsim.inference.run_features import RunFeatures, each_usable
 from fedsim.report.features import Chosen, Row, confusion_matrices, draw_confusion, write_rows
 from fedsim.report.projection import Projection, Projector, draw_projection
@@ -24,17 +25,18 @@ def write_queries(folder: Path, features: RunFeatures, queries: Chosen, num: int
 
     See :func:`fedsim.inference.queries.choose_queries`, also for errors.
     """
+    chosen = choose_queries(features, queries, num, _TOP)
     for model in features.models:  # of an earlier choice
         for suffix in ("csv", "png"):
             (folder / f"{model.name}.{suffix}").unlink(missing_ok=True)
 
     def written(lists: ChosenQueries) -> list[Row]:
-        rows = lists.rows()
+        rows = _of_round(features, lists.rows(), chosen=word_of(queries))
         write_picture(folder / f"{lists.model.name}.png", lists.picture())
         write_rows(folder / f"{lists.model.name}.csv", rows)
         return rows
 
-    return each_usable(choose_queries(features, queries, num, _TOP), written)
+    return each_usable(chosen, written)
 
 
 def write_confusion(folder: Path, features: RunFeatures) -> list[Row]:
@@ -42,7 +44,7 @@ def write_confusion(folder: Path, features: RunFeatures) -> list[Row]:
 
     See :func:`fedsim.inference.queries.count_first_images`, also for errors.
     """
-    rows = count_first_images(features)
+    rows = _of_round(features, count_first_images(features))
     draw_confusion(confusion_matrices(rows), folder / f"{CONFUSION}.png")
     write_rows(folder / f"{CONFUSION}.csv", rows)
     return rows
@@ -58,5 +60,10 @@ def write_projections(folder: Path, features: RunFeatures, projector: Projector,
     for projection in projections:
         name = "@".join(filter(None, [f"{projector}-{projection.model}", owners.get(projection.file_owner)]))
         draw_projection(projection, folder / f"{name}.png")
-        write_rows(folder / f"{name}.csv", projection.rows())
+        write_rows(folder / f"{name}.csv", _of_round(features, projection.rows()))
     return projections
+
+
+def _of_round(features: RunFeatures, rows: Sequence[Row], **about: str) -> list[Row]:
+    """Return rows with the round of their model before them: a run may have gone on since."""
+    return [{"round": features.round_ or "", **about, **row} for row in rows]

@@ -114,7 +114,7 @@ class Pictures(ChecksArguments, Callback, option="trainer.callbacks"):
             ]
         if trainer.is_global_zero:
             round_ = trainer.current_epoch + 1
-            self._draw(trainer, RunFeatures(models, settings, data_of(trainer)), self._run, round_)
+            self._draw(trainer, RunFeatures(models, settings, data_of(trainer), round_), self._run, round_)
 
     def _draw(self, trainer: Trainer, features: RunFeatures, run: Path, round_: int) -> None:
         """Write the pictures of a round, and give them to the loggers; one that fails leaves the others."""

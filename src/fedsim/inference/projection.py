@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +58,8 @@ def project_features(features: RunFeatures, projector: Projector, num: int) -> l
         by_model.setdefault((model.title, *apart), []).append(model)
     clients = only_clients(features.data.federated)
     distance = features.settings.distance
-    return each_usable(by_model.values(), lambda sets: _projected(sets, projector, num, distance, clients))
+    drawn = each_usable(by_model.values(), lambda sets: _projected(sets, projector, num, distance, clients))
+    return [replace(projection, round_=features.round_) for projection in drawn]
 
 
 def sample_people(labels: RetrievalLabels, num: int) -> tuple[Ints, Ints]:

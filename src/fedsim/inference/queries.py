@@ -24,7 +24,7 @@ from fedsim.evaluation.ranker import Ranker
 from fedsim.evaluation.ranking import JUNK, Floats, Ints, QueryScores, RetrievalLabels
 from fedsim.functional.similarity import Distance, Similarity
 from fedsim.inference.run_features import ModelOnSet, RunFeatures, each_usable, names_of
-from fedsim.report.features import KEYS, Chosen, Row
+from fedsim.report.features import KEYS, Chosen, Row, about_choice
 
 log = logging.getLogger(__name__)
 _ONE_SET = "confusion: no model has features of two test sets to join; leave it out, or name another in data.unseen"
@@ -47,6 +47,8 @@ class ChosenQueries:
     """[n] average precision, NaN for a query that does not count: it has no match"""
     first: Ints
     """[n] rank of the first match, from 1; 0: there is none"""
+    about: str
+    """the round of the model, and the choice of the queries, as a text"""
 
     def rows(self) -> list[Row]:
         """Return a row per query and image of its list: see ``fedsim.inference.results.RunResults.queries``."""
@@ -95,7 +97,7 @@ class ChosenQueries:
                 shown = caption_of(labels.gallery_pids[i], labels.gallery_camids[i])
                 captions.append(f"{_broken(gallery[i])}\n{shown}\ndistance {self.distances[number, place]:.3f}")
             listed.append(captions)
-        heading = printable(f"data set {self.model.data_set}, model {self.model.title}")
+        heading = printable(f"data set {self.model.data_set}, model {self.model.title}, {self.about}")
         images = self.model.query_images.take(self.index)
         return draw_rows(self.lists, images, self.model.gallery_images, Captions(of_query, listed, heading))
 
@@ -125,7 +127,7 @@ def choose_queries(features: RunFeatures, chosen: Chosen, num: int, top: int) ->
         chosen = [chosen]
     if not isinstance(chosen, str):
         _check_names(features, chosen)
-    settings, lists = features.settings, []
+    settings, lists, about = features.settings, [], about_choice(features.round_, word_of(chosen))
     for model in features.models:
         scores = Ranker(settings.distance).score_queries(model.query, model.gallery, model.labels)
         if isinstance(chosen, str):
@@ -133,8 +135,13 @@ def choose_queries(features: RunFeatures, chosen: Chosen, num: int, top: int) ->
         else:
             index = np.flatnonzero(np.isin(names_of(model.query_images, "query"), list(chosen)))
         if len(index):
-            lists.append(_ranked(model, index, scores, settings.distance, top))
+            lists.append(_ranked(model, index, scores, settings.distance, top, about))
     return lists
+
+
+def word_of(chosen: Chosen) -> str:
+    """Return a choice of queries as a word."""
+    return chosen if chosen in ("worst", "best") else "named"
 
 
 def extreme_queries(scores: QueryScores, worst: bool, num: int) -> Ints:
@@ -158,7 +165,9 @@ def _check_names(features: RunFeatures, names: Sequence[str]) -> None:
         raise ConfigError(f"queries: no test set has the query {printable(missing)}; {remedy}")
 
 
-def _ranked(model: ModelOnSet, index: Ints, scores: QueryScores, distance: Distance, top: int) -> ChosenQueries:
+def _ranked(
+    model: ModelOnSet, index: Ints, scores: QueryScores, distance: Distance, top: int, about: str
+) -> ChosenQueries:
     similarity, labels = Similarity(model.query, model.gallery, distance), model.labels.take(index)
 
     def blocks_of_chosen() -> Iterator[tuple[Ints, Tensor]]:
@@ -170,7 +179,7 @@ def _ranked(model: ModelOnSet, index: Ints, scores: QueryScores, distance: Dista
     lists = rank_lists(blocks_of_chosen(), labels, top)
     first = scores.first[index]
     precision = np.where(first > 0, scores.precision[index], np.nan)
-    return ChosenQueries(model, index, lists, _distances(model, index, lists, distance), precision, first)
+    return ChosenQueries(model, index, lists, _distances(model, index, lists, distance), precision, first, about)
 
 
 def _distances(model: ModelOnSet, index: Ints, lists: RankedLists, distance: Distance) -> Floats:

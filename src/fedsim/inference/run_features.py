@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.names import file_names, metric_name
 from fedsim.core.readable import files_in, has_file
-from fedsim.core.replaced_run import FEATURES, files_of_sets
+from fedsim.core.replaced_run import FEATURES, files_of_sets, read_round
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.data.federated import FederatedData
 from fedsim.data.images import Images
@@ -69,6 +69,8 @@ class RunFeatures:
     settings: Evaluation
     data: FederatedDataModule
     """kept, as the drawn images of a dry run lie in a folder of its own"""
+    round_: int | None = None
+    """of the models, from 1; None: unknown"""
 
 
 def read_run_features(run: Run) -> RunFeatures:
@@ -90,7 +92,7 @@ def read_run_features(run: Run) -> RunFeatures:
             f"{folder}: holds no features of test sets; write them by "
             f"fedsim predict --ckpt_path {quote(str(run.folder))}"
         )
-    return RunFeatures(models, settings, data)
+    return RunFeatures(models, settings, data, read_round(folder))
 
 
 def each_usable(parts: Iterable[Part], draw: Callable[[Part], Drawn]) -> list[Drawn]:

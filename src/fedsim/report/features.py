@@ -21,7 +21,7 @@ from fedsim.core.files import replacing
 from fedsim.core.names import printable
 from fedsim.core.readable import files_in
 from fedsim.core.replaced_run import CONFUSION, QUERIES
-from fedsim.report.layout import Block, new_figure, save_figure
+from fedsim.report.layout import Block, both_ends, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,10 +39,22 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows([printable(str(value)) for value in row.values()] for row in rows)
 
 
+def with_round(subject: str, round_: int | str | None) -> str:
+    """Return a subject with the round of the model; without one, it is unknown."""
+    return f"{subject}, round {round_}" if round_ else subject
+
+
+def about_choice(round_: int | str | None, chosen: str) -> str:
+    """Return the choice of queries, with the round of the model, as a text; ``chosen`` may be empty: unknown."""
+    return with_round(f"{chosen} queries" if chosen else "", round_).removeprefix(", ")
+
+
 def query_block(rows: Sequence[Mapping[str, Any]], label: str = "") -> Block:
     """Return a line per query of a test set, with the first image of its list."""
     first = rows[0]
-    title = "\n".join(filter(None, [label, f"{first['data set']}, {first['model']} {first['owner']}".strip(), "query"]))
+    of_model = f"{first['data set']}, {first['model']} {first['owner']}".strip()
+    about = about_choice(first.get("round"), first.get("chosen", ""))
+    title = "\n".join(filter(None, [label, of_model, about, "query"]))
     of_image = ["first image", "identity,\ncamera", "distance", "right"]
     headers = [title, "identity,\ncamera", "AP\n(%)", "first\nmatch", *of_image]
     lines = [
@@ -88,6 +100,8 @@ def query_tables(folder: Path) -> Iterator[tuple[str, list[Block]]]:
             ) from error
 
 
+_LETTER = 0.085
+"""inches: width of a letter of a label"""
 _MOST_COLUMNS = 60
 """of a figure; with more cameras, its columns are data sets"""
 _NAMED = 3
@@ -111,6 +125,8 @@ class Confusion:
     """[S, C] queries whose first image is a wrong one of this camera"""
     is_joined: NDArray[np.bool_]
     """[S, S] whether some model has both galleries"""
+    round_: int | str | None
+    """of the model, from 1; empty or None: unknown"""
 
     @property
     def queries(self) -> NDArray[np.int64]:
@@ -147,7 +163,7 @@ def _matrix(model: str, rows: Sequence[Mapping[str, Any]]) -> Confusion:
     for owner in {row["owner"] for row in rows}:
         places = [sets.index(name) for name in {str(row[data_set]) for row in rows if row["owner"] == owner}]
         is_joined[np.ix_(places, places)] = True
-    return Confusion(model, sets, cameras, right, wrong, is_joined)
+    return Confusion(model, sets, cameras, right, wrong, is_joined, rows[0].get("round"))
 
 
 def confusion_block(confusion: Confusion, label: str = "") -> Block:
@@ -157,7 +173,7 @@ def confusion_block(confusion: Confusion, label: str = "") -> Block:
     for name, number, right, shares in zip(names, confusion.queries, confusion.right, confusion.by_set, strict=True):
         cells = ["-" if np.isnan(share) else f"{share:.1f}" for share in shares]
         lines.append([name, f"{number:,}", f"{100 * right / number:.1f}", *cells])
-    title = "\n".join(filter(None, [label, confusion.model, "queries of"]))
+    title = "\n".join(filter(None, [label, with_round(confusion.model, confusion.round_), "queries of"]))
     notes = [
         "first images in the joined galleries, in percent of the queries with a match: right ones, and wrong ones by "
         "data set",
@@ -180,29 +196,31 @@ def plot_confusion(axes: Axes, confusion: Confusion) -> None:
 
     With more than 60 cameras, a column is a data set.
     """
+    names = list(map(both_ends, confusion.sets))
     shares, columns = 100 * confusion.wrong / confusion.queries[:, None], confusion.cameras
-    titles, owners = [f"{name} c{camera}" for name, camera in columns], [name for name, _ in columns]
+    titles, owners = [f"{both_ends(name)} c{camera}" for name, camera in columns], [name for name, _ in columns]
     if not 0 < len(columns) <= _MOST_COLUMNS:
-        shares, titles, owners = confusion.by_set, confusion.sets, confusion.sets
+        shares, titles, owners = confusion.by_set, names, confusion.sets
     image = axes.pcolormesh(np.ma.masked_invalid(shares), cmap="Blues", vmin=0)
     axes.set_xticks(np.arange(len(titles)) + 0.5, titles, rotation=90)
-    axes.set_yticks(np.arange(len(confusion.sets)) + 0.5, confusion.sets)
+    axes.set_yticks(np.arange(len(confusion.sets)) + 0.5, names)
     axes.invert_yaxis()
     for place in range(1, len(owners)):
         if owners[place] != owners[place - 1]:
             axes.axvline(place, color="0.6", linewidth=0.8)
     axes.set(
         ylabel="queries of", xlabel="data set and camera of a wrong first image",
-        title=f"{confusion.model}: percent of the queries",
+        title=f"{with_round(confusion.model, confusion.round_)}: percent of the queries",
     )  # fmt: skip
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
 
 def draw_confusion(confusions: Sequence[Confusion], path: Path) -> None:
     """Draw a heat map per kind of model, below each other; raise DataError if the image file cannot be written."""
-    width = min(20.0, 2.8 + 0.17 * max(min(len(confusion.cameras), _MOST_COLUMNS) for confusion in confusions))
-    height = sum(1.9 + 0.2 * len(confusion.sets) for confusion in confusions)
-    with new_figure(max(4.5, width), height) as figure:
+    columns = max(min(len(confusion.cameras), _MOST_COLUMNS) for confusion in confusions)
+    letters = max(len(both_ends(name)) for confusion in confusions for name in confusion.sets)  # of a label
+    height = sum(1.2 + _LETTER * letters + 0.2 * len(confusion.sets) for confusion in confusions)
+    with new_figure(min(20.0, max(4.5, 2.2 + _LETTER * letters + 0.17 * columns)), height) as figure:
         pictures = figure.subplots(len(confusions), 1, squeeze=False)[:, 0]
         for axes, confusion in zip(pictures, confusions, strict=True):
             plot_confusion(axes, confusion)

@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import replacing
-from fedsim.core.names import metric_parts
+from fedsim.core.names import metric_parts, printable
 from fedsim.core.paths import suffix_of
 
 if TYPE_CHECKING:
@@ -174,6 +174,16 @@ def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
     ]  # with the spread over random splits, if there are several
     alignment = ("left", "left", *["right"] * len(metrics))
     return tabulate(table, headers=["data set", "model", *metrics], disable_numparse=True, colalign=alignment)
+
+
+LONGEST = 28
+"""letters of a name in a figure"""
+
+
+def both_ends(name: str) -> str:
+    """Return a name that fits into a figure; of a long one its two ends."""
+    shown = printable(name)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]}…{shown[1 - LONGEST // 2 :]}"
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.names import printable
-from fedsim.report.features import Row, printable_all
-from fedsim.report.layout import Block, axes_of, new_figure, save_figure, style_of
+from fedsim.report.features import Row, printable_all, with_round
+from fedsim.report.layout import Block, axes_of, both_ends, new_figure, save_figure, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,6 @@ _LETTER, _LINE = 0.066, 0.16
 """Inches: approximate width of a letter, and height of a line, in a legend."""
 _HANDLE = 0.32
 """Inches: width of an entry of a legend without its letters."""
-_LONGEST = 28
-"""letters of a name in a figure"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +61,8 @@ class Projection:
     """S: the only client that is tested on the set; empty if there is none, or several"""
     features: NDArray[np.float64]
     """[n, D] of which the points are made, as the distance compares them"""
+    round_: int | None = None
+    """of the model, from 1; None: unknown"""
 
     @property
     def title(self) -> str:
@@ -162,7 +162,8 @@ def draw_projection(projection: Projection, path: Path) -> None:
             figure.legend(handles, names, loc="outside lower center", ncols=ncols, frameon=False, fontsize=7)
         most = _MOST_PANELS - 1 - projection.has_clients
         further = f"; cameras of the first {most}" if len(projection.sets) > most else ""
-        title = f"model {projection.title}: {len(projection.images):,} test images{further}"
+        of_model = with_round(f"model {projection.title}", projection.round_)
+        title = f"{of_model}: {len(projection.images):,} test images{further}"
         figure.suptitle(printable(title), fontsize=8)
         save_figure(figure, path, "run directory")
 
@@ -195,7 +196,7 @@ def _draw_cameras(axes: Axes, projection: Projection, number: int) -> None:
     cameras = np.unique(projection.cameras[is_here]).tolist()
     for camera in cameras:
         _scatter(axes, projection.points[is_here & (projection.cameras == camera)], camera - 1)
-    _finish(axes, projection, f"cameras of {_shortened(projection.sets[number])}", [f"c{camera}" for camera in cameras])
+    _finish(axes, projection, f"cameras of {both_ends(projection.sets[number])}", [f"c{camera}" for camera in cameras])
 
 
 def _scatter(axes: Axes, points: NDArray[np.float64], number: int) -> None:
@@ -217,17 +218,11 @@ def _finish(axes: Axes, projection: Projection, title: str, labels: Sequence[str
     axes.set_ylabel(y_title, fontsize=7)
     # the axes' own labels would lack those that begin with _
     drawn: Sequence[Any] = axes.collections[-len(labels) :]
-    shown = list(map(_shortened, labels))
+    shown = list(map(both_ends, labels))
     axes.legend(
         drawn, shown, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=_legend_columns(shown), frameon=False,
         fontsize=7, handletextpad=0.1, columnspacing=0.8, borderpad=0,
     )  # fmt: skip
-
-
-def _shortened(name: str) -> str:
-    """Return a name that fits over a panel; of a long one its two ends."""
-    shown = printable(name)
-    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST // 2]}…{shown[1 - _LONGEST // 2 :]}"
 
 
 def _legend_columns(labels: Sequence[str]) -> int:
@@ -236,5 +231,5 @@ def _legend_columns(labels: Sequence[str]) -> int:
 
 
 def _legend_lines(labels: Sequence[str]) -> int:
-    distinct = list(map(_shortened, dict.fromkeys(labels)))
+    distinct = list(map(both_ends, dict.fromkeys(labels)))
     return -(-len(distinct) // _legend_columns(distinct))

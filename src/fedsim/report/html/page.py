@@ -19,10 +19,10 @@ from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import file_names, metric_name
 from fedsim.core.readable import files_in, has_file
-from fedsim.core.replaced_run import MAPS, PICTURES, PROJECTIONS, QUERIES, RANKINGS, files_of_sets
+from fedsim.core.replaced_run import MAPS, PICTURES, PROJECTIONS, QUERIES, RANKINGS, files_of_sets, read_round
 from fedsim.report.comparison import tables_with_runs
 from fedsim.report.course import COURSE, ROUND, course_blocks, round_folder, rounds_with_pictures
-from fedsim.report.features import query_tables
+from fedsim.report.features import query_tables, with_round
 from fedsim.report.groups import RunGroup, differences, shown_metrics
 from fedsim.report.layout import Block, with_sign
 from fedsim.report.runs import METRICS, Rule, Run
@@ -203,8 +203,8 @@ def _drawn(groups: Sequence[RunGroup], subfolder: str, title: str) -> Iterator[t
     for group in groups:
         files = files_in(group.runs[0].folder / subfolder, "*.png")
         if files:
-            shown = _names(group.runs[0])
-            yield group.label, title, [(shown(file.stem), file) for file in files]
+            shown, of_round = _names(group.runs[0]), read_round(group.runs[0].folder / subfolder)
+            yield group.label, with_round(title, of_round), [(shown(file.stem), file) for file in files]
 
 
 def _names(run: Run) -> Callable[[str], str]:
