@@ -65,7 +65,7 @@ def add_to_course(folder: Path, round_: int, rows: Sequence[Row]) -> None:
     """
     path = folder / PICTURES / f"{COURSE}.csv"
     kept: list[Mapping[str, Any]] = [row for row in read_course(folder) if int(row["round"]) < round_]
-    kept += [{"round": round_, **row} for row in rows]
+    kept += [{"round": round_} | row | {"round": round_} for row in rows]
     write_rows(path, kept)
     draw_course(kept, path.with_suffix(".png"))
 
