@@ -12,6 +12,7 @@ import pytest
 import fedsim
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.replaced_run import FEATURES, read_round, write_round
 from fedsim.core.run_lock import LOCK_FILE
 from fedsim.data.market import MarketFolders
 from fedsim.federation.callbacks import RoundProgress
@@ -116,6 +117,15 @@ def test_without_a_run_directory_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fedsim.Trainer(**QUIET).fit(make_model(FedPav()), datamodule=make_data())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_features_of_another_model_take_the_note_of_the_round_away(tmp_path):
+    (tmp_path / FEATURES).mkdir()
+    write_round(tmp_path / FEATURES, 9)
+    options = QUIET | {"default_root_dir": str(tmp_path)}
+    fedsim.Trainer(**options).predict(make_model(FedPav()), datamodule=make_data())
+    assert [*(tmp_path / FEATURES).glob("*.npz")]
+    assert read_round(tmp_path / FEATURES) is None
 
 
 def test_lightning_s_own_trainer_names_what_it_needs_and_then_works(tmp_path):

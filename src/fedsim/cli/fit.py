@@ -40,7 +40,7 @@ from fedsim.core.devices import check_accelerator
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import check_folder, make_folder, missing_folders, remove_empty
 from fedsim.core.paths import expanded, run_folder
-from fedsim.core.replaced_run import FEATURES, MAPS, RANKINGS, forget_round, write_round
+from fedsim.core.replaced_run import FEATURES, MAPS, RANKINGS, write_round
 from fedsim.core.versions import holding
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_LISTED
@@ -219,12 +219,9 @@ class FedSimCLI(LightningCLI):
         elif rank_of_this_process() == 0 and (self.subcommand == "predict" or self.model.rankings is not None):
             self._missing = missing_folders(*(self.run_dir / name for name in (FEATURES, RANKINGS, MAPS)))
             features = self.run_dir / FEATURES if self.subcommand == "predict" else None
-            folders = list(filter(None, (features, self.model.rankings, self.model.maps)))
-            for folder in folders:
+            for folder in filter(None, (features, self.model.rankings, self.model.maps)):
                 check_folder(folder, "run_dir")
             make_folder(self.run_dir, "run_dir")  # last: all other checks have passed
-            for folder in folders:
-                forget_round(folder)
 
     def _look_at_settings(self, config: Namespace) -> None:
         """Log the settings without effect beside the others; refuse a network that hides which they are."""

@@ -16,7 +16,7 @@ from fedsim.core.allocator import prepare_memory
 from fedsim.core.arguments import takes_fields
 from fedsim.core.devices import allow_tf32
 from fedsim.core.errors import ConfigError
-from fedsim.core.replaced_run import FEATURES
+from fedsim.core.replaced_run import FEATURES, forget_round
 from fedsim.core.versions import end_removals, let_go
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.classification import Classification
@@ -140,6 +140,7 @@ class Federation(LightningModule):
 
     def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 - Lightning's
         """Score the test sets."""
+        self._forget_round(self.rankings)
         scores = self.evaluator.score("test", rankings=self.rankings)
         self.scores = log_scores(self, scores | self._figures(scores))
 
@@ -150,8 +151,14 @@ class Federation(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[str]:  # noqa: ARG002 - Lightning's
         """Write feature files of all test sets into the run directory; return their paths."""
-        files = self.evaluator.write_features(Path(self.trainer.default_root_dir) / FEATURES, self.maps)
-        return [str(path) for path in files]
+        folder = Path(self.trainer.default_root_dir) / FEATURES
+        self._forget_round(folder, self.maps)
+        return [str(path) for path in self.evaluator.write_features(folder, self.maps)]
+
+    def _forget_round(self, *folders: Path | None) -> None:
+        """Remove the notes of folders to write: their files were of another model."""
+        for folder in filter(None, folders if self.trainer.is_global_zero else ()):
+            forget_round(folder)
 
     def setup(self, stage: str) -> None:
         """Assemble server and clients, and read this rank's images; if this fails on a rank, all ranks stop."""

@@ -46,7 +46,7 @@ def with_round(subject: str, round_: int | str | None) -> str:
 
 def about_choice(round_: int | str | None, chosen: str) -> str:
     """Return the choice of queries, with the round of the model, as a text; ``chosen`` may be empty: unknown."""
-    return with_round(f"{chosen} queries" if chosen else "", round_).removeprefix(", ")
+    return ", ".join(filter(None, [f"{chosen} queries" if chosen else "", f"round {round_}" if round_ else ""]))
 
 
 def query_block(rows: Sequence[Mapping[str, Any]], label: str = "") -> Block:

@@ -176,14 +176,14 @@ def score_table(scores: Mapping[str, Tensor], metrics: Sequence[str]) -> str:
     return tabulate(table, headers=["data set", "model", *metrics], disable_numparse=True, colalign=alignment)
 
 
-LONGEST = 28
+_LONGEST = 28
 """letters of a name in a figure"""
 
 
 def both_ends(name: str) -> str:
     """Return a name that fits into a figure; of a long one its two ends."""
     shown = printable(name)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]}…{shown[1 - LONGEST // 2 :]}"
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST // 2]}…{shown[1 - _LONGEST // 2 :]}"
 
 
 @contextmanager
