@@ -105,3 +105,35 @@ print(Metric is Known, scores(torch.tensor([0, 1]), torch.tensor([0, 0]))["Multi
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["light", "True", "0.5"]
+
+
+_PLOTTED = """
+import sys, fedsim, lightning, torch, torchmetrics
+print("matplotlib" in sys.modules)
+class Sum(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0))
+    def update(self, number):
+        self.total += number
+    def compute(self):
+        return self.total
+    def plot(self):
+        return self._plot(None, None)
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "metric = Sum()\nmetric.update(2.0)\nmetric.plot()",
+        "metric = torchmetrics.MeanMetric()\nmetric.update(2.0)\nmetric.plot()",
+        "from torchmetrics.utilities.plot import plot_curve",
+        "import torchmetrics.utilities.plot as plots\nplots.plot_curve, hasattr(plots, '__wrapped__')",
+    ],
+)
+def test_matplotlib_is_imported_by_the_first_picture(use):
+    pytest.importorskip("matplotlib")
+    end = '\nprint("matplotlib" in sys.modules, sys.modules["torchmetrics.utilities.plot"].__file__ is not None)'
+    done = subprocess.run([sys.executable, "-c", _PLOTTED + use + end], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "True"]

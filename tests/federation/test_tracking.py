@@ -5,7 +5,10 @@ import json
 import os
 import re
 import signal
+import socket
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -336,6 +339,37 @@ def test_a_logger_that_is_offline_needs_no_key(tmp_path, monkeypatch):
     tracking.reach_wandb(WandbLogger(mode="disabled"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracking.reach_wandb(WandbLogger())
+
+
+def test_a_dead_address_of_wandb_is_told_from_a_missing_key(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dead = f"http://127.0.0.1:{server.getsockname()[1]}"  # free again when the block ends
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=SimpleNamespace(base_url=dead)))
+    monkeypatch.setattr("wandb.login", lambda: pytest.fail("asked for a key"))
+    with pytest.raises(ConfigError, match=rf"{dead} does not answer .*refused.*WANDB_BASE_URL"):
+        tracking.reach_wandb(WandbLogger())
+
+
+@pytest.mark.parametrize("status", [200, 403, 404])
+def test_each_answer_of_wandbs_address_leads_to_the_login(monkeypatch, status):
+    class Answers(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    logins = []
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("WANDB_MODE", "online")
+        monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=SimpleNamespace(base_url=base)))
+        monkeypatch.setattr("wandb.login", lambda: logins.append(base))
+        tracking.reach_wandb(WandbLogger())
+    assert logins == [base]
 
 
 @pytest.mark.parametrize("own", [None, "9"])

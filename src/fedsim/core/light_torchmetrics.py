@@ -5,6 +5,7 @@ torchvision and, where it is installed, transformers. That is 1.4 of 2.6 CPU-sec
 (benchmarks/results/2026-11-25-peers.md). No setting of these libraries leaves them out, and training needs none of
 them. So the first import of torchmetrics in a process that has imported fedsim before brings ``Metric`` and
 ``MetricCollection`` only. The first use of any other name of the package runs its ``__init__``, with the same classes.
+Their ``plot`` imports Matplotlib, a fifth of the rest, when it is called.
 """
 
 from __future__ import annotations
@@ -18,6 +19,30 @@ from typing import Any
 
 PACKAGE = "torchmetrics"
 _CLASSES = {"Metric": "metric", "MetricCollection": "collections"}
+_PLOT = f"{PACKAGE}.utilities.plot"
+
+
+class _LightPlot(ModuleType):
+    """Stands for torchmetrics's ``plot`` with the names that the two classes import; other uses import the whole."""
+
+    _AX_TYPE = _PLOT_OUT_TYPE = Any
+
+    @staticmethod
+    def whole() -> ModuleType:
+        """Return torchmetrics's own module, in place of this one."""
+        if isinstance(sys.modules.get(_PLOT), _LightPlot):
+            del sys.modules[_PLOT]
+        return import_module(_PLOT)
+
+    @staticmethod
+    def plot_single_or_multi_val(*args: Any, **kwargs: Any) -> Any:
+        """Plot by torchmetrics's function."""
+        return _LightPlot.whole().plot_single_or_multi_val(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module '{_PLOT}' has no attribute '{name}'")
+        return getattr(self.whole(), name)
 
 
 def _exec_light(module: ModuleType, whole: Callable[[ModuleType], None]) -> None:
@@ -26,6 +51,8 @@ def _exec_light(module: ModuleType, whole: Callable[[ModuleType], None]) -> None
     before = dict(names)
 
     def run_whole() -> None:
+        if isinstance(sys.modules.get(_PLOT), _LightPlot):  # the package's other metrics plot, too
+            del sys.modules[_PLOT]
         for name in ("__getattr__", "__dir__"):
             names.pop(name, None)
         whole(module)
@@ -44,6 +71,7 @@ def _exec_light(module: ModuleType, whole: Callable[[ModuleType], None]) -> None
     try:
         names["_logger"] = import_module("logging").getLogger(PACKAGE)
         names["__version__"] = import_module(f"{PACKAGE}.__about__").__version__
+        sys.modules[_PLOT] = _LightPlot(_PLOT)
         import_module(f"{PACKAGE}.utilities")  # first: it and metric import each other
         for name, part in _CLASSES.items():
             names[name] = getattr(import_module(f"{PACKAGE}.{part}"), name)

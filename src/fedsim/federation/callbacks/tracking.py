@@ -15,8 +15,12 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
+from ssl import SSLError
 from typing import Any, get_args
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 from lightning import LightningModule, Trainer
@@ -25,7 +29,7 @@ from PIL import Image
 
 import fedsim
 from fedsim._version import __version__
-from fedsim.core.errors import RunStoppedError
+from fedsim.core.errors import ConfigError, RunStoppedError
 from fedsim.core.files import replacing
 from fedsim.core.metrics import ACCURACIES, METRICS
 from fedsim.core.names import metric_name, metric_parts, one_line
@@ -48,6 +52,7 @@ _OWN_DATA: list[str] = []
 """WANDB_DATA_DIR as :func:`join_run` has set it, for an earlier run of this process"""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 """of a request to a server of MLflow, which would try for minutes"""
+_ANSWER_SECONDS = 5
 _SHEET_DOMAINS = 8
 _SHEET_SIZE = (128, 64)
 
@@ -168,12 +173,34 @@ class Tracking(Describes):
 
 
 def reach_wandb(logger: WandbLogger) -> None:
-    """Log in before the first round, if the logger's run will need that; W&B raises without a key."""
+    """Log in before the first round, if the logger's run will need that; W&B raises without a key.
+
+    Raises:
+        ConfigError: if W&B's server does not answer; W&B itself would try for up to a minute, and blame the key.
+    """
     import wandb
 
     mode = logger._wandb_init.get("mode") or os.environ.get("WANDB_MODE") or "online"
     if mode == "online" and not logger._offline:
+        address = str(wandb.setup().settings.base_url)
+        if (reason := _unreachable(address)) is not None:
+            raise ConfigError(
+                f"trainer.logger: W&B's server {address} does not answer ({reason}); "
+                "set WANDB_BASE_URL to yours, or WANDB_MODE=offline"
+            )
         wandb.login()
+
+
+def _unreachable(address: str) -> str | None:
+    """Reason why a web address gives no answer in seconds, through a proxy if one is set; None if it gives any."""
+    try:
+        with urlopen(Request(address, method="HEAD"), timeout=_ANSWER_SECONDS):
+            return None
+    except HTTPError:  # an answer, too
+        return None
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return None if isinstance(reason, SSLError) else one_line(str(reason), 80)  # W&B may know the certificate
 
 
 def join_run(logger: WandbLogger, folder: Path) -> None:
