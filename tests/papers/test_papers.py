@@ -32,8 +32,9 @@ from fedsim.papers.files import find_in_paper, list_papers, read_paper, with_pap
 from fedsim.papers.resolved_rows import resolved_row
 from fedsim.report.closest import closest_row, closest_table
 from fedsim.report.runs import Run
-from fedsim.sweep.file import command_of, samples, sweep_of
+from fedsim.sweep.file import sweep_of
 from fedsim.sweep.made import sweep_of_paper
+from fedsim.sweep.sampling import command_of, samples
 from small import refuse
 
 ROOT = Path(__file__).parents[2]

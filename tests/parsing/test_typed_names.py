@@ -15,7 +15,8 @@ from fedsim.parsing.command_line import checked
 from fedsim.parsing.config_files import read_config
 from fedsim.parsing.documents import as_yaml, parse_yaml
 from fedsim.parsing.typed_names import with_quotes
-from fedsim.sweep.file import command_of, read_content, samples, sweep_of
+from fedsim.sweep.file import read_content, sweep_of
+from fedsim.sweep.sampling import command_of, samples
 from fedsim.training.settings import ClientOverride
 from sites import site
 from small import refuse

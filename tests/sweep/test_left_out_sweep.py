@@ -9,9 +9,9 @@ import yaml
 
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
-from fedsim.sweep.file import samples
 from fedsim.sweep.left_out import labels_of, repeated, report_left_out
 from fedsim.sweep.local import Result, SweepRun
+from fedsim.sweep.sampling import samples
 from small import refuse
 from sweep_files import read_sweep
 from tiny_run import TINY

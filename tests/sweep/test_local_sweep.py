@@ -20,10 +20,10 @@ from failing import PATIENCE, await_true
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError
 from fedsim.strategy.stopped import is_stopped
-from fedsim.sweep.file import samples
 from fedsim.sweep.local import runs_of_sweep
 from fedsim.sweep.made import sweep_of_method
 from fedsim.sweep.running import execute_runs, shares_of_machine
+from fedsim.sweep.sampling import samples
 from run_dirs import scores_of, write_run
 from sweep_files import read_sweep
 from tiny_run import TINY

@@ -23,8 +23,8 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.seeding import derive_seed
 from fedsim.report.trials import read_trials
 from fedsim.sweep.early_stop import EarlyStop
-from fedsim.sweep.file import Parameter, num_runs, samples
 from fedsim.sweep.local import Result
+from fedsim.sweep.sampling import Parameter, num_runs, samples
 from fedsim.sweep.search import FileLock, first_samples, open_study, scores_in
 from fedsim.sweep.space import distribution_of, params_of, sample_of
 from searches import COMMAND, SPACE, finish, quality, run_all, search_of, write_scores

@@ -18,8 +18,9 @@ import others
 from fedsim.__main__ import main
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.parsing.config_files import normalise
-from fedsim.sweep.file import command_of, samples, sweep_of
+from fedsim.sweep.file import sweep_of
 from fedsim.sweep.made import sweep_of_method
+from fedsim.sweep.sampling import command_of, samples
 from small import refuse
 from sweep_files import read_sweep
 

@@ -21,7 +21,7 @@ from fedsim.core.paths import FILE, PAGE, run_folder
 from fedsim.parsing.error_lines import parsed
 from fedsim.parsing.output import print_text
 from fedsim.report import find_table
-from fedsim.sweep.file import Sweep, num_runs, read_content, sweep_of
+from fedsim.sweep.file import read_content, sweep_of
 from fedsim.sweep.left_out import UNSEEN, repeated, repetitions, report_left_out
 from fedsim.sweep.local import (
     Result,
@@ -35,6 +35,7 @@ from fedsim.sweep.local import (
 )
 from fedsim.sweep.made import sweep_of_method, sweep_of_paper
 from fedsim.sweep.running import execute, execute_runs, refuse_elsewhere
+from fedsim.sweep.sampling import Sweep, num_runs
 
 log = logging.getLogger(__name__)
 

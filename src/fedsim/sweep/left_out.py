@@ -12,8 +12,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
 from fedsim.report import report
 from fedsim.report.leave_one_out import UNSEEN
-from fedsim.sweep.file import Parameter, Sample, Sweep
 from fedsim.sweep.local import Result, label_of, options_that_differ
+from fedsim.sweep.sampling import Parameter, Sample, Sweep
 
 __all__ = ["UNSEEN", "repeated", "repetitions", "report_left_out"]
 

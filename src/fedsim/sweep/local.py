@@ -27,7 +27,7 @@ from fedsim.report import Rule, compare_with, group_runs
 from fedsim.report.layout import short_names
 from fedsim.report.run_files import read_json
 from fedsim.report.runs import Run
-from fedsim.sweep.file import Sample, Sweep, command_of, samples
+from fedsim.sweep.sampling import Sample, Sweep, command_of, samples
 
 _read = cache(read_sections)  # runs of a sweep name the same files
 

@@ -34,9 +34,9 @@ from fedsim.core.readable import has_file
 from fedsim.core.seeding import derive_seed
 from fedsim.report.runs import STUDY_FILE
 from fedsim.report.trials import STUDY, reading_study
-from fedsim.sweep.file import Sample, Sweep, samples
 from fedsim.sweep.finished import REMEDY, refuse_changed
 from fedsim.sweep.local import Result, SweepRun, run_of_sample
+from fedsim.sweep.sampling import Sample, Sweep, samples
 from fedsim.sweep.space import choices_of, params_of, sample_of, space_of, suggest
 
 log = logging.getLogger(__name__)

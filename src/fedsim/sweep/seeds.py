@@ -14,9 +14,9 @@ from fedsim.parsing.command_line import options_in
 from fedsim.parsing.options import check_options
 from fedsim.report import report
 from fedsim.settings.table import setting_at
-from fedsim.sweep.file import Sample
 from fedsim.sweep.local import SweepRun, check_names, outcome_of
 from fedsim.sweep.running import execute_runs, refuse_elsewhere
+from fedsim.sweep.sampling import Sample
 
 GIVES_SEEDS = "--seeds gives the seeds"
 _METRIC = "val/mAP"

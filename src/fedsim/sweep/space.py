@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from fedsim.sweep.file import Parameter, Sample, round_to_step
+from fedsim.sweep.sampling import Parameter, Sample, round_to_step
 
 _PLAIN = (bool, int, float, str, type(None))
 
