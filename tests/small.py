@@ -10,7 +10,7 @@ from fedsim.cli.describe import FederatedTrainer
 from fedsim.data import Augmentation, FederatedDataModule, ReIDSource, SyntheticReID
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation, evaluator_of
-from fedsim.methods.base import message_to
+from fedsim.methods.declared import message_to
 from fedsim.models import Neck, SmallCNN
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Measured

@@ -36,7 +36,7 @@ FLOORS = [  # from the ground up; rooms of one floor do not know each other
 RESULTS = {"parsing", "papers", "report", "sweep"}
 """The tower of results; all other rooms but ``core``, ``inference`` and ``cli`` are the tower of learning."""
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-OF_SEVERAL_METHODS = ("base", "pruned", "reference", "restyling")
+OF_SEVERAL_METHODS = ("base", "declared", "pruned", "reference", "restyling")
 
 
 def modules():

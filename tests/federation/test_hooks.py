@@ -14,11 +14,13 @@ from fedsim.evaluation.scorer import ScoredSet
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.hardware import Hardware
 from fedsim.federation.events import RoundCallback
-from fedsim.methods import FedAvg, FedPav, FedUReID, LotteryFL, Scaffold
-from fedsim.methods.base import InitialState, Method, Payload, has_server_step, message_to
+from fedsim.methods import FedAvg, FedPav, FedUReID, LotteryFL, Scaffold, TextAnchors
+from fedsim.methods.base import InitialState, Method, Payload
+from fedsim.methods.declared import has_server_step, message_to
 from fedsim.training.messages import Measured
 from fedsim.training.settings import LocalTraining
 from small import fit, labels_of, make_data, make_model
+from small_tower import small_tower
 
 # -- hooks that only call their base -----------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ def test_hooks_are_those_of_the_round():
 
 @pytest.mark.parametrize("cls", METHODS, ids=lambda cls: cls.__name__)
 def test_which_models_are_scored_does_not_depend_on_what_is_overridden(cls):
-    method = cls()
+    method = cls(tower=small_tower()) if cls is TextAnchors else cls()
     model = assembled(method)
     expected = choices(plan_of(model, method))
     for hook in HOOKS:

@@ -12,7 +12,8 @@ from fedsim.core.seeding import torch_generator
 from fedsim.data import Augmentation, SyntheticReID
 from fedsim.functional.normalise import normalise_images
 from fedsim.methods import Distillation, FedAvg, FedPav
-from fedsim.methods.base import Payload, Weights, has_server_step
+from fedsim.methods.base import Payload, Weights
+from fedsim.methods.declared import has_server_step
 from fedsim.models import Neck
 from fedsim.training.messages import Report
 from fedsim.training.settings import ClientOverride, LocalTraining

@@ -16,7 +16,7 @@ from fedsim.data.pixels import Pixels
 from fedsim.evaluation.plan import EvaluationPlan, ScoringJob
 from fedsim.evaluation.scorer import Outputs, Scorer
 from fedsim.evaluation.summary import ScoreRow
-from fedsim.methods.base import message_to
+from fedsim.methods.declared import message_to
 from fedsim.strategy.machine import Machine
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import Client

@@ -16,7 +16,7 @@ from fedsim.federation.events import RoundCallback
 from fedsim.federation.parts import Parts
 from fedsim.federation.round_table import RoundTable, SessionReport
 from fedsim.federation.settings import Settings
-from fedsim.methods.base import message_to
+from fedsim.methods.declared import message_to
 from fedsim.strategy.rank_group import RankGroup
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.client import BatchReport, Client, Outcome

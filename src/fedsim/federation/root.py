@@ -13,7 +13,7 @@ from fedsim.data.federated import ClientData, FederatedData
 from fedsim.federation.aggregation.forms import check_form
 from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.settings import Settings
-from fedsim.methods.base import message_to
+from fedsim.methods.declared import message_to
 from fedsim.training.client import Client
 
 _FIELD = "model.aggregation"

@@ -20,7 +20,8 @@ from fedsim.federation.rank_worker import RankWorker
 from fedsim.federation.root import RootTraining
 from fedsim.federation.round_table import Columns, RoundTable
 from fedsim.federation.settings import Settings
-from fedsim.methods.base import Method, Weights, has_server_step, tensors_on_ranks
+from fedsim.methods.base import Method, Weights
+from fedsim.methods.declared import has_server_step, tensors_on_ranks
 from fedsim.strategy.strategy import FederatedStrategy
 from fedsim.training.messages import Report
 from fedsim.training.server import Server

@@ -65,7 +65,8 @@ from fedsim.core.seeding import torch_generator
 from fedsim.core.transfer import send
 from fedsim.functional.losses import distillation_loss, mean_cosine_distance
 from fedsim.functional.weighting import normalise, uniform_weights
-from fedsim.methods.base import Method, Need, Payload, Replicas, Signal, Weights, has_server_step, weigh
+from fedsim.methods.base import Method, Need, Payload, Replicas, Signal, Weights, weigh
+from fedsim.methods.declared import has_server_step
 from fedsim.models.groups import BODY
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Client

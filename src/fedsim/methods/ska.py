@@ -55,18 +55,8 @@ from torch import Tensor
 
 from fedsim.core.checks import at_least
 from fedsim.core.errors import ConfigError
-from fedsim.methods.base import (
-    Delivered,
-    InitialState,
-    KeptModels,
-    Method,
-    Need,
-    Payload,
-    Replicas,
-    Weights,
-    has_server_step,
-    weigh,
-)
+from fedsim.methods.base import Delivered, InitialState, KeptModels, Method, Need, Payload, Replicas, Weights, weigh
+from fedsim.methods.declared import has_server_step
 from fedsim.models.groups import BACKBONE, Group
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Batch, Client

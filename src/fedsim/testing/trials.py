@@ -32,7 +32,8 @@ from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.federation import Federation
 from fedsim.federation.trainer import Trainer
-from fedsim.methods.base import Method, message_to
+from fedsim.methods.base import Method
+from fedsim.methods.declared import message_to
 from fedsim.models import Neck, SmallCNN
 from fedsim.models.groups import BODY
 from fedsim.testing.findings import described
