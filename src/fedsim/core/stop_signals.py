@@ -15,13 +15,18 @@ from fedsim.core.errors import StopSignal
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _UNHEARD = 10.0
 """seconds after which a main thread that has not heard a signal is stuck, in a disk or in foreign code"""
+_AGAIN = 0.05
+"""seconds until a signal that met an import is heard again"""
 _PATIENCE = 60.0
-"""seconds for a command to end in order after it has heard a signal"""
+"""seconds for a command to end in order after it has heard a signal, and for an import before that"""
 
 
 @contextmanager
 def listening(to_the_end: bool) -> Iterator[None]:
     """Let a signal raise :class:`StopSignal` in a block, in the main thread; handlers of other code stay.
+
+    Within an import, a signal waits for the import's end, and so does Ctrl-C: C code of libraries ignores errors of its
+    imports, and would go on with half a module.
 
     ``to_the_end``: the process ends after the block. Signals are then ignored, since nothing is left to be stopped.
     """
@@ -30,12 +35,15 @@ def listening(to_the_end: bool) -> Iterator[None]:
     if not numbers:
         yield
         return
-    owner, heard, left = os.getpid(), threading.Event(), threading.Event()
+    owner, heard, left, met_import = os.getpid(), *(threading.Event() for _ in range(3))
+    around = _imports(sys._getframe())
 
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's
+    def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # a fork, which has no command to end
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            _end_by(number)
+            return
+        if _waits(number, frame, around):
+            met_import.set()
             return
         for each in numbers:  # what ends the command is not interrupted
             signal.signal(each, signal.SIG_IGN)
@@ -45,12 +53,12 @@ def listening(to_the_end: bool) -> Iterator[None]:
     def watch(number: int) -> None:
         if number not in numbers or not (heard.is_set() or signal.getsignal(number) is stop):
             return  # another one's, such as Preemption's
-        if not (heard.wait(_UNHEARD) and left.wait(_PATIENCE)) and not left.is_set():
+        if not (_is_heard(heard, met_import) and left.wait(_PATIENCE)) and not left.is_set():
             sys.stderr.write(f"fedsim: error: {StopSignal(number)}; its main thread was stuck\n")
             sys.stderr.flush()
             os._exit(128 + number)
 
-    with _watched(watch):
+    with _watched(watch), _whole_modules(around):
         for number in numbers:
             signal.signal(number, stop)
         try:
@@ -59,6 +67,54 @@ def listening(to_the_end: bool) -> Iterator[None]:
             left.set()
             for number in numbers:
                 signal.signal(number, signal.SIG_IGN if to_the_end else signal.SIG_DFL)
+
+
+def _is_heard(heard: threading.Event, met_import: threading.Event) -> bool:
+    """Wait until the main thread has heard a signal; return whether it has."""
+    return heard.wait(_UNHEARD) or (met_import.is_set() and heard.wait(_PATIENCE))
+
+
+def _end_by(number: int) -> None:
+    """End this process as a signal without a handler does."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+@contextmanager
+def _whole_modules(around: int) -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt outside imports only, of which ``around`` were going on before."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not _waits(number, frame, around):
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
+
+
+def _waits(number: int, frame: FrameType | None, around: int) -> bool:
+    """Return whether a signal met an import in the main thread, and send it again soon if so."""
+    if is_within := _imports(frame) > around:
+        main = threading.main_thread().ident
+        again = threading.Timer(_AGAIN, lambda: signal.pthread_kill(main, number) if main else None)
+        again.daemon = True
+        again.start()
+    return is_within
+
+
+def _imports(frame: FrameType | None) -> int:
+    """Count the frames of Python's import system from ``frame`` outwards."""
+    count = 0
+    while frame is not None:
+        count += frame.f_code.co_filename.startswith("<frozen importlib")
+        frame = frame.f_back
+    return count
 
 
 @contextmanager
