@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -35,8 +35,8 @@ def listening(to_the_end: bool) -> Iterator[None]:
     if not numbers:
         yield
         return
-    owner, heard, left, met_import = os.getpid(), *(threading.Event() for _ in range(3))
-    around = _imports(sys._getframe())
+    owner, around = os.getpid(), _imports(sys._getframe())
+    heard, left, met_import = threading.Event(), threading.Event(), threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != owner:  # a fork, which has no command to end
@@ -45,8 +45,7 @@ def listening(to_the_end: bool) -> Iterator[None]:
         if _waits(number, frame, around):
             met_import.set()
             return
-        for each in numbers:  # what ends the command is not interrupted
-            signal.signal(each, signal.SIG_IGN)
+        _handle(numbers, signal.SIG_IGN)  # what ends the command is not interrupted
         heard.set()
         raise StopSignal(number)
 
@@ -59,14 +58,17 @@ def listening(to_the_end: bool) -> Iterator[None]:
             os._exit(128 + number)
 
     with _watched(watch), _whole_modules(around):
-        for number in numbers:
-            signal.signal(number, stop)
+        _handle(numbers, stop)
         try:
             yield
         finally:
             left.set()
-            for number in numbers:
-                signal.signal(number, signal.SIG_IGN if to_the_end else signal.SIG_DFL)
+            _handle(numbers, signal.SIG_IGN if to_the_end else signal.SIG_DFL)
+
+
+def _handle(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for number in numbers:
+        signal.signal(number, handler)
 
 
 def _is_heard(heard: threading.Event, met_import: threading.Event) -> bool:
