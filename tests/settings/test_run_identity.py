@@ -1,5 +1,8 @@
 """The identity of a run: contents of files and of the user's code, without any of it being executed."""
 
+import sys
+from importlib.util import spec_from_file_location
+
 import pytest
 
 from fedsim.settings.identity import changed_content, digest_of_config, identity_of
@@ -13,9 +16,9 @@ def place(tmp_path, monkeypatch):
 
 
 def write(place, **files):
-    """Write modules by their names, in which ``__`` stands for a dot."""
+    """Write modules by their names, in which ``__`` stands for a dot, and ``INIT`` for a package's own file."""
     for name, text in files.items():
-        path = (place / name.replace("__", "/")).with_suffix(".py")
+        path = (place / name.replace("__", "/").replace("INIT", "__init__")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -59,6 +62,51 @@ def test_the_users_code_and_all_that_it_imports_counts(place):
         assert identity_of(config_with("mine.Callback"))["code"] == first
     write(place, other="D = 2")
     assert identity_of(config_with("mine.Callback"))["code"] == first
+
+
+def test_packages_around_a_module_count_and_all_that_they_import(place):
+    write(place, pack__INIT="from constants import RATE", pack__deep__INIT="", pack__deep__nets="class Net: pass")
+    write(place, constants="RATE = 1", beside="A = 1")
+    first = identity_of(config_with("pack.deep.nets.Net"))["code"]
+    for name, text in {"pack__INIT": "from constants import RATE, B", "constants": "RATE = 2"}.items():
+        write(place, **{name: text})
+        changed = identity_of(config_with("pack.deep.nets.Net"))["code"]
+        assert changed != first, name
+        first = changed
+    write(place, beside="A = 2", pack__other="B = 1")
+    assert identity_of(config_with("pack.deep.nets.Net"))["code"] == first
+
+
+def test_installed_code_counts_if_a_configuration_names_it(place, monkeypatch):
+    installed = place / "venv" / "site-packages"
+    monkeypatch.syspath_prepend(installed)
+    write(installed, lab__INIT="", lab__nets="from lab import layers\nimport big", lab__layers="A = 1")
+    write(installed, big__INIT="B = 1")
+    write(place, mine="import lab.layers\nimport big")
+    named, importing = (identity_of(config_with(name))["code"] for name in ("lab.nets.Net", "mine.Net"))
+    assert ([*named], [*importing]) == (["lab.nets"], ["mine"])
+    write(installed, big__INIT="B = 2")
+    assert identity_of(config_with("lab.nets.Net"))["code"] == named, "of another distribution"
+    write(installed, lab__layers="A = 2")
+    assert identity_of(config_with("mine.Net"))["code"] == importing, "as libraries of others do not count"
+    assert identity_of(config_with("lab.nets.Net"))["code"] != named
+
+
+def test_code_that_is_installed_for_editing_counts(place, monkeypatch):
+    class Editable:  # as setuptools' finder, which adds nothing to sys.path
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name != "lab":
+                return None
+            folder = place / "src" / "lab"
+            return spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+
+    monkeypatch.setattr("sys.meta_path", [*sys.meta_path, Editable])
+    write(place, src__lab__INIT="", src__lab__nets="A = 1")
+    first = identity_of(config_with("lab.nets.Net"))["code"]
+    assert [*first] == ["lab.nets"]
+    write(place, src__lab__nets="A = 2")
+    assert identity_of(config_with("lab.nets.Net"))["code"] != first
 
 
 def test_code_of_any_place_of_a_configuration_counts(place):

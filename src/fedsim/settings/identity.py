@@ -7,13 +7,18 @@ import hashlib
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fedsim.settings.configuration import digest, fingerprint_of, flat
 from fedsim.settings.table import LIBRARIES, digest_of_table, section
+
+_REQUIRED = ("numpy", "PIL", "timm", "torchmetrics", "torchvision", "yaml")
+"""packages that fedsim requires, or an extra of it: no code of the user's"""
+_INSTALLED = ("site-packages", "dist-packages")
+"""names of folders of installed packages"""
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,20 +96,23 @@ def _has(module: str, name: str) -> bool:
     return path is not None and re.search(rf"\b{name}\b", path.read_text(errors="replace")) is not None
 
 
-def _with_imports(module: str, files: set[Path]) -> set[Path]:
-    """Return the files of a module and of the user's modules that it imports; nothing is executed."""
-    path = _file_of(module)
+def _with_imports(module: str, files: set[Path], importer: str = "") -> set[Path]:
+    """Return the files of a module, of the packages around it, and of the user's modules that they import.
+
+    Nothing is executed.
+    """
+    path = _file_of(module, importer)
     if path is None or path in files:
         return files
     files.add(path)
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
-        return files
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in nodes:
-        for name in _imported(node, package):
-            _with_imports(name, files)
+        nodes = []
+    around = module.rpartition(".")[0]
+    package = module if path.name == "__init__.py" else around
+    for name in (around, *(name for node in nodes for name in _imported(node, package))):
+        _with_imports(name, files, module)
     return files
 
 
@@ -119,14 +127,30 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
         yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _file_of(module: str) -> Path | None:
-    """Return the file of a module of the user's; None of an installed one, and if there is none."""
-    if not module or module.partition(".")[0] in (*sys.stdlib_module_names, "fedsim", *LIBRARIES):
+def _file_of(module: str, importer: str = "") -> Path | None:
+    """Return the file of a module of the user's; None of a library's, and if there is none.
+
+    An installed module is the user's if a configuration names it, or one of the same package imports it; without
+    ``importer``, a configuration does.
+    """
+    top = module.partition(".")[0]
+    if not top or top in (*sys.stdlib_module_names, "fedsim", *LIBRARIES, *_REQUIRED):
         return None
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    for folder in [os.getcwd(), *(path for path in sys.path if path not in installed)]:
-        module_path = Path(folder, *module.split("."))
-        for path in (module_path.with_suffix(".py"), module_path / "__init__.py"):
-            if path.is_file():
-                return path.resolve()
+    with_installed = importer.partition(".")[0] in ("", top)
+    for folder in [os.getcwd(), *sys.path, *_of_finders(top)]:
+        if with_installed or Path(folder).name not in _INSTALLED:
+            module_path = Path(folder, *module.split("."))
+            for path in (module_path.with_suffix(".py"), module_path / "__init__.py"):
+                if path.is_file():
+                    return path.resolve()
     return None
+
+
+def _of_finders(top: str) -> list[str]:
+    """Return the folders of a package that an installation for editing has put outside ``sys.path``."""
+    try:
+        spec = find_spec(top)
+    except ValueError:  # a module without a spec, such as __main__
+        return []
+    places = (spec.submodule_search_locations or [spec.origin or ""]) if spec is not None else []
+    return [str(Path(place).parent) for place in places]
