@@ -161,7 +161,8 @@ def doubts_about_results(summary: Mapping[str, Any], log: Mapping[int, Mapping[s
         if round_ >= min(log, default=1) and not _are_logged(scores, scored.get(round_, {})):
             yield f"has other {name} scores in summary.json than in metrics.csv"
     if scored and final["round"] != max(scored):
-        yield f"has the scores of round {final['round']} as its last, and of {max(scored)} in metrics.csv"
+        of_round = f"round {final['round']}" if final["round"] else "no round"
+        yield f"has the scores of {of_round} as its last, and of {max(scored)} in metrics.csv"
     for key in ("val/mAP", "val/top1"):
         if any(row.get(key, -1) > best["metrics"].get(key, -1) + 1e-6 for row in log.values()):
             yield f"has better {key} in metrics.csv than that of its best round in summary.json"
