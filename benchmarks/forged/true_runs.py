@@ -68,11 +68,17 @@ def _fit(place: Path, run: Path, options: tuple[str, ...]) -> None:
 
 @contextmanager
 def _kept(states_folder: Path) -> Iterator[None]:
-    """Copy the run directory before and after each summary that a fit writes.
+    """Copy the run directory after each evaluation, and before and after each summary that a fit writes.
 
     Not before the first one of a resume: between the rows of its first round and this summary are milliseconds.
     """
-    write, before = RunSummary._write, list[int]()
+    write, end, before = RunSummary._write, RunSummary.on_validation_end, list[int]()
+
+    def ending(self: RunSummary, *args: Any) -> None:
+        """Copy, and store the scores."""
+        if self.path.exists():
+            _copy(self.path.parent, states_folder)
+        end(self, *args)
 
     def writing(self: RunSummary, *args: Any) -> None:
         """Write, with copies."""
@@ -86,11 +92,12 @@ def _kept(states_folder: Path) -> Iterator[None]:
         if not kept.exists() and (run / "checkpoints" / "last.ckpt").exists():
             shutil.copytree(run / "checkpoints" / "last.ckpt", kept, symlinks=True)
 
-    RunSummary._write = writing  # type: ignore[method-assign] # every state of the files is wanted
+    # every state of the files is wanted
+    RunSummary._write, RunSummary.on_validation_end = writing, ending  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RunSummary._write = write  # type: ignore[method-assign] # as before
+        RunSummary._write, RunSummary.on_validation_end = write, end  # type: ignore[method-assign] # as before
 
 
 def _copy(run: Path, states_folder: Path) -> None:
