@@ -120,7 +120,15 @@ def _clients(seen: Mapping[str, Any], settings: Flat) -> list[str]:
     return [f"{name}-{part}" for name in seen for part in parts]
 
 
-def doubts_about_log(summary: Mapping[str, Any], files: Sequence[Sequence[Row]]) -> Iterator[str]:
+def doubts_about_log(
+    summary: Mapping[str, Any], files: Sequence[Sequence[Row]], log: Mapping[int, Mapping[str, float]]
+) -> Iterator[str]:
+    """Yield differences between a run and its log: rows by file, and numbers by round."""
+    yield from _doubts_about_rows(summary, files)
+    yield from _doubts_about_results(summary, log)
+
+
+def _doubts_about_rows(summary: Mapping[str, Any], files: Sequence[Sequence[Row]]) -> Iterator[str]:
     """Yield that the rows of a run's metrics files are not those that it has logged.
 
     A run that was killed may have logged a row more than its summary counts. One of an earlier version has no record
@@ -145,7 +153,7 @@ def doubts_about_log(summary: Mapping[str, Any], files: Sequence[Sequence[Row]])
             yield f"has round {min(again) + 1} twice in metrics.csv"
 
 
-def doubts_about_results(summary: Mapping[str, Any], log: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
+def _doubts_about_results(summary: Mapping[str, Any], log: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
     """Yield differences between the results of a run and those that its log gives: round -> numbers.
 
     A log begins after round 1 if the run went on in another folder; then the results may be of earlier rounds.

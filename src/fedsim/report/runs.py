@@ -15,13 +15,7 @@ from fedsim.core.names import metric_name, metric_parts
 from fedsim.core.readable import files_in, has_file
 from fedsim.core.replaced_run import QUERIES_FILE, TESTS
 from fedsim.parsing.config_files import read_config
-from fedsim.report.doubts import (
-    contradictions_of,
-    doubts_about,
-    doubts_about_log,
-    doubts_about_results,
-    doubts_about_test,
-)
+from fedsim.report.doubts import contradictions_of, doubts_about, doubts_about_log, doubts_about_test
 from fedsim.report.run_files import (
     Experiment,
     Queries,
@@ -134,8 +128,7 @@ class Run:
             contradictions += contradictions_of(self.summary, self.config, self.settings)
         log = self.log if self.has_log else {}
         if self.has_log:
-            contradictions += doubts_about_log(self.summary, self.rows)
-            contradictions += doubts_about_results(self.summary, log)
+            contradictions += doubts_about_log(self.summary, self.rows, log)
         if self.is_tested and self.tested is not None:
             contradictions += doubts_about_test(self.summary, self.settings, self.tested, log)
         return contradictions
