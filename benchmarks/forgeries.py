@@ -1,6 +1,7 @@
 """Whether a report certifies what is not a paper's row, or calls a repetition another experiment.
 
     python benchmarks/forgeries.py                                # 200 forged runs, 100 honest ones
+    python benchmarks/forgeries.py --draws 0 --honest 0 --edits 200   # of one file of a true run, and its honest states
     python benchmarks/forgeries.py --draws 2000 --honest 1000 --seed 7
 
 A forged run is one whose numbers are not those of the row: other settings, of any option that Lightning's Trainer, the
@@ -8,6 +9,9 @@ data or the model take; other data; a run that ended early or went on with other
 the run. It stands alone, or as a further seed beside an honest one. It slips through if the report says of its column
 "has all settings of". An honest run differs in what cannot change results. It is wrong to say that its settings differ,
 or to show a second column beside an honest seed. Reports read nothing but run directories, which are written here.
+
+An edit changes a field or a cell in one file of a run of ``fedsim fit``, and slips through if no line of a report
+doubts the run. It is wrong to doubt a state in which a kill or a resume leaves a run.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import re
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +31,7 @@ from tabulate import tabulate
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.report import report
 from fedsim.report.runs import RuleName
+from forged import true_runs
 from forged.files import OF_FILES
 from forged.honest import HONEST
 from forged.runs import Made, honest, printed_rows, write
@@ -120,9 +125,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=200, help="forged runs")
     parser.add_argument("--honest", type=int, default=100, help="honest runs")
+    parser.add_argument("--edits", type=int, default=0, help="edited files of a true run; also judges honest states")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     wrong, counts = draw(options.draws, options.honest, options.seed)
+    if options.edits:
+        with tempfile.TemporaryDirectory() as folder:
+            of_edits = [draw_edits(options.edits, options.seed, Path(folder)), judge_states(Path(folder))]
+        wrong += [line for lines, _ in of_edits for line in lines]
+        counts += sum((counted for _, counted in of_edits), Counter[str]())
     print(tabulate([[kind, counts[kind], sum(k == kind for k, _ in wrong)] for kind in counts], ["", "drawn", "wrong"]))
     print(f"{len(certified_rows())} of {len(printed_rows())} rows are certified as themselves")
     for kind, text in wrong:
@@ -147,6 +158,30 @@ def draw(draws: int, honest_ones: int, seed: int) -> tuple[list[tuple[str, str]]
         counts[f"honest: {kinds[number]}"] += 1
         wrong += [(f"honest: {kinds[number]}", line)] if line else []
     return wrong, counts
+
+
+Judged = tuple[list[tuple[str, str]], Counter[str]]
+"""wrong verdicts, each with its kind, and how many runs of each kind were judged"""
+
+
+def draw_edits(edits: int, seed: int, folder: Path) -> Judged:
+    """Return each edit of a true run that no report doubts, with its file, and how many of each file were drawn."""
+    wrong, counts, run = list[tuple[str, str]](), Counter[str](), true_runs.true_run(folder / "true")
+    for number in range(edits):
+        done = true_runs.edited(random.Random(f"{seed} edit {number}"), run, folder / f"edit{number}")
+        file = f"edited: {done.partition(':')[0]}"
+        counts[file] += 1
+        if not true_runs.doubts_of(folder / f"edit{number}", is_tested="tests/" in file):
+            wrong.append((file, done))
+    return wrong, counts
+
+
+def judge_states(
+    folder: Path, names: Iterable[str] = true_runs.HISTORIES
+) -> tuple[list[tuple[str, str]], Counter[str]]:
+    """Return the doubts about honest states of true runs, each with its history, and how many states each has."""
+    judged = [(name, true_runs.doubts_of(state)) for name, state in true_runs.states(folder / "states", names)]
+    return [(name, doubt) for name, doubt in judged if doubt], Counter(name for name, _ in judged)
 
 
 if __name__ == "__main__":

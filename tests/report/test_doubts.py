@@ -6,8 +6,9 @@ import shutil
 import pytest
 import yaml
 
+from fedsim.report.runs import read_run
 from fedsim.report.table import report
-from run_dirs import edit, row_run, scores_of, short_run, verdict, write_run
+from run_dirs import edit, row_run, scores_of, short_run, training, verdict, write_log, write_run
 
 LONGER = {"after_round": 10, "setting": "trainer.max_epochs", "from": 200, "to": 300, "counts": False}
 
@@ -107,3 +108,84 @@ def test_code_and_files_that_the_config_names_are_no_doubt(tmp_path):
     write_run(folder, {1: scores_of({"a": 0.5})}, config=config)
     contradicting(folder, identity={"code": {"mine.of": "1"}, "files": {"data.manifest": "2"}})
     assert "IN DOUBT" not in shown(folder)
+
+
+# -- runs of earlier versions, without a seal and without a record of their log ---------------------------------------
+
+
+def long_run(folder, **summary):
+    """Six rounds, every second of which is scored; the fourth is the best one."""
+    of = {r: scores_of({"a": 0.1 * r, "seen": 0.1 * r}) | {"val/mAP": 0.5 - abs(r - 4) / 10} for r in (2, 4, 6)}
+    best = {"best": {"round": 4, "metrics": of[4]}, "ended_by": "max_epochs"}
+    config = {"seed_everything": 0, "model": {"method": "fedsim.methods.FedPav"}, "trainer": {"max_epochs": 6}}
+    return write_run(folder, of, config=config, **best | summary)
+
+
+def log_of(folder, change):
+    """Change the rows of a log, pairs of round and numbers."""
+    summary = summary_of(folder)
+    scores = {part["round"]: part["metrics"] for part in (summary["final"], summary["best"]) if part}
+    rows = [(r, numbers) for r in range(1, 7) for numbers in (training(), scores.get(r)) if numbers]
+    write_log(folder / "metrics.csv", change(rows))
+    return folder
+
+
+EDITED_LOGS = {
+    "lacks round 3 in metrics.csv": lambda rows: [row for row in rows if row[0] != 3],
+    "has round 1 twice in metrics.csv": lambda rows: [*rows, rows[0]],
+    "has round 4 twice in metrics.csv": lambda rows: [*rows[:5], (4, {"val/mAP": 0.1}), *rows[5:]],
+    "has other best scores in summary.json than in metrics.csv": lambda rows: [row for row in rows if row != rows[4]],
+    "has better val/mAP in metrics.csv than that of its best round": lambda rows: [(1, {"val/mAP": 0.9}), *rows[1:]],
+}
+
+
+@pytest.mark.parametrize("doubt", EDITED_LOGS)
+def test_a_log_that_contradicts_itself_is_doubted(doubt, tmp_path):
+    assert "IN DOUBT" not in shown(log_of(long_run(tmp_path / "a"), list))
+    assert doubt in shown(log_of(long_run(tmp_path / "b"), EDITED_LOGS[doubt]))
+
+
+EMPTIED = {
+    "has better val/mAP in metrics.csv than that of its best round in summary.json": {"best": None},
+    "has the scores of no round as its last, and of 6 in metrics.csv": {"final": None},
+}
+
+
+@pytest.mark.parametrize("doubt", EMPTIED)
+def test_null_in_the_place_of_logged_scores_is_doubted(doubt, tmp_path):
+    assert doubt in read_run(edit(long_run(tmp_path / "a"), **EMPTIED[doubt])).contradictions
+
+
+def test_the_primary_model_has_the_main_scores(tmp_path):
+    scores = scores_of({"a": 0.5}) | {"val/mAP": 0.4, "val/global/seen/mAP": 0.4, "val/local/seen/mAP": 0.3}
+    folder = write_run(tmp_path / "a", {1: scores}, best={"round": 1, "metrics": scores})
+    assert "IN DOUBT" not in shown(folder)
+    assert "has other val/mAP in summary.json than its local models" in shown(edit(folder, primary="local"))
+
+
+def test_scores_that_the_log_has_and_the_summary_lacks_are_doubted(tmp_path):
+    folder = long_run(tmp_path / "a")
+    fewer = {name: score for name, score in summary_of(folder)["final"]["metrics"].items() if "mINP" not in name}
+    assert "has other final scores" in shown(edit(folder, final={"round": 6, "metrics": fewer}))
+
+
+def test_a_number_of_clients_beside_a_list_of_them_hides_none(tmp_path):
+    folder = row_run(tmp_path / "a")
+    clients = summary_of(folder)["clients"]
+    doubt = "has other clients in summary.json than its settings and data give"
+    assert doubt in shown(edit(folder, clients=clients[:1], num_clients=len(clients)))
+    assert doubt in shown(edit(folder, clients=[], num_clients=len(clients) + 1))
+    assert "IN DOUBT" not in shown(edit(folder, clients=[], num_clients=len(clients)))
+
+
+def test_honest_logs_are_not_doubted(tmp_path):
+    """A run that a kill has ended between a row and its summary, one that went on elsewhere, and one of many sets."""
+    killed = edit(long_run(tmp_path / "killed"), finished=False, rounds=5)
+    final = {"round": 4, "metrics": summary_of(killed)["best"]["metrics"]}
+    moved = log_of(long_run(tmp_path / "moved"), lambda rows: [row for row in rows if row[0] > 4])
+    timed = edit(log_of(long_run(tmp_path / "timed"), lambda rows: rows[:5]), rounds=4, final=final)
+    many = long_run(tmp_path / "many")
+    write_log(many / "metrics.csv", [(r, scores_of({"seen": 0.6}) if r == 6 else training()) for r in range(1, 7)])
+    edit(many, final={"round": 6, "metrics": scores_of({"a": 0.6, "seen": 0.6})}, best=None)
+    for folder in (edit(killed, final=final), moved, edit(timed, ended_by="max_time"), many):
+        assert "IN DOUBT" not in shown(folder, unfinished=True), folder

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from fedsim.__main__ import main
+from fedsim.evaluation.pictures import write_picture
 from fedsim.report import group_runs
 from fedsim.report.runs import Rule, read_run
 from run_dirs import scores_of, training, with_mean, write_log, write_run
@@ -233,6 +234,28 @@ def test_a_page_of_many_pictures_is_below_five_megabytes_and_names_the_others(tm
     assert len(shown) + len(named) == 21
     assert "pca-global" in shown[-1]
     assert named == [str(file) for file in files[len(shown) - 1 : -1]]
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_a_page_has_fewer_queries_before_it_leaves_out_sets_and_seen_ones_first(has_rows, tmp_path):
+    """A picture of an earlier version does not say where its rows are."""
+    seen, unseen = ([f"{name}{number}" for number in range(11)] for name in ("a", "z"))
+    run = write_run(tmp_path / "run", {1: scores_of(dict.fromkeys([*seen, *unseen], 0.5))}, clients=seen, unseen=unseen)
+    pixels, files = np.random.default_rng(0).integers(0, 256, (820, 800, 3), dtype=np.uint8), []
+    for name in [*seen, *(f"{name}@{client}" for name in unseen for client in seen[:2])]:
+        picture = Image.fromarray(pixels[: 820 if name in seen else 818])
+        picture.info |= {"rows": "20 100"} if has_rows else {}
+        files.append(run / "rankings" / f"{name}.png")
+        files[-1].parent.mkdir(exist_ok=True)
+        write_picture(files[-1], picture)
+    out = tmp_path / "out.html"
+    assert main(["report", str(run), "--html", str(out)]) == 0
+    assert 3_000_000 < out.stat().st_size < 5_000_000
+    shown = [attrs["alt"].split()[-1] for tag, attrs in Reader(out.read_text()).tags if tag == "img"]
+    first = {f"{name}@a0" for name in unseen}
+    assert {*shown} >= {*first, *seen} if has_rows else {*shown} < first
+    assert ("a picture shows the first " in out.read_text()) == has_rows
+    assert 5 < len(shown) < len(files)
 
 
 def test_the_page_says_how_to_draw_the_contact_sheet_that_is_missing(page, tmp_path):

@@ -11,7 +11,7 @@ from fedsim.core.errors import DataError
 from fedsim.report.groups import group_runs, splits, unequal_evaluation
 from fedsim.report.runs import read_run
 from fedsim.report.table import report
-from run_dirs import row_run, scores_of, short_run
+from run_dirs import row_run, scores_of, short_run, write_run
 
 DATA = {"digest": "1" * 12}
 
@@ -117,3 +117,17 @@ def test_a_test_of_the_last_round_has_the_scores_of_the_fit(tmp_path):
         plain, compared = judged(added, **options)
         assert "IN DOUBT" not in plain
         assert ("has all settings" in compared) == (not options or "change" in options)
+
+
+def test_a_test_of_the_best_round_has_the_scores_of_the_log(tmp_path):
+    """Not where the test was scored by other settings, and not of a round without scores."""
+    config = yaml.safe_load((short_run(tmp_path / "settings") / "config.yaml").read_text())
+    folder = write_run(tmp_path / "a", {r: scores_of({"a": 0.1 * r}) for r in (1, 2, 3)}, config=config)
+    for rank1, options, is_doubted in (
+        (0.2, {}, False), (0.3, {}, True), (0.3, {"flip": True}, False), (0.2004, {"batch_size": 7}, False),
+    ):  # fmt: skip
+        score(folder, rank1, "best", round_=2, **options)
+        text = report([str(folder)], rule="tested")
+        assert ("in round 2, and 0." in text) == is_doubted, (rank1, options)
+    score(folder, 0.9, "best", round_=7)
+    assert "by fedsim test" not in report([str(folder)], rule="tested")

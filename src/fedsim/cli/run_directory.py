@@ -21,6 +21,7 @@ from fedsim.federation.federation import Federation
 from fedsim.parsing.agent_words import folder_of_sweep_run
 from fedsim.parsing.command_line import options_in
 from fedsim.parsing.output import rank_of_this_process
+from fedsim.settings.identity import sealed
 from fedsim.strategy import run_checkpoints
 from fedsim.strategy.checkpoint_files import find_version, read_checkpoint
 
@@ -158,7 +159,7 @@ def keep_scores(run_dir: Path | None, scored: Settled, model: Federation, condit
     }
     try:
         with replacing(path) as partial:
-            partial.write_text(json.dumps(content, indent=2) + "\n")
+            partial.write_text(json.dumps(sealed(content), indent=2) + "\n")
         write_queries(path.with_suffix(".npz"), model.evaluator.queries, scored.round_)
     except OSError as error:
         return f"{path}: the scores are not kept ({error.strerror})"

@@ -17,6 +17,8 @@ ACCURACIES = ("top1",)
 """of classification"""
 METRICS_OF = {"retrieval": METRICS, "classification": ACCURACIES}
 """task -> names of its metrics"""
+MEANS = ("seen", "unseen")
+"""means over the test sets on which clients train, and over all others, beside the names of test sets"""
 KINDS = ("global", "local", "personalised", "ensemble")
 """kinds of models, in the order of tables"""
 LABELS = {**{name: f"rank-{rank}" for rank, name in OF_RANKS.items()}, "top1": "top-1"}

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
+from fedsim.core.replaced_run import ROWS
 from fedsim.data.federated import RetrievalSet
 from fedsim.data.images import Images
 from fedsim.data.pixels import Pixels
@@ -158,6 +159,7 @@ def _sheet(rows: Sequence[Sequence[_Cell]], titles: Sequence[str], heading: str)
     top = (_TEXT + 8) * (1 + bool(heading))
     whole = max(width * len(titles) + _APART, math.ceil(font.getlength(heading)) + _GAP)
     sheet = Image.new("RGB", (whole, top + height * len(rows)), "white")
+    sheet.info[ROWS] = f"{top} {height}"
     draw = ImageDraw.Draw(sheet)
     draw.text((2, 2), heading, fill="black", font=font)
     for column, title in enumerate(titles):
@@ -267,9 +269,12 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def write_picture(path: Path, picture: Image.Image) -> None:
-    """Write a PNG file."""
+    """Write a PNG file, with the places of its rows if it has any."""
+    notes = PngImagePlugin.PngInfo()
+    if ROWS in picture.info:
+        notes.add_text(ROWS, picture.info[ROWS])
     with replacing(path) as partial:
-        picture.save(partial, format="png")
+        picture.save(partial, format="png", pnginfo=notes)
 
 
 _MAPS = 8  # images whose maps are drawn

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import isclose, isnan
 from typing import Any
 
+from fedsim.core.metrics import MEANS
+from fedsim.core.metrics_rows import Row, RowsDigest
+from fedsim.core.names import metric_name, metric_parts
+from fedsim.core.replaced_run import TESTS
 from fedsim.report.run_files import end_of
 from fedsim.settings.changes import Change, fingerprint_after
 from fedsim.settings.configuration import compare, fingerprint_from, flat, missing_settings, names_file
@@ -88,14 +94,15 @@ def _doubts_about_data(summary: Mapping[str, Any], settings: Flat) -> Iterator[s
     sets, public = (summary.get("data") or {}).get("sets"), str(settings["data.public"].value)
     unseen, parts = settings["data.unseen"].value, settings["data.parts"].value
     is_known = isinstance(unseen, list) and isinstance(parts, int) and settings["data.manifest"].value is None
-    if sets is None or not is_known or "num_clients" in summary:
+    if sets is None or not is_known:
         return
     seen = {
         name: counts["train"] for name, counts in sets.items() if counts.get("train") and name not in (*unseen, public)
     }
-    by_camera = settings["data.partition"].value == "by_camera"
+    by_camera, expected = settings["data.partition"].value == "by_camera", _clients(seen, settings)
     clients = [client.rstrip("0123456789") if by_camera else client for client in summary["clients"]]
-    if sorted(clients) != sorted(_clients(seen, settings)):
+    is_counted = not clients and summary.get("num_clients") == len(expected)  # of very many, as none is listed
+    if not is_counted and sorted(clients) != sorted(expected):
         yield f"has other clients in summary.json than its settings and data give: {', '.join(summary['clients'])}"
     if {name for name in sets if name not in seen} - {public} != {*summary["unseen"]} - {public}:
         names = ", ".join(summary["unseen"]) or "none"
@@ -113,41 +120,101 @@ def _clients(seen: Mapping[str, Any], settings: Flat) -> list[str]:
     return [f"{name}-{part}" for name in seen for part in parts]
 
 
-def doubts_about_log(summary: Mapping[str, Any], log: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
-    """Yield differences between the results of a run and its log: round -> scores."""
-    if max(log, default=0) != summary["rounds"]:
-        yield f"has {summary['rounds']} rounds in summary.json and {max(log, default=0)} in metrics.csv"
-    scored = {round_: row for round_, row in log.items() if any(key.startswith("test/") for key in row)}
-    for name in ("final", "best"):
-        evaluation = summary[name] or {"round": 0, "metrics": {}}
-        logged, scores = log.get(evaluation["round"], {}), evaluation["metrics"]
-        if not all(_is_logged(score, logged.get(key)) for key, score in scores.items()):
-            yield f"has other {name} scores in summary.json than in metrics.csv"
-    if summary["final"] and scored and summary["final"]["round"] != max(scored):
-        yield f"has the scores of round {summary['final']['round']} as its last, and of {max(scored)} in metrics.csv"
-    best = (summary["best"] or {"metrics": {}})["metrics"]
-    for key in [key for key in ("val/mAP", "val/top1") if key in best]:
-        if any(row.get(key, best[key]) > best[key] + 1e-6 for row in log.values()):
-            yield f"has better {key} in metrics.csv than that of its best round in summary.json"
+def doubts_about_log(
+    summary: Mapping[str, Any], files: Sequence[Sequence[Row]], log: Mapping[int, Mapping[str, float]]
+) -> Iterator[str]:
+    """Yield differences between a run and its log: rows by file, and numbers by round."""
+    yield from _doubts_about_rows(summary, files)
+    yield from _doubts_about_results(summary, log)
 
 
-def doubts_about_test(summary: Mapping[str, Any], settings: Flat, tested: Mapping[str, Any]) -> Iterator[str]:
-    """Yield that ``fedsim test`` has other scores than the fit for the round of its last evaluation, scored alike."""
-    final = summary["final"] or {"round": None, "metrics": {}}
-    if tested.get("round") != final["round"] or not tested.get("settings"):
+def _doubts_about_rows(summary: Mapping[str, Any], files: Sequence[Sequence[Row]]) -> Iterator[str]:
+    """Yield that the rows of a run's metrics files are not those that it has logged.
+
+    A run that was killed may have logged a row more than its summary counts. One of an earlier version has no record
+    of its rows; that no round is missing, and none stands twice in one file, shows all the same.
+    """
+    rows = [row for file_rows in files for row in file_rows]
+    if record := summary.get("logged"):
+        if len(rows) != record["rows"] if summary["finished"] else len(rows) < record["rows"]:
+            yield f"has {len(rows)} rows in metrics.csv and logged {record['rows']}"
+        elif RowsDigest(rows[: record["rows"]]).record() != record:
+            yield "has another metrics.csv than the one that it wrote"
         return
-    effects = {difference.effect for difference in compare(settings, flat(tested["settings"]))}
-    tolerance = _OF_ROUNDING if "rounding" in effects else 1e-6
-    shared = [name for name in final["metrics"] if name.startswith("test/") and name in tested["metrics"]]
-    for name in shared if "results" not in effects else ():
-        pair = final["metrics"][name], tested["metrics"][name]
-        if not isclose(*pair, abs_tol=tolerance) and not all(map(isnan, pair)):
-            yield f"has {name} {pair[0]:.4f} in round {final['round']}, and {pair[1]:.4f} by fedsim test"
+    rounds = sorted({int(row["epoch"]) + 1 for row in rows})
+    if gone := sorted({*range(rounds[0], rounds[-1])} - {*rounds}) if rounds else []:
+        yield f"lacks round {gone[0]} in metrics.csv"
+    for file_rows in files:
+        epochs = [int(row["epoch"]) for row in file_rows]
+        cells = Counter((int(row["epoch"]), name) for row in file_rows for name in row if row[name] and _is_score(name))
+        again = [later for epoch, later in pairwise(epochs) if later < epoch]
+        again += [epoch for (epoch, _), count in cells.items() if count > 1]
+        if again:
+            yield f"has round {min(again) + 1} twice in metrics.csv"
+
+
+def _doubts_about_results(summary: Mapping[str, Any], log: Mapping[int, Mapping[str, float]]) -> Iterator[str]:
+    """Yield differences between the results of a run and those that its log gives: round -> numbers.
+
+    A log begins after round 1 if the run went on in another folder; then the results may be of earlier rounds.
+    """
+    rounds, last = summary["rounds"], max(log, default=0)
+    if last != rounds and (summary["finished"] or last != rounds + 1):  # a kill may fall between log and summary
+        yield f"has {rounds} rounds in summary.json and {last} in metrics.csv"
+    log = {round_: row for round_, row in log.items() if round_ <= rounds}
+    scored = {round_: row for round_, row in log.items() if any(map(_is_score, row))}
+    final, best = ((summary[name] or {"round": 0, "metrics": {}}) for name in ("final", "best"))
+    for name, evaluation in (("final", final), ("best", best)):
+        round_, scores = evaluation["round"], evaluation["metrics"]
+        if round_ >= min(log, default=1) and not _are_logged(scores, scored.get(round_, {})):
+            yield f"has other {name} scores in summary.json than in metrics.csv"
+    if scored and final["round"] != max(scored):
+        of_round = f"round {final['round']}" if final["round"] else "no round"
+        yield f"has the scores of {of_round} as its last, and of {max(scored)} in metrics.csv"
+    for key in ("val/mAP", "val/top1"):
+        if any(row.get(key, -1) > best["metrics"].get(key, -1) + 1e-6 for row in log.values()):
+            yield f"has better {key} in metrics.csv than that of its best round in summary.json"
+    for name, score in final["metrics"].items():
+        split, _, metric = name.replace("oracle/", "test/").partition("/")
+        delivered = metric_name(split, summary["primary"], "seen", metric)
+        if not _is_close((score, final["metrics"].get(delivered, score))):
+            yield f"has other {name} in summary.json than its {summary['primary']} models"
             return
 
 
-def _is_logged(score: float, logged: float | None) -> bool:
-    """Return whether a score is the logged one, which has 32 bits."""
-    return logged is not None and (
-        isclose(score, logged, rel_tol=1e-6, abs_tol=1e-6) or (isnan(score) and isnan(logged))
-    )
+def doubts_about_test(
+    summary: Mapping[str, Any], settings: Flat, tested: Mapping[str, Any], log: Mapping[int, Mapping[str, float]]
+) -> Iterator[str]:
+    """Yield that ``fedsim test`` has other scores than the fit for the same round, scored alike.
+
+    ``log``: round -> numbers; the last evaluation is in the summary, too, also of a run without a log.
+    """
+    if not tested["is_whole"]:
+        yield f"has a {TESTS}/{tested['kind']}.json that was edited"
+    final, round_ = summary["final"] or {"round": None, "metrics": {}}, tested.get("round")
+    fitted = final["metrics"] if round_ == final["round"] else log.get(round_, {}) if round_ else {}
+    if not tested.get("settings"):
+        return
+    effects = {difference.effect for difference in compare(settings, flat(tested["settings"]))}
+    tolerance = _OF_ROUNDING if "rounding" in effects else 1e-6
+    shared = [name for name in fitted if name.startswith("test/") and name in tested["metrics"]]
+    for name in shared if "results" not in effects else ():
+        if not _is_close(pair := (fitted[name], tested["metrics"][name]), tolerance):
+            yield f"has {name} {pair[0]:.4f} in round {round_}, and {pair[1]:.4f} by fedsim test"
+            return
+
+
+def _is_score(name: str) -> bool:
+    return name.startswith(("val/", "test/", "oracle/"))
+
+
+def _are_logged(scores: Mapping[str, float], row: Mapping[str, float]) -> bool:
+    """Return whether scores are those of a row of the log, which has 32 bits, and of very many sets the means alone."""
+    logged = {name: score for name, score in row.items() if _is_score(name)}
+    has_sets = any(name.count("/") > 2 and metric_parts(name)[2] not in MEANS for name in logged)
+    names = {*logged, *scores} if has_sets or not logged else {*logged}
+    return all(name in scores and name in logged and _is_close((scores[name], logged[name])) for name in names)
+
+
+def _is_close(pair: tuple[float, float], tolerance: float = 1e-6) -> bool:
+    return isclose(*pair, rel_tol=1e-6, abs_tol=tolerance) or all(map(isnan, pair))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.metrics import MEANS
 from fedsim.report import series
 from fedsim.report.costs import answers_line
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import axes_of, new_figure, save_figure, style_of
-from fedsim.report.runs import MEANS, Rule, Run
+from fedsim.report.runs import Rule, Run
 from fedsim.report.series import Series, Shares, blocks_of, clients_of, participation_of, rungs_of, runs_of
 
 if TYPE_CHECKING:

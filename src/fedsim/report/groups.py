@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.metrics import KINDS
+from fedsim.core.metrics import KINDS, MEANS
 from fedsim.core.names import metric_name, printable
 from fedsim.parsing.config_files import read_config, shipped_configs
 from fedsim.report.layout import mean_and_spread
 from fedsim.report.run_files import OF_TEST
-from fedsim.report.runs import MEANS, Rule, Run, read_run
+from fedsim.report.runs import Rule, Run, read_run
 from fedsim.settings.configuration import compare, flat_part, is_of_experiment, text_of
 from fedsim.settings.effects import Flat, SettingValue
 from fedsim.settings.facts import Group

@@ -20,6 +20,7 @@ from fedsim.parsing.documents import parse_json
 from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import digest, fingerprint_from
 from fedsim.settings.effects import Flat
+from fedsim.settings.identity import is_as_sealed
 
 OF_TEST = "the settings of fedsim test"
 
@@ -290,6 +291,7 @@ _MAY_LACK: dict[str, tuple[Test, str]] = {
     "threads": (_is_whole, "a whole number"),
     "device": (_is_text, "a name"),
     "written": (_is_text, "a date"),
+    "logged": (_or_none(_with(rows=_is_whole, digest=_is_text)), "the number and the digest of logged rows"),
 }
 
 
@@ -309,13 +311,16 @@ def check_summary(summary: Mapping[str, Any], name: str) -> None:
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """Read a file of ``fedsim test``; its ``kind`` is the name of the checkpoint. Raise DataError if it is not one."""
+    """Read a file of ``fedsim test``; its ``kind`` is the name of the checkpoint.
+
+    ``is_whole`` is false if the file was edited. Raises DataError if it is not one of ``fedsim test``.
+    """
     evaluation = read_json(path)
     settings, data = evaluation.get("settings", {}), evaluation.get("data")
     is_whole = _is_evaluation({"round": 0, **evaluation}) and isinstance(settings, Mapping) and _are_data(data)
     if not is_whole or not _is_date(evaluation.get("written", _LACKS)):
         raise DataError(f"{path}: is not a round with its metrics; remove it, or test again")
-    return {**evaluation, "kind": path.stem}
+    return {**evaluation, "kind": path.stem, "is_whole": is_as_sealed(evaluation)}
 
 
 def written_at(evaluation: Mapping[str, Any]) -> float:

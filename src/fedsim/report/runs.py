@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.metrics import ACCURACIES, OF_PRECISION, OF_RANKS, comparable
-from fedsim.core.metrics_rows import metrics_files
+from fedsim.core.metrics import ACCURACIES, MEANS, OF_PRECISION, OF_RANKS, comparable
+from fedsim.core.metrics_rows import Row, metrics_files, numbers_in, read_rows
 from fedsim.core.names import metric_name, metric_parts
 from fedsim.core.readable import files_in, has_file
 from fedsim.core.replaced_run import QUERIES_FILE, TESTS
@@ -33,11 +32,10 @@ from fedsim.report.run_files import (
 from fedsim.settings.changes import Change, read_changes
 from fedsim.settings.configuration import fingerprint_from, flat
 from fedsim.settings.effects import Flat
+from fedsim.settings.identity import is_as_sealed
 
 STUDY_FILE = "trials.log"
 """in the folder of a search: Optuna's journal of its trials"""
-MEANS = ("seen", "unseen")
-"""means over the test sets on which clients train, and over all others, beside the names of test sets"""
 METRICS = (*OF_PRECISION, *OF_RANKS.values(), *ACCURACIES)
 
 
@@ -52,6 +50,13 @@ class Run:
     """that the user gives it in a report; empty: none"""
     is_tested: bool = False
     """whether a report shows its scores of ``fedsim test``"""
+    is_whole: bool = True
+    """whether summary.json is as the run wrote it, as far as that is known"""
+
+    @cached_property
+    def rows(self) -> list[list[Row]]:
+        """The rows of each metrics file; raises DataError if one cannot be read."""
+        return [read_rows(path) for path in metrics_files(self.folder)]
 
     @cached_property
     def log(self) -> dict[int, dict[str, float]]:
@@ -62,19 +67,11 @@ class Run:
         Raises:
             DataError: if there is no log, or it cannot be read.
         """
-        paths = metrics_files(self.folder)
-        if not paths:
+        if not self.has_log:
             raise DataError(f"{self.folder}: holds no metrics.csv; was the run started with another logger only?")
         rounds: dict[int, dict[str, float]] = {}
-        for path in paths:
-            try:
-                with path.open(newline="") as file:
-                    for row in csv.DictReader(file):
-                        numbers = {name: float(value) for name, value in row.items() if value}
-                        numbers = self._spelled(numbers)
-                        rounds.setdefault(_round_of(row["epoch"]), {}).update(numbers)
-            except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-                raise DataError(f"{path}: is not a log of fedsim fit ({error}); was it edited?") from error
+        for row in (row for file_rows in self.rows for row in file_rows):
+            rounds.setdefault(int(row["epoch"]) + 1, {}).update(self._spelled(numbers_in(row)))
         return dict(sorted(rounds.items()))
 
     @cached_property
@@ -126,11 +123,14 @@ class Run:
     @cached_property
     def contradictions(self) -> list[str]:
         """The differences between its files; each continues a sentence about it."""
-        contradictions = list(doubts_about_log(self.summary, self.log)) if self.has_log else []
+        contradictions = [] if self.is_whole else ["has a summary.json that was edited"]
         if self.config:
-            contradictions[:0] = contradictions_of(self.summary, self.config, self.settings)
+            contradictions += contradictions_of(self.summary, self.config, self.settings)
+        log = self.log if self.has_log else {}
+        if self.has_log:
+            contradictions += doubts_about_log(self.summary, self.rows, log)
         if self.is_tested and self.tested is not None:
-            contradictions += doubts_about_test(self.summary, self.settings, self.tested)
+            contradictions += doubts_about_test(self.summary, self.settings, self.tested, log)
         return contradictions
 
     @cached_property
@@ -187,7 +187,7 @@ class Run:
     @property
     def seen(self) -> list[str]:
         """Test sets of the clients that trained."""
-        return [name for name in self.test_sets if name not in (*self.unseen, "seen", "unseen")]
+        return [name for name in self.test_sets if name not in (*self.unseen, *MEANS)]
 
     @property
     def classifies(self) -> bool:
@@ -223,23 +223,16 @@ def read_run(folder: Path, name: str = "", is_tested: bool = False) -> Run:
         raise DataError(f"{folder}: holds no summary.json; give the run directories of fedsim fit")
     summary = read_json(path)
     check_summary(summary, str(path))
+    is_whole = is_as_sealed(summary)  # before names of an earlier version are replaced
     for part in ("final", "best"):
         if summary[part] is not None:
             summary[part]["metrics"] = spelled(summary[part]["metrics"], summary["clients"], summary["unseen"])
-    return Run(folder, summary, name, is_tested)
+    return Run(folder, summary, name, is_tested, is_whole)
 
 
 def _test_scores(evaluation: Mapping[str, Any] | None) -> dict[str, float]:
     metrics = (evaluation or {}).get("metrics", {})
     return {name: value for name, value in metrics.items() if name.startswith("test/")}
-
-
-def _round_of(epoch: str) -> int:
-    """Return the round of a line, from 1; Lightning counts from 0."""
-    number = int(epoch)
-    if number < 0:
-        raise ValueError(f"epoch {number}")
-    return number + 1
 
 
 RuleName = Literal["last", "best", "best3", "oracle", "tested"]

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import DataError
-from fedsim.core.metrics import comparable
+from fedsim.core.metrics import MEANS, comparable
 from fedsim.core.names import metric_name
 from fedsim.report.costs import answers_line, fewest_answers, is_timed, traffic, work
 from fedsim.report.groups import MEANING, RunGroup, shown_metrics, splits, unequal_evaluation
 from fedsim.report.layout import Block, mean_and_spread
-from fedsim.report.runs import MEANS, Rule, Run
+from fedsim.report.runs import Rule, Run
 from fedsim.report.series import Series, curves, label_of_line, seconds_of
 from fedsim.report.significance import (
     Estimate,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
 import re
 import sys
@@ -36,6 +37,25 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
     files = {module: _with_imports(module, set()) for module in sorted(set(_own_modules(config)))}
     code = {module: digest(sorted(map(_digest_of_file, paths))) for module, paths in files.items()}
     return {**hashes, "files": dict(_files(config)), "code": code}
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON file with a ``seal``: a hash of all else, by which a later change shows.
+
+    >>> content = sealed({"seed": 0})
+    >>> is_as_sealed(content), is_as_sealed(content | {"seed": 1}), is_as_sealed({"seed": 0})
+    (True, False, True)
+    """
+    return {**content, "seal": _seal_of(content)}
+
+
+def is_as_sealed(content: Mapping[str, Any]) -> bool:
+    """Return whether nothing has changed since the seal; a file of an earlier version has none, and nothing shows."""
+    return "seal" not in content or content["seal"] == _seal_of(content)
+
+
+def _seal_of(content: Mapping[str, Any]) -> str:
+    return digest(json.loads(json.dumps({name: value for name, value in content.items() if name != "seal"})))
 
 
 def line_of_identity(config: Mapping[str, Any]) -> str:

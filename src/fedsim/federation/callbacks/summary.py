@@ -21,13 +21,13 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from fedsim._version import __version__
 from fedsim.core.files import naming, replacing
 from fedsim.core.metrics import comparable
-from fedsim.core.metrics_rows import METRICS_FILE, metrics_files, rows_before, write_rows
+from fedsim.core.metrics_rows import METRICS_FILE, RowsDigest, metrics_files, rows_before, write_rows
 from fedsim.core.replaced_run import QUERIES_FILE
 from fedsim.evaluation.summary import MAX_LISTED, write_queries
 from fedsim.federation.checks.compatibility import data_of
 from fedsim.federation.events import ended_by, num_rounds
 from fedsim.settings.changes import Change, fingerprint_after, read_changes
-from fedsim.settings.identity import changed_content
+from fedsim.settings.identity import changed_content, sealed
 from fedsim.strategy.checkpoint_files import CONFIG_KEY
 
 if TYPE_CHECKING:
@@ -46,6 +46,17 @@ def federation_of(pl_module: LightningModule) -> Federation:
 class _Writer(ExperimentWriter):
     """Writes ``metrics.csv`` below the rows that are in it: FolderStart.prepare has moved another run's away."""
 
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir)
+        self.written = RowsDigest()
+        """of all rows in the file"""
+
+    def save(self) -> None:
+        """Write the rows that are not in the file yet."""
+        rows = self.metrics
+        super().save()  # which begins another list
+        self.written.add(rows)
+
     def _check_log_dir_exists(self) -> None:
         """Remove no file, and warn of none."""
 
@@ -53,7 +64,9 @@ class _Writer(ExperimentWriter):
         """Keep the rows of the run's first ``rounds`` rounds, from all of its files, in this one."""
         folder, target = Path(self.log_dir), Path(self.metrics_file_path)
         earlier = metrics_files(folder)
-        self.metrics_keys = write_rows(target, rows_before(folder, rounds))
+        rows = rows_before(folder, rounds)
+        self.metrics_keys = write_rows(target, rows)
+        self.written = RowsDigest(rows)
         for path in earlier:
             if path != target:
                 path.unlink()
@@ -84,6 +97,11 @@ class MetricsFile(CSVLogger):
                 if self.rounds is not None:
                     self._writer.continue_with(self.rounds)
         return self._writer
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """The number of rows in the file, and their digest; None before the first one."""
+        return None if self._writer is None else self._writer.written.record()
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Keep numbers, and write them."""
@@ -129,6 +147,7 @@ class RunSummary(Callback):
         self.data: dict[str, Any] | None = None
         """the identity of the data, on the first rank; None: a checkpoint of an earlier version has none"""
         self._earlier_identity: Mapping[str, Any] = {}
+        self._is_new = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Describe the data; other data than those of a resumed run are a changed setting."""
@@ -151,7 +170,13 @@ class RunSummary(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add the round to the sums, before an evaluation or a checkpoint reads them."""
+        """Add the round to the sums, before an evaluation or a checkpoint reads them.
+
+        The first round of a fit has taken the run directory, and its log: the summary of a run that goes on follows.
+        """
+        if self._is_new and trainer.current_epoch and self.path.exists():
+            self._write(trainer, pl_module, trainer.current_epoch)
+        self._is_new = False
         metrics = federation_of(pl_module).round_metrics
         self.totals["seconds"] += metrics["time/round_seconds"]
         if "time/simulated_seconds" in metrics:
@@ -217,6 +242,7 @@ class RunSummary(Callback):
             **{f"bytes_{name}": total for name, total in parts.ledger.totals.items()},
             **self.totals,
             **{name: value for listener in federation.listeners for name, value in listener.summary().items()},
+            "logged": next((logger.record for logger in trainer.loggers if isinstance(logger, MetricsFile)), None),
             "ranks": trainer.world_size,
             "threads": settings.threads,
             "device": str(federation.device),
@@ -224,7 +250,7 @@ class RunSummary(Callback):
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         with replacing(self.path) as partial:
-            partial.write_text(json.dumps(content, indent=2) + "\n")
+            partial.write_text(json.dumps(sealed(content), indent=2) + "\n")
 
 
 def _changed_sets(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:

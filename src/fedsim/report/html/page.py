@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from fedsim.core.extras import load_extra
 from fedsim.core.files import replacing
 from fedsim.core.names import file_names, metric_name
 from fedsim.core.readable import files_in, has_file
-from fedsim.core.replaced_run import MAPS, PICTURES, PROJECTIONS, QUERIES, RANKINGS, files_of_sets, read_round
+from fedsim.core.replaced_run import MAPS, PICTURES, PROJECTIONS, QUERIES, RANKINGS, ROWS, files_of_sets, read_round
 from fedsim.report.comparison import tables_with_runs
 from fedsim.report.course import COURSE, ROUND, course_blocks, round_folder, rounds_with_pictures
 from fedsim.report.features import query_tables, with_round
@@ -43,8 +44,8 @@ _PAGE, _PICTURES = 4_900_000, 1_000_000
 """Bytes: a page that has pictures is not larger, unless all else is: then its pictures take the second number."""
 _LARGE = 500_000
 """Bytes: a larger file has images of people, a smaller one points or a heat map."""
-_FORMS = ((1400, 75), (900, 30))
-"""largest width in pixels, and quality, of pictures that fit so, and of others"""
+_FORMS = ((1400, 75, 0), (900, 30, 0), (900, 30, 4), (900, 30, 2), (900, 30, 1))
+"""largest width in pixels, quality, and most queries of a picture (0: all); the first one that fits"""
 
 
 def write_page(
@@ -100,16 +101,33 @@ def write_page(
         "dark_colours": plots.DARK,
         "plotly": base64.b64encode(gzip.compress(offline.get_plotlyjs().encode(), mtime=0)).decode(),
     }
-    bare = len(rendered("page.html", content | {"uris": {}}).encode(errors="backslashreplace"))
+    bare = len(rendered("page.html", content | {"uris": {}, "num_queries": 1}).encode(errors="backslashreplace"))
     parts = [content[name] for name in ("sheets", "projections", "pictures", "queries", "over_rounds")]
-    files = sorted(_files_in(parts), key=_importance)
-    write(rendered("page.html", content | {"uris": embedded(files, max(_PAGE - bare, _PICTURES))}), path)
+    files, num_first = _by_importance([*_files_in(parts)], groups)
+    uris, num_queries = embedded(files, num_first, max(_PAGE - bare, _PICTURES))
+    write(rendered("page.html", content | {"uris": uris, "num_queries": num_queries}), path)
 
 
-def _importance(file: Path) -> tuple[bool, int]:
-    """Return the place of a picture among those that want room: small ones first, last the large ones of many alike."""
-    size, folder = file.stat().st_size, file.parent.name
-    return size > _LARGE and ("@" in file.name or folder.startswith(ROUND)), size
+def _by_importance(files: Sequence[Path], groups: Sequence[RunGroup]) -> tuple[list[Path], int]:
+    """Return pictures in the order in which they get room, and the number of those for which others are left out.
+
+    The others are large ones of rounds, and of further clients' own models on a set. Seen sets come after unseen ones.
+    """
+    runs = {group.runs[0].folder: group.runs[0] for group in groups}
+    seen = {
+        folder: {file for name, file in files_of_sets(run.test_sets).items() if name not in run.unseen}
+        for folder, run in runs.items()
+    }
+    first = dict[tuple[Path, str], Path]()
+
+    def importance(file: Path) -> tuple[bool, bool, int]:
+        of_set, size = file.stem.partition("@")[0], file.stat().st_size
+        is_further = file.parent.name.startswith(ROUND) or first.setdefault((file.parent, of_set), file) != file
+        folder = next((folder for folder in file.parents if folder in seen), None)
+        return is_further and size > _LARGE, folder is not None and of_set in seen[folder], size
+
+    keys = {file: importance(file) for file in files}
+    return sorted(keys, key=keys.__getitem__), sum(not key[0] for key in keys.values())
 
 
 def _files_in(part: object) -> Iterator[Path]:
@@ -276,31 +294,40 @@ def _sheet_command(groups: Sequence[RunGroup]) -> str:
     return f"fedsim data preview --config {config} --output {sheet}"
 
 
-def embedded(files: Sequence[Path], most: int) -> dict[Path, str]:
-    """Return pictures as parts of a page of at most ``most`` bytes in total: of too many only the first that fit."""
-    uris: dict[Path, str] = {}
-    for widest, quality in _FORMS:
-        uris, left = {}, most
+def embedded(files: Sequence[Path], num_first: int, most: int) -> tuple[dict[Path, str], int]:
+    """Return pictures as parts of a page of at most ``most`` bytes in total: of too many only the first that fit.
+
+    They are as large, with as many queries, as lets all in; or else the first ``num_first``. Also returns the number of
+    queries to which a picture is cut; 0: none is.
+    """
+    shown, num_queries = dict[Path, str](), 0
+    for form, wanted in zip(_FORMS, (len(files), *[num_first] * (len(_FORMS) - 1)), strict=True):
+        uris, left = dict[Path, str](), most
         for file in files:
-            uri = as_uri(file, widest, quality)
+            uri = as_uri(file, *form)
             if len(uri) > left:
                 break
             uris[file] = uri
             left -= len(uri)
-        else:
+        if len(uris) > len(shown):  # pictures of earlier versions cannot be cut
+            shown, num_queries = uris, form[2]
+        if len(shown) >= wanted:
             break
-    return uris
+    return shown, num_queries
 
 
-def as_uri(file: Path, widest: int = _FORMS[0][0], quality: int = _FORMS[0][1]) -> str:
+def as_uri(file: Path, widest: int = _FORMS[0][0], quality: int = _FORMS[0][1], num_rows: int = _FORMS[0][2]) -> str:
     """Return a picture as a part of a page, as WebP: half the size of JPEG, a twentieth of PNG."""
     from PIL import Image
 
     try:
         with Image.open(file) as picture:
-            shown = picture.convert("RGB")
+            shown, rows = picture.convert("RGB"), str(picture.info.get(ROWS, ""))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{file}: cannot read this picture ({error}); remove it, or write it again") from error
+    if num_rows and re.fullmatch("[0-9]{1,5} [0-9]{1,5}", rows):
+        top, height = map(int, rows.split())
+        shown = shown.crop((0, 0, shown.width, min(shown.height, top + num_rows * height)))
     if shown.width > widest:
         shown = shown.resize((widest, round(shown.height * widest / shown.width)))
     content = io.BytesIO()

@@ -12,11 +12,11 @@ import numpy as np
 from plotly import graph_objects
 
 from fedsim.core.errors import DataError
-from fedsim.core.metrics import LABELS
+from fedsim.core.metrics import LABELS, MEANS
 from fedsim.report import series
 from fedsim.report.groups import RunGroup
 from fedsim.report.layout import faded, style_of
-from fedsim.report.runs import MEANS, Rule, Run
+from fedsim.report.runs import Rule, Run
 from fedsim.report.series import Series, blocks_of, clients_of, participation_of, rungs_of, runs_of
 
 _PATTERN = {"fillmode": "overlay", "fgcolor": "white", "size": 6}
