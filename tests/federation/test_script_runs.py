@@ -11,7 +11,7 @@ import lightning
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 
 import fedsim
@@ -19,6 +19,7 @@ from environment import is_of_a_launcher
 from fedsim.__main__ import main
 from fedsim.core import versions
 from fedsim.core.errors import ConfigError
+from fedsim.core.metrics_rows import read_rows
 from fedsim.core.versions import current_version
 from fedsim.data import Augmentation
 from fedsim.federation.callbacks import RoundProgress
@@ -284,6 +285,33 @@ def test_scores_after_a_fit_are_no_round_of_the_run(tmp_path):
     again.test(built(), datamodule=data_of(), ckpt_path=str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
     assert again.scores == trainer.scores
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+
+
+class LogsOften(Callback):
+    """Logs past Lightning's connector, as DeviceStatsMonitor does: without an epoch, and at any time."""
+
+    def log_twice(self, trainer, name):
+        for number in (1.0, 2.0):
+            trainer.loggers[0].log_metrics({name: number}, step=trainer.global_step)
+
+    def on_train_start(self, trainer, pl_module):
+        self.log_twice(trainer, "own/start")
+
+    def on_train_batch_end(self, trainer, *_):
+        self.log_twice(trainer, "own/batch")
+
+    def on_train_end(self, trainer, pl_module):
+        self.log_twice(trainer, "own/end")
+
+
+def test_numbers_that_callbacks_log_without_an_epoch_are_those_of_the_latest_round(tmp_path, capsys):
+    for rounds in (2, 3):
+        fit(tmp_path / "run", rounds=rounds, resume=True, callbacks=[LogsOften(), LearningRateMonitor()])
+        assert main(["report", str(tmp_path / "run")]) == 0
+        assert "IN DOUBT" not in "".join(capsys.readouterr())
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
+    epochs = {name: [int(row["epoch"]) for row in rows if row[name] == "2.0"] for name in rows[0] if "own" in name}
+    assert epochs == {"own/batch": [0, 1, 2], "own/end": [1, 2], "own/start": [0, 1]}
 
 
 def test_two_ranks_resume_a_run_of_a_script(tmp_path, monkeypatch):

@@ -131,12 +131,14 @@ def doubts_about_log(
 def _doubts_about_rows(summary: Mapping[str, Any], files: Sequence[Sequence[Row]]) -> Iterator[str]:
     """Yield that the rows of a run's metrics files are not those that it has logged.
 
-    A run that was killed may have logged a row more than its summary counts. One of an earlier version has no record
+    A run that was killed may have logged a row more than its summary counts, and a callback at the end of a run rows
+    without scores. One of an earlier version has no record
     of its rows; that no round is missing, and none stands twice in one file, shows all the same.
     """
     rows = [row for file_rows in files for row in file_rows]
     if record := summary.get("logged"):
-        if len(rows) != record["rows"] if summary["finished"] else len(rows) < record["rows"]:
+        later = rows[record["rows"] :] if summary["finished"] else []
+        if len(rows) < record["rows"] or any(row[name] and _is_score(name) for row in later for name in row):
             yield f"has {len(rows)} rows in metrics.csv and logged {record['rows']}"
         elif RowsDigest(rows[: record["rows"]]).record() != record:
             yield "has another metrics.csv than the one that it wrote"

@@ -159,8 +159,8 @@ class RunBeginning(RoundCallback):
                     join_mlflow_run(logger, folder, self._config)
                 elif isinstance(logger, WandbLogger):
                     join_run(logger, folder)
-                elif isinstance(logger, MetricsFile) and self._folder.continues:
-                    logger.rounds = self._folder.rounds
+                elif isinstance(logger, MetricsFile):
+                    logger.begin(trainer, self._folder.rounds if self._folder.continues else None)
             self._held.release(trainer, module)
         for callback in callbacks_of(trainer):
             if isinstance(callback, KeepConfig):

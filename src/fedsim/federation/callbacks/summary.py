@@ -81,11 +81,15 @@ class MetricsFile(CSVLogger):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, name="", version="", flush_logs_every_n_steps=1)
-        self.rounds: int | None = None
-        """rounds of the run that this fit continues; their rows stay. None: it begins"""
+        self._rounds: int | None = None
+        self._trainer: Trainer | None = None
         self.is_open = True
         """whether numbers are written: those of a test after the fit belong to no round"""
         self._writer: _Writer | None = None
+
+    def begin(self, trainer: Trainer, rounds: int | None) -> None:
+        """Take the rounds from a trainer, and keep the rows of the ``rounds`` that its fit continues; None: none."""
+        self._trainer, self._rounds = trainer, rounds
 
     @property
     @rank_zero_experiment
@@ -94,8 +98,8 @@ class MetricsFile(CSVLogger):
         if self._writer is None:
             with naming(Path(self.log_dir) / METRICS_FILE):
                 self._writer = _Writer(log_dir=self.log_dir)
-                if self.rounds is not None:
-                    self._writer.continue_with(self.rounds)
+                if self._rounds is not None:
+                    self._writer.continue_with(self._rounds)
         return self._writer
 
     @property
@@ -104,9 +108,10 @@ class MetricsFile(CSVLogger):
         return None if self._writer is None else self._writer.written.record()
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Keep numbers, and write them."""
+        """Keep numbers, and write them; those of a callback that names no epoch are of the latest round."""
         if self.is_open:
-            super().log_metrics(metrics, step)
+            begun = 0 if self._trainer is None else self._trainer.fit_loop.epoch_progress.current.ready
+            super().log_metrics({"epoch": max(begun - 1, 0), **metrics}, step)
 
     def save(self) -> None:
         """Write the metrics so far."""
