@@ -43,7 +43,7 @@ class RateSchedule(Section, option="model.client.schedule"):
     ``cosine``: half a cosine over ``rounds``"""
     step: Annotated[int, Facts(needs="kind == 'step'")] = 40
     """rounds between two drops"""
-    milestones: Annotated[tuple[int, ...], Facts(needs="kind == 'milestones'")] = (40, 70)
+    milestones: Annotated[tuple[int, ...], Facts(needs="kind == 'milestones'", is_set=True)] = (40, 70)
     """rounds of the drops, from 0: those of the bag of tricks (Luo et al., CVPRW 2019)"""
     gamma: Annotated[float, Facts(needs="kind in ('step', 'milestones')")] = 0.1
     """factor of each drop"""
