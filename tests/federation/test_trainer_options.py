@@ -80,7 +80,7 @@ def test_one_batch_and_two_limits_are_refused():
     with pytest.raises(ConfigError, match=r"^trainer\.limit_train_batches: 1 .*set data\.limit_client_batches to 1"):
         fedsim.Trainer(limit_train_batches=1)
     trainer = fedsim.Trainer(accelerator="cpu", limit_train_batches=2, enable_progress_bar=False)
-    with pytest.raises(ConfigError, match=r"^data\.limit_client_batches: trainer\.limit_train_batches is 2, too; leave"):
+    with pytest.raises(ConfigError, match=r"^data\.limit_client_batches: trainer\.limit_train_batches is 2"):
         trainer.fit(make_model(FedAvg(share_head=False)), datamodule=make_data(limit_client_batches=1))
 
 

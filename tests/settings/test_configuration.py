@@ -18,6 +18,7 @@ from fedsim.settings.configuration import (
     flat,
     idle_settings,
     is_of_experiment,
+    line_of_idle,
     missing_settings,
     names_file,
     text_of,
@@ -525,6 +526,54 @@ def test_a_default_is_one_however_it_is_spelled():
     assert len({fingerprint_of(with_optimizer(optimizer)) for optimizer in SPELLED}) == 1
     rates = with_optimizer({"class_path": "torch.optim.SGD", "init_args": USUAL | {"lr": 0.1}})
     assert [d.option for d in compare(flat(with_optimizer(SPELLED[1])), flat(rates))] == ["model.client.optimizer.lr"]
+
+
+BACKBONE, SELECTION = "fedsim.models", "fedsim.federation.components.selection"
+LINES = [  # a setting and a value, settings beside which it has no effect, and others beside which it has one
+    ("model.client.drop_partial", True, {"sampler": "people"}, {"sampler": "shuffle"}),
+    ("model.client.drop_partial", True, {"cluster": {}}, {"bottom_up": {}}),
+    ("model.client.drop_partial", True, {"batch_size": None}, {"batch_size": 8}),
+    ("model.client.optimizer_state", "keep", {"optimizer": part("torch.optim.SGD", lr=0.1)},
+     {"optimizer": part("torch.optim.SGD", lr=0.1, momentum=0.9)}),
+    ("model.client.optimizer_state", "keep", {"optimizer": part("torch.optim.SGD", lr=0.1)},
+     {"optimizer": part("torch.optim.Adam", lr=0.1)}),
+    ("model.clients.town0.drop_partial", True, {"model.client": {"sampler": "people"}}, {}),
+    ("model.clients.town0.drop_partial", True, {"sampler": "identity"}, {}),
+    ("model.clients.town0.accumulate", 2, {"model.client": {"batch_size": None}}, {"batch_size": 8}),
+    ("model.method.weighting", "uniform", {"data.partition": "union"}, {"data.partition": "by_camera"}),
+    ("model.method.attn_local", True, {"model.backbone": "fedsim.models.ResNet"},
+     {"model.backbone": part(f"{BACKBONE}.ResNet", norm="se")}),
+    ("model.method.attn_local", True, {"model.backbone": f"{BACKBONE}.SmallCNN"}, {"model.backbone": "mine.Net"}),
+    ("model.method.attn_local", True, {"model.backbone": f"{BACKBONE}.SmallCNN"},
+     {"model.backbone": part(f"{BACKBONE}.SmallCNN", style={"kind": "snr"})}),
+    ("model.selection.among", "architecture", {"reward": "argmin"}, {"reward": "soft"}),
+    ("model.selection.among", "architecture", {},
+     {"model.clients": {"town0": {"backbone": f"{BACKBONE}.SmallCNN"}}}),
+]  # fmt: skip
+CLASSES = {"weighting": "fedsim.methods.FedPav", "attn_local": "fedsim.methods.SKA", "among": f"{SELECTION}.UCB"}
+
+
+@pytest.mark.parametrize(("option", "value", "idle", "active"), LINES)
+def test_a_setting_without_effect_is_told_at_the_start(option, value, idle, active):
+    section, _, name = option.rpartition(".")
+
+    def line_beside(others):
+        content = {name: value} | {n: v for n, v in others.items() if "." not in n}
+        config = nested(section, part(CLASSES[name], **content) if name in CLASSES else content)
+        for other, inner in others.items():
+            config = with_value(other, inner, config) if "." in other else config
+        return line_of_idle(config)
+
+    assert f" {option} " in line_beside(idle)
+    assert f" {option} " not in line_beside(active)
+
+
+def test_weights_of_a_single_client_are_told_for_all_methods():
+    for cls in (c for c in table.classes_below("fedsim.methods.base.Method") if "weighting" in c.arguments):
+        value = {"uniform": "size"}.get(cls.arguments["weighting"].default, "uniform")
+        config = {"model": {"method": part(cls.path, weighting=value)}, "data": {"partition": "union"}}
+        if "data.partition" in cls.arguments["weighting"].facts.needs:
+            assert " model.method.weighting " in line_of_idle(config), cls.path
 
 
 def test_an_own_loss_beside_an_own_module_is_told():
