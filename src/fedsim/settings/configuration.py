@@ -135,18 +135,18 @@ class _Reader:
         for name, path, value in entries:
             self.fields(f"{option}.{name}", class_at(path), _arguments(value), group, is_given)
 
-    def drop_repeats(self, own: str, common: str) -> None:
-        """Drop the values below ``own`` that repeat those below ``common``; a class is dropped as a whole, or not."""
+    def drop_repeats(self, prefix: str, common: str) -> None:
+        """Drop the values below ``prefix`` that repeat those below ``common``; a class is dropped as a whole, or not."""
         kept_class = "\n"
-        for option in [option for option in self.entries if option.startswith(own)]:
-            same = common + option.removeprefix(own)
-            if option not in self.entries or option.startswith(kept_class) or _is_null(self.entries.get(same)):
+        for option in [option for option in self.entries if option.startswith(prefix)]:
+            repeated = common + option.removeprefix(prefix)
+            if option not in self.entries or option.startswith(kept_class) or _is_null(self.entries.get(repeated)):
                 continue
             setting = self.entries[option].setting
             if is_section(setting):
                 if not _is_null(self.entries[option]):
                     del self.entries[option]
-            elif (block := self._below(option)) == self._below(same):
+            elif (block := self._below(option)) == self._below(repeated):
                 self.entries = {name: v for name, v in self.entries.items() if name.removeprefix(option) not in block}
             elif setting.base:
                 kept_class = f"{option}."

@@ -253,7 +253,7 @@ class UCB(Selection):
     def prepare(self, num_images: Mapping[str, int]) -> None:
         """Warn if each round selects one client of several: its weight is 1, so every reward is the same.
 
-        Tell that ``rho`` has no effect if each round selects all.
+        Log that ``rho`` has no effect if each round selects all.
         """
         if self.count >= len(num_images):
             log.info("without effect: model.selection.rho, as each round selects all clients")
