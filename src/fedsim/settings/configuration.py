@@ -136,19 +136,18 @@ class _Reader:
             self.fields(f"{option}.{name}", class_at(path), _arguments(value), group, is_given)
 
     def drop_repeats(self, prefix: str, common: str) -> None:
-        """Drop the values below ``prefix`` that repeat those below ``common``; a class is dropped as a whole, or not."""
+        """Drop the values below ``prefix`` that repeat those below ``common``; a class as a whole, or not at all."""
         kept_class = "\n"
         for option in [option for option in self.entries if option.startswith(prefix)]:
             repeated = common + option.removeprefix(prefix)
-            if option not in self.entries or option.startswith(kept_class) or _is_null(self.entries.get(repeated)):
+            entry, shared = self.entries.get(option), self.entries.get(repeated)
+            if entry is None or shared is None or None in (entry.value, shared.value) or option.startswith(kept_class):
                 continue
-            setting = self.entries[option].setting
-            if is_section(setting):
-                if not _is_null(self.entries[option]):
-                    del self.entries[option]
-            elif (block := self._below(option)) == self._below(repeated):
+            if is_section(entry.setting) or (not entry.setting.base and _are_equal(entry.value, shared.value)):
+                del self.entries[option]
+            elif entry.setting.base and (block := self._below(option)) == self._below(repeated):
                 self.entries = {name: v for name, v in self.entries.items() if name.removeprefix(option) not in block}
-            elif setting.base:
+            elif entry.setting.base:
                 kept_class = f"{option}."
 
     def _below(self, option: str) -> dict[str, str]:
@@ -194,10 +193,6 @@ def _plain(value: Any, setting: Setting) -> Any:
 def _inner(setting: Setting) -> Setting:
     """Return the facts of the values in a list or mapping."""
     return Setting(has_counts=setting.has_counts)
-
-
-def _is_null(entry: SettingValue | None) -> bool:
-    return entry is None or entry.value is None
 
 
 def compare(old: Flat, new: Flat) -> Iterator[Difference]:
