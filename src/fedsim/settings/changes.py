@@ -52,7 +52,7 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any], after: int) 
     """Return the settings that differ between the config of a checkpoint and that of a resume.
 
     A setting that only one of both gives is no change if it has the default that its class declares: it is one of
-    another version of fedsim.
+    another version of fedsim. One without effect is none, either: a program leaves out what the parser writes.
 
     Args:
         old: the resolved config of the checkpoint.
@@ -63,10 +63,12 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any], after: int) 
     >>> [str(change) for change in changes_between(old, new, 8)]
     ['changed since round 8: model.threads 1 -> 2']
     """
+    before, now = flat(old), flat(new)
     return [
         Change(after, d.option, _plain(d.old), _plain(d.new), d.effect in COUNTED and not d.setting.facts.is_length)
-        for d in compare(flat(old), flat(new))
+        for d in compare(before, now)
         if "." in d.option or d.setting.facts.is_repeated
+        if d.effect != "nothing" or all(d.option in config and config[d.option].is_given for config in (before, now))
     ]
 
 
