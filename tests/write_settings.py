@@ -156,6 +156,8 @@ def of_argument(hint, default, text):
         entry["base"] = path_of(base)
     if text:
         entry["text"] = text
+    if strip(hint) is Any or {int, float} <= {*types_in(hint)}:
+        entry["has_counts"] = True
     if form := form_of(hint):
         entry["form"] = form
     if default is not inspect.Parameter.empty:

@@ -409,3 +409,10 @@ def test_power_of_choice_hears_the_losses_of_a_run_and_continues_with_them(tmp_p
 def test_power_of_choice_refuses(options, says):
     with pytest.raises(ConfigError, match=rf"model\.selection\.{says}"):
         PowerOfChoice(**options)
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(2, False), (3, True), (4, True)])
+def test_exploration_without_effect_is_told(count, is_told, caplog):
+    caplog.set_level("INFO", logger="fedsim")
+    UCB(count=count).prepare({"town0": 4, "town1": 4, "town2": 4})
+    assert any("without effect: model.selection.rho" in message for message in caplog.messages) is is_told

@@ -37,7 +37,8 @@ WORKS = {
 def try_fit(**options):
     defaults = {"accelerator": "cpu", "max_epochs": 1, "limit_val_batches": 0, "enable_progress_bar": False}
     trainer = fedsim.Trainer(**defaults | options)
-    trainer.fit(make_model(FedAvg(share_head=False)), datamodule=make_data(limit_client_batches=1))
+    batches = None if "limit_train_batches" in options else 1
+    trainer.fit(make_model(FedAvg(share_head=False)), datamodule=make_data(limit_client_batches=batches))
     return trainer
 
 
@@ -73,6 +74,14 @@ def test_a_value_of_another_type_is_refused_for_each_argument():
 def test_a_value_that_is_nearly_right_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"^trainer\.{name}: "):
         fedsim.Trainer(**{name: value})
+
+
+def test_one_batch_and_two_limits_are_refused():
+    with pytest.raises(ConfigError, match=r"^trainer\.limit_train_batches: 1 .*set data\.limit_client_batches to 1"):
+        fedsim.Trainer(limit_train_batches=1)
+    trainer = fedsim.Trainer(accelerator="cpu", limit_train_batches=2, enable_progress_bar=False)
+    with pytest.raises(ConfigError, match=r"^data\.limit_client_batches: trainer\.limit_train_batches is 2"):
+        trainer.fit(make_model(FedAvg(share_head=False)), datamodule=make_data(limit_client_batches=1))
 
 
 def test_all_other_arguments_work():

@@ -633,3 +633,12 @@ def test_export_of_snr(tmp_path):
     assert all(name.endswith("num_batches_tracked") for name in missing)
     assert all(name.startswith("neck.") for name in unexpected)
     assert torch.equal(loaded.style_layer1.expand.weight, named(model)["backbone.style_layer1.expand.weight"])
+
+
+def test_the_order_of_places_has_no_meaning():
+    states = []
+    for places in (("layer1", "layer2"), ("layer2", "layer1")):
+        torch.manual_seed(0)
+        states.append(SmallCNN(width=8, style=StyleLayers(kind="snr", after=places)).state_dict())
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())

@@ -93,6 +93,29 @@ def test_other_spellings_and_options_of_other_versions_are_no_changes():
     assert changes_between(new, BASE, 8) == []
 
 
+OWN = {"class_path": "mine.Loss", "init_args": {"options": {"a": 1}}, "dict_kwargs": {"b": 2}}
+LINKS = {"down_mbit": 8, "up_mbit": 8, "images_per_second": 9}
+
+
+@pytest.mark.parametrize(
+    ("section", "less", "more", "option"),
+    [
+        ("objective", {"metric": OWN}, {"metric": OWN | {"init_args": {"options": {"a": 1, "c": 3}}}},
+         "objective.metric.options.c"),
+        ("objective", {"metric": OWN}, {"metric": OWN | {"dict_kwargs": {"b": 2, "c": 3}}}, "objective.metric.c"),
+        ("adaptive_backbones", {"caps": {"town0": 1}}, {"caps": {"town0": 1, "town1": 3}},
+         "adaptive_backbones.caps.town1"),
+        ("hardware", LINKS, LINKS | {"clients": {"town0": {"up_mbit": 3}}}, "hardware.clients.town0.up_mbit"),
+        ("client", {"batch_size": 8}, {"batch_size": 8, "positives": "other_cameras"}, "client.positives"),
+    ],
+)  # fmt: skip
+def test_what_only_one_config_has_is_a_change(section, less, more, option):
+    old, new = ({"model": {"method": "fedsim.methods.FedPav", section: content}} for content in (less, more))
+    for before, after in ((old, new), (new, old)):
+        assert [change.setting for change in changes_between(before, after, 8)] == [f"model.{option}"]
+        assert fingerprint_of(before) != fingerprint_of(after)
+
+
 def test_data_sets_of_a_list_are_compared_one_by_one():
     one, two = ({"class_path": "fedsim.data.datasets.GRID", "init_args": {"root": root}} for root in ("x", "y"))
     old, new = ({"data": {"source": sources}} for sources in ([one, one], [one, two]))

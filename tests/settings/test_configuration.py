@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from functools import partial
 
 import pytest
 
@@ -17,7 +18,9 @@ from fedsim.settings.configuration import (
     flat,
     idle_settings,
     is_of_experiment,
+    line_of_idle,
     missing_settings,
+    names_file,
     text_of,
 )
 
@@ -45,6 +48,13 @@ def part(path, **arguments):
     return {"class_path": path, "init_args": arguments}
 
 
+def nested(option, value):
+    """A configuration of one setting."""
+    for name in reversed(option.split(".")):
+        value = {name: value}
+    return value
+
+
 def differing(old, new, effects=("results", "rounding", "nothing")):
     return [difference.option for difference in compare(flat(old), flat(new)) if difference.effect in effects]
 
@@ -54,7 +64,7 @@ def differing(old, new, effects=("results", "rounding", "nothing")):
 SGD = {"lr": 0.005, "momentum": 0.9, "weight_decay": 0.0005, "nesterov": True}
 EQUAL = [
     ("trainer.precision", [None, "32-true", 32, "32"]),
-    ("trainer.limit_val_batches", [None, 1.0, 1]),
+    ("trainer.limit_val_batches", [None, 1.0]),
     ("trainer.limit_train_batches", [None, 1.0]),
     ("trainer.callbacks", [None, [], part(f"{LIGHTNING}.callbacks.RichProgressBar"),
                            [part(f"{LIGHTNING}.callbacks.lr_monitor.LearningRateMonitor")],
@@ -65,13 +75,18 @@ EQUAL = [
     ("data.size", [[256, 128], (256, 128), [256.0, 128]]),
     ("model.client.micro_batch", [None, 32, 32.0]),
     ("model.client.head_lr", [0.05]),
-    ("model.clients", [None, {}]),
+    ("model.clients", [
+        None, {}, {"town0": {}}, {"town0": {"batch_size": 32, "head_lr": None}},
+        {"town0": {"optimizer": part("torch.optim.SGD", lr=0.005, momentum=0.9, weight_decay=5e-4, nesterov=True)}},
+    ]),
+    ("data.augmentation.crop", [None, [256, 128], (256, 128)]),
+    ("model.client.schedule.milestones", [[40, 70], [70, 40]]),
     ("model.private", [None, []]),
     ("model.timing", [None, "Synchronous", part("fedsim.federation.components.timing.Synchronous")]),
     ("model.method", ["fedsim.methods.FedPav", "FedPav", part("fedsim.methods.fedpav.FedPav"),
                       part("fedsim.of.later.FedPav", weighting="size", distillation=None)]),
     ("model.client.optimizer", [part("torch.optim.SGD", **SGD), part("torch.optim.sgd.SGD", **SGD, dampening=0.0)]),
-    ("model.evaluation.junk_pids", [[-1], [-1.0], (-1,)]),
+    ("model.evaluation.junk_pids", [[-1, 0], [-1.0, 0], (0, -1)]),
 ]  # fmt: skip
 
 
@@ -123,6 +138,81 @@ def test_what_may_change_results_is_a_difference(option, value):
     assert fingerprint_of(row) != fingerprint_of(config)
 
 
+@pytest.mark.parametrize(
+    "option", ["trainer.limit_val_batches", "trainer.limit_test_batches", "model.unknown", "trainer.x"]
+)
+def test_one_is_not_1_0_where_both_may_be_valid(option):
+    assert differing(with_value(option, 1), with_value(option, 1.0)) == [option]
+    assert differing(with_value(option, [1]), with_value(option, [1.0])) == [option]
+
+
+RING = part("torch.optim.SGD", lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "names"),
+    [
+        ({"batch_size": 16}, {"batch_size": 32}, ["batch_size"]),
+        ({"batch_size": 1}, {"batch_size": True}, ["batch_size"]),
+        ({"optimizer": RING}, {"optimizer": RING}, []),
+        ({"optimizer": RING}, {"optimizer": part("torch.optim.SGD", lr=0.2)}, ["optimizer"]),
+        ({"optimizer": part("mine.Opt", a=1)}, {"optimizer": part("mine.Opt", a=1)}, []),
+        ({"optimizer": part("mine.Opt", a=1, b=2)}, {"optimizer": part("mine.Opt", a=1)}, ["optimizer"]),
+        ({"cluster": {"eps": 0.4}}, {"cluster": {"eps": 0.4}}, []),
+        ({"cluster": {"eps": 0.4}}, {"cluster": {}}, []),
+        ({"cluster": {"eps": 0.4}}, {"cluster": {"eps": 0.5}}, ["cluster.eps"]),
+        ({}, {"cluster": {}}, ["cluster"]),
+    ],
+)
+def test_a_client_that_repeats_a_common_value_makes_no_difference(common, own, names):
+    row = with_value("model.client", common)
+    config = with_value("model.clients", {"town0": own}, row)
+    assert differing(row, config) == [f"model.clients.town0.{name}" for name in names]
+    assert (fingerprint_of(row) == fingerprint_of(config)) is not bool(names)
+
+
+def test_a_client_that_repeats_the_common_hardware_makes_no_difference():
+    rates = {"up_mbit": 8, "down_mbit": 8, "images_per_second": 9}
+    row = with_value("model.hardware", rates)
+    same, other = (with_value("model.hardware", rates | {"clients": {"town0": {"up_mbit": n}}}) for n in (8, 9))
+    assert differing(row, same) == []
+    assert [d.option for d in compare(flat(row), flat(other))] == ["model.hardware.clients.town0.up_mbit"]
+
+
+def test_null_stands_for_another_setting_only_while_no_client_has_its_own():
+    row = row_of()
+    assert differing(row, with_value("model.client.micro_batch", 32, row)) == []
+    alone = with_value("model.clients", {"town0": {"batch_size": 64}}, row)
+    assert differing(alone, with_value("model.client.micro_batch", 32, alone)) == ["model.client.micro_batch"]
+    assert differing(row, alone) == ["model.clients.town0.batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "is_path"),
+    [
+        ("data.generated.root", ["generators", "/mnt/generators"], True),
+        ("data.manifest", ["fed", "other/fed"], True),
+    ],
+)
+def test_a_path_is_known_by_its_setting(option, values, is_path):
+    first, second = (flat(nested(option, value)) for value in values)
+    assert [names_file(entry) for entry in (first[option], second[option])] == [is_path] * 2
+    assert (fingerprint_from(first) == fingerprint_from(second)) is is_path
+
+
+@pytest.mark.parametrize(
+    ("backbone", "values", "is_path"),
+    [
+        ("ResNet", ["r50.pth", "b/R50.PTH"], True),
+        ("ResNet", ["IMAGENET1K_V1", "IMAGENET1K_V2"], False),
+        ("TimmBackbone", ["augreg.in21k", "augreg.in1k"], False),
+    ],
+)
+def test_weights_are_a_path_or_a_name_as_their_backbone_reads_them(backbone, values, is_path):
+    entries = [flat({"model": {"backbone": part(f"fedsim.models.{backbone}", weights=v)}}) for v in values]
+    assert [names_file(of_one["model.backbone.weights"]) for of_one in entries] == [is_path] * 2
+
+
 def test_true_is_not_one():
     one, true = ({"model": {"client": {"batch_size": value}}} for value in (1, True))
     assert differing(one, true) == ["model.client.batch_size"]
@@ -164,18 +254,12 @@ HOOKS = [part("mine.Halve", every=every) for every in (1, 2)] + [part("mine.Othe
         ("trainer.logger", LOGGERS, False),
         ("data.unseen", ["town0", "town1", "town2"], False),
         ("model.private", ["head.*", "scale"], False),
-        ("model.client.schedule.milestones", [40, 70, 90], True),
+        ("model.client.schedule.milestones", [40, 70, 90], False),
         ("trainer.plugins", [part("mine.One", a=1), part("mine.Other", a=2)], False),
     ],
 )
 def test_an_order_is_compared_where_it_has_a_meaning(option, values, has_order):
-    section, _, rest = option.partition(".")
-    *path, last = rest.split(".")
-
-    def config_of(classes):
-        content = {last: classes}
-        return {section: {path[0]: content} if path else content}
-
+    config_of = partial(nested, option)
     rng, first = random.Random(0), config_of(values)
     orders = [order for order in (rng.sample(values, len(values)) for _ in range(20)) if order != values]
     for order in orders:
@@ -225,7 +309,7 @@ def plain_value(rng):
 
 
 def plainly_equal(one, other):
-    """Whether two values are equal, if 1 is 1.0, and neither is true."""
+    """Whether two values are equal, and of one type; tuples are lists."""
 
     def spelled(value):
         if isinstance(value, bool):
@@ -234,7 +318,7 @@ def plainly_equal(one, other):
             return [spelled(inner) for inner in value]
         if isinstance(value, dict):
             return {name: spelled(inner) for name, inner in value.items()}
-        return float(value) if isinstance(value, int | float) else value
+        return value
 
     return json.dumps(spelled(one)) == json.dumps(spelled(other))
 
@@ -442,6 +526,54 @@ def test_a_default_is_one_however_it_is_spelled():
     assert len({fingerprint_of(with_optimizer(optimizer)) for optimizer in SPELLED}) == 1
     rates = with_optimizer({"class_path": "torch.optim.SGD", "init_args": USUAL | {"lr": 0.1}})
     assert [d.option for d in compare(flat(with_optimizer(SPELLED[1])), flat(rates))] == ["model.client.optimizer.lr"]
+
+
+BACKBONE, SELECTION = "fedsim.models", "fedsim.federation.components.selection"
+LINES = [  # a setting and a value, settings beside which it has no effect, and others beside which it has one
+    ("model.client.drop_partial", True, {"sampler": "people"}, {"sampler": "shuffle"}),
+    ("model.client.drop_partial", True, {"cluster": {}}, {"bottom_up": {}}),
+    ("model.client.drop_partial", True, {"batch_size": None}, {"batch_size": 8}),
+    ("model.client.optimizer_state", "keep", {"optimizer": part("torch.optim.SGD", lr=0.1)},
+     {"optimizer": part("torch.optim.SGD", lr=0.1, momentum=0.9)}),
+    ("model.client.optimizer_state", "keep", {"optimizer": part("torch.optim.SGD", lr=0.1)},
+     {"optimizer": part("torch.optim.Adam", lr=0.1)}),
+    ("model.clients.town0.drop_partial", True, {"model.client": {"sampler": "people"}}, {}),
+    ("model.clients.town0.drop_partial", True, {"sampler": "identity"}, {}),
+    ("model.clients.town0.accumulate", 2, {"model.client": {"batch_size": None}}, {"batch_size": 8}),
+    ("model.method.weighting", "uniform", {"data.partition": "union"}, {"data.partition": "by_camera"}),
+    ("model.method.attn_local", True, {"model.backbone": "fedsim.models.ResNet"},
+     {"model.backbone": part(f"{BACKBONE}.ResNet", norm="se")}),
+    ("model.method.attn_local", True, {"model.backbone": f"{BACKBONE}.SmallCNN"}, {"model.backbone": "mine.Net"}),
+    ("model.method.attn_local", True, {"model.backbone": f"{BACKBONE}.SmallCNN"},
+     {"model.backbone": part(f"{BACKBONE}.SmallCNN", style={"kind": "snr"})}),
+    ("model.selection.among", "architecture", {"reward": "argmin"}, {"reward": "soft"}),
+    ("model.selection.among", "architecture", {},
+     {"model.clients": {"town0": {"backbone": f"{BACKBONE}.SmallCNN"}}}),
+]  # fmt: skip
+CLASSES = {"weighting": "fedsim.methods.FedPav", "attn_local": "fedsim.methods.SKA", "among": f"{SELECTION}.UCB"}
+
+
+@pytest.mark.parametrize(("option", "value", "idle", "active"), LINES)
+def test_a_setting_without_effect_is_told_at_the_start(option, value, idle, active):
+    section, _, name = option.rpartition(".")
+
+    def line_beside(others):
+        content = {name: value} | {n: v for n, v in others.items() if "." not in n}
+        config = nested(section, part(CLASSES[name], **content) if name in CLASSES else content)
+        for other, inner in others.items():
+            config = with_value(other, inner, config) if "." in other else config
+        return line_of_idle(config)
+
+    assert f" {option} " in line_beside(idle)
+    assert f" {option} " not in line_beside(active)
+
+
+def test_weights_of_a_single_client_are_told_for_all_methods():
+    for cls in (c for c in table.classes_below("fedsim.methods.base.Method") if "weighting" in c.arguments):
+        value = {"uniform": "size"}.get(cls.arguments["weighting"].default, "uniform")
+        config = {"model": {"method": part(cls.path, weighting=value)}, "data": {"partition": "union"}}
+        if "data.partition" in cls.arguments["weighting"].facts.needs:
+            assert " model.method.weighting " in line_of_idle(config), cls.path
 
 
 def test_an_own_loss_beside_an_own_module_is_told():

@@ -12,7 +12,7 @@ from fedsim.models.groups import Group
 from fedsim.settings.configuration import flat
 from fedsim.settings.effects import _value_at
 from fedsim.settings.facts import Facts
-from fedsim.settings.table import class_at, classes_below, paths_below, section, sections, setting_at, walk
+from fedsim.settings.table import UNKNOWN, class_at, classes_below, paths_below, section, sections, setting_at, walk
 from write_settings import TABLE, hints_of, parts_of, path_of, table, text_of
 
 
@@ -112,7 +112,7 @@ def test_a_wrong_name_in_a_condition_is_found(condition, unknown):
 def given(setting):
     """A value of a setting that is null by default, and has fields or is a class; None for another one."""
     if setting.form == "names":
-        return {"town0": {}}
+        return {"town0": {"accumulate": 2}}
     if not setting.base or setting.default is not None:
         return None
     return {} if len(paths_below(setting.base)) == 1 else "mine.Class"
@@ -138,7 +138,9 @@ def test_a_name_in_a_condition_is_true_if_a_configuration_gives_it(option, value
 
 def test_a_null_that_stands_for_another_setting_names_it(declared):
     for path, name, facts in declared:
-        assert facts.null_is in ("", *class_at(path).arguments), name
+        is_far = facts.null_is.partition(".")[0] in sections()
+        assert setting_at(facts.null_is) is not UNKNOWN if is_far else facts.null_is in ("", *class_at(path).arguments)
+        assert facts.overrides == "" or class_at(setting_at(facts.overrides).base).arguments, name
 
 
 def test_the_parser_knows_the_types_of_all_settings(content):

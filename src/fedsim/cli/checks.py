@@ -28,7 +28,12 @@ from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.summary import MAX_NAMES
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import check_checkpoint
-from fedsim.federation.checks.compatibility import check_trainer, warn_of_idle_ranks, warn_of_slow_precision
+from fedsim.federation.checks.compatibility import (
+    check_trainer,
+    limit_of_batches,
+    warn_of_idle_ranks,
+    warn_of_slow_precision,
+)
 from fedsim.federation.events import strategy_of
 from fedsim.federation.federation import Federation, listeners_of
 from fedsim.federation.memory import check_memory, warn_of_states
@@ -68,6 +73,7 @@ def check_run(trainer: Trainer, model: Federation, data: FederatedDataModule, de
 
     A command that only ``describes`` a run needs none of its devices.
     """
+    limit_of_batches(trainer, data)
     check_trainer(trainer, data.val != "none", METRICS_OF[model.settings.evaluation.task])
     if not describes:
         strategy_of(trainer).check_device()

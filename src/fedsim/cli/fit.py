@@ -57,7 +57,7 @@ from fedsim.federation.callbacks import (
     in_run_folder,
 )
 from fedsim.federation.callbacks.tracking import keep_artifacts
-from fedsim.federation.checks.compatibility import check_callbacks, naming_the_field
+from fedsim.federation.checks.compatibility import check_callbacks, check_one_batch, naming_the_field
 from fedsim.federation.components.selection import AllClients
 from fedsim.federation.events import as_list
 from fedsim.federation.federation import Federation
@@ -258,7 +258,10 @@ class FedSimCLI(LightningCLI):
         if str(config["precision"]) in ("16", "16-mixed"):  # on CPUs Lightning silently takes another
             precision = config["precision"]
             raise ConfigError(f"trainer.precision: {precision} is not supported; use 32-true or bf16-mixed")
-        kwargs["limit_train_batches"] = _limit(config["limit_train_batches"])
+        limit = config["limit_train_batches"]
+        if isinstance(limit, float) and limit.is_integer():  # so reads the parser 1, depending on the order of imports
+            limit = kwargs["limit_train_batches"] = int(limit)
+        check_one_batch(limit)
         if config["barebones"]:
             raise ConfigError(
                 "trainer.barebones: is not supported (no output); use trainer.fast_dev_run for a quick check"
@@ -378,16 +381,6 @@ def _expand_paths(config: Namespace) -> None:
     for name in ("run_dir", "ckpt_path"):
         if config.get(name) is not None:
             config[name] = expanded(str(config[name]), name)
-
-
-def _limit(limit: int | float | None) -> int | float | None:
-    """Return a number of batches as int: the parser may have made it a float, depending on the order of imports."""
-    if limit == 1:
-        raise ConfigError(
-            "trainer.limit_train_batches: 1 (one batch) cannot be distinguished from 1.0 (all batches); "
-            "set data.limit_client_batches to 1"
-        )
-    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _seed(seed: bool | int | None) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from torch import Tensor
 from fedsim.core.arguments import Section
 from fedsim.core.checks import Pixels, not_negative, within
 from fedsim.functional.normalise import normalise_images
+from fedsim.settings.facts import Facts
 
 _ATTEMPTS = 10  # rectangles sampled per image, as in torchvision; the first one that fits is erased
 _GREY = (0.2989, 0.587, 0.114)  # weights of red, green and blue in brightness (ITU-R BT.601)
@@ -35,7 +37,7 @@ class Augmentation(Section, option="data.augmentation"):
 
     pad: int = 10
     """pixels by which a crop may reach beyond the image in each direction"""
-    crop: Pixels | None = None
+    crop: Annotated[Pixels | None, Facts(null_is="data.size")] = None
     """height and width of the crop, if images are read larger (papers 000 and 001: 288 x 144, then 256 x 128); null:
     the size of the image"""
     flip: float = 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fedsim.core.arguments import Section
@@ -28,7 +28,7 @@ class Evaluation(Section, option="model.evaluation"):
     """the gallery's order: cosine, or euclidean on features that are not normalised (papers 000 and 001)"""
     camera_aware: Annotated[bool, _RETRIEVAL] = True
     """whether the same identity in the same camera is junk"""
-    junk_pids: Annotated[tuple[int, ...], _RETRIEVAL] = (-1,)
+    junk_pids: Annotated[tuple[int, ...], replace(_RETRIEVAL, is_set=True)] = (-1,)
     """identities whose gallery images count neither as right nor as wrong"""
     invalid_as_zero: Annotated[bool, _RETRIEVAL] = False
     """average over all queries; those without a match count as zeros (the code of paper 003)"""

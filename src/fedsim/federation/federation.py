@@ -30,7 +30,7 @@ from fedsim.federation.aggregation.masked import MaskedSum, clients_prune
 from fedsim.federation.aggregation.sums import Aggregator, ModelSum
 from fedsim.federation.assembly import assemble
 from fedsim.federation.checkpoint import restore, save
-from fedsim.federation.checks.compatibility import check_trainer, data_of
+from fedsim.federation.checks.compatibility import check_trainer, data_of, limit_of_batches
 from fedsim.federation.checks.requirements import check_equal_start
 from fedsim.federation.components.answers import AnswerCount
 from fedsim.federation.components.clock import Clock, ClockInputs, SynchronousClock
@@ -181,8 +181,7 @@ class Federation(LightningModule):
                 )  # fmt: skip
                 for callback in round_callbacks(self.trainer):
                     callback.on_placed(self.parts.rank_share.placement)
-            limit = self.trainer.limit_train_batches  # of a client's batches; fast_dev_run sets it
-            self.parts.clients.limit_batches = limit if isinstance(limit, int) else data.limit_client_batches
+            self.parts.clients.limit_batches = limit_of_batches(self.trainer, data)
             for model in self.parts.models.values():
                 model.num_rounds = num_rounds(self.trainer)
             self.round = round_of(self.settings, self.parts, self.listeners, self.trainer)

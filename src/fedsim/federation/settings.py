@@ -79,7 +79,7 @@ class Settings(Section, option="model"):
     """local training of the clients in a round"""
     clients: Annotated[
         dict[str, ClientOverride] | None,
-        Facts(null={}, usage="{NAME: FIELDS}", expected=_BY_NAME, synonyms=("clients",)),
+        Facts(null={}, usage="{NAME: FIELDS}", expected=_BY_NAME, synonyms=("clients",), overrides="model.client"),
     ] = None
     """client -> its settings that differ from the common ones"""
     objective: Annotated[Objective, Facts(group="loss", usage="{triplet: 1}", needs=_LABELLED)] = Objective()

@@ -36,7 +36,7 @@ from fedsim.federation.callbacks import (
     describe_script,
     in_run_folder,
 )
-from fedsim.federation.checks.compatibility import check_callbacks, check_trainer
+from fedsim.federation.checks.compatibility import check_callbacks, check_one_batch, check_trainer
 from fedsim.federation.events import as_list, callbacks_of
 from fedsim.federation.federation import Federation
 from fedsim.settings.changes import Change
@@ -78,6 +78,7 @@ class Trainer(lightning.Trainer):
         self, *, run_dir: str | Path | None = None, resume: bool = False, overwrite: bool = False, **options: Any
     ) -> None:
         check_arguments(lightning.Trainer, "trainer", (), {n: v for n, v in options.items() if not _is_twin(v)})
+        check_one_batch(options.get("limit_train_batches"))
         callbacks = as_list(options.pop("callbacks", None))
         check_callbacks(callbacks)
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from fedsim.core.arguments import ChecksArguments
 from fedsim.functional.weighting import size_weights, uniform_weights
 from fedsim.models.groups import Group, body_groups
+from fedsim.settings.facts import Facts
 from fedsim.training.messages import Report, Upload
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from fedsim.training.settings import LocalTraining
     from fedsim.training.uploads import Uploads
 
-Weighting = Literal["size", "uniform"]
+SizeOrUniform = Literal["size", "uniform"]
+Weighting = Annotated[SizeOrUniform, Facts(needs="data.partition != 'union' or model.privacy != 'Privacy'")]
 Delivered = Literal["global", "personalised", "ensemble"]
 Need = Literal[
     "identities", "common_classes", "held_out", "public_images", "speeds", "masks", "uploads", "whole_batches",

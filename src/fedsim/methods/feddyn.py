@@ -42,7 +42,7 @@ from torch import Tensor
 
 from fedsim.core.checks import not_negative
 from fedsim.functional.weighting import uniform_weights
-from fedsim.methods.base import BodySharing, InitialState, KeptModels, Method, Weighting, Weights, kept_vector
+from fedsim.methods.base import BodySharing, InitialState, KeptModels, Method, SizeOrUniform, Weights, kept_vector
 from fedsim.settings.facts import Facts
 from fedsim.training.client import Client
 from fedsim.training.flat_model import FlatModel
@@ -58,7 +58,7 @@ class FedDyn(BodySharing, Method):
 
     alpha: float = 0.01
     """$\\alpha$, weight of the regulariser"""
-    weighting: Annotated[Weighting, Facts(needs="alpha")] = "uniform"
+    weighting: Annotated[SizeOrUniform, Facts(needs="alpha")] = "uniform"
     """weights of clients in the objective; ``size``, by images, divides alpha by a client's relative size (the authors'
     code)"""
 

@@ -117,7 +117,9 @@ class FedPav(Method):
 
     shared_groups = BODY
 
-    weighting: Literal["size", "uniform", "cdw"] = "size"
+    weighting: Annotated[
+        Literal["size", "uniform", "cdw"], Facts(needs="data.partition != 'union' or weighting == 'cdw'")
+    ] = "size"
     """$n_k / n$ in Algorithm 1, line 9; ``uniform`` is $1 / K$; ``cdw`` is $m_k / m$ in Algorithm 3"""
     cdw_mode: Annotated[Literal["train", "eval"], Facts(needs="weighting == 'cdw'")] = "train"
     """mode of the models whose logits ``cdw`` compares: as in most rounds of the authors' code, or as in evaluations"""

@@ -39,7 +39,7 @@ from fedsim.methods.base import (
     KeptModels,
     Method,
     Payload,
-    Weighting,
+    SizeOrUniform,
     Weights,
     kept_vector,
     weigh,
@@ -61,7 +61,7 @@ class Scaffold(BodySharing, Method):
 
     global_lr: float = 1.0
     """$\\eta_g$, step size of the server"""
-    weighting: Weighting = "uniform"
+    weighting: SizeOrUniform = "uniform"  # of one client, too, in the last bits of the control variate
     """$1 / S$; ``size`` is $n_k / n$, the objective of FedAvg"""
 
     def __post_init__(self) -> None:

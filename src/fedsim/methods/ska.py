@@ -65,6 +65,10 @@ from fedsim.training.messages import Report, Upload
 from fedsim.training.server import Server
 
 _LG = "generalised"
+_ATTENTION = (
+    "model.backbone not in ('ResNet', 'MobileNetV2', 'SmallCNN') or model.backbone.norm in ('se', 'cbam') or "
+    "model.backbone.fam not in (None, 'none') or model.backbone.style or model.clients or model.adaptive_backbones"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,7 @@ class SKA(Method):
 
     dual: bool = True
     """train a generalised model lg, which gives the server normalisation layers; costs a second local training"""
-    attn_local: bool = False
+    attn_local: Annotated[bool, Facts(needs=_ATTENTION)] = False
     """treat SE's and CBAM's modules as normalisation layers; false: as convolutions (the authors' code)"""
     personal: Literal["after", "before_aggregation"] = "after"
     """convolutions of a client's own model: the server's, or those that it has trained"""

@@ -28,7 +28,7 @@ from fedsim.models.ibn import insert_ibn
 from fedsim.models.known_weights import check_known
 from fedsim.models.mobilenet_names import to_torchvision
 from fedsim.models.style import StyleLayers, StylePlace, insert_style
-from fedsim.models.weights import is_file, load_around
+from fedsim.models.weights import SUFFIXES, is_file, load_around
 from fedsim.settings.facts import Facts
 
 _HALF = (0.5, 0.5, 0.5)
@@ -36,7 +36,7 @@ _STAGE_MIXTURES = (10, 10, 20, 20)
 """K of attentive normalisation at strides 4, 8, 16 and 32: ResNet-50 in the authors' code. Paper 000 silent."""
 _MOBILE_STAGES = (3, 6, 13)
 """Last blocks of MobileNetV2 at strides 4, 8 and 16."""
-_FILE = Facts(is_file=True)
+_FILE = Facts(is_file=True, suffixes=SUFFIXES)
 
 
 class Backbone(KeepsArguments, nn.Sequential, option="model.backbone"):

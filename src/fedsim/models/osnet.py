@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError
 from fedsim.models.backbones import Backbone
 from fedsim.models.style import StyleLayers, StylePlace, insert_style
-from fedsim.models.weights import is_file, load_around
+from fedsim.models.weights import SUFFIXES, is_file, load_around
 from fedsim.settings.facts import Facts
 
 _CHANNELS = {1.0: (64, 256, 384, 512), 0.75: (48, 192, 288, 384), 0.5: (32, 128, 192, 256), 0.25: (16, 64, 96, 128)}
@@ -43,7 +43,7 @@ class OSNet(Backbone):
     def __init__(
         self,
         width: float = 1.0,
-        weights: Annotated[str | None, Facts(is_file=True)] = None,
+        weights: Annotated[str | None, Facts(is_file=True, suffixes=SUFFIXES)] = None,
         *,
         style: StyleLayers | None = None,
     ) -> None:

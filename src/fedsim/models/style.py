@@ -44,7 +44,7 @@ class StyleLayers(Section, option="model.backbone.style"):
     kind: Literal["none", "mix", "cross", "standardise", "snr", "diversify"] = "none"
     """``mix``: :class:`MixStyle`; ``cross``: :class:`CrossStyle`; ``standardise``: :class:`Standardise`; ``snr``:
     :class:`SNR`; ``diversify``: :class:`DiversifiedNorm2d` in place of the last batch normalisation of a stage"""
-    after: Annotated[tuple[str, ...], Facts(needs="kind != 'none'")] = ("layer1", "layer2")
+    after: Annotated[tuple[str, ...], Facts(needs="kind != 'none'", is_set=True)] = ("layer1", "layer2")
     """places of the layers: ``input``, the images; ``layer1``, ``layer2``, ``layer3``, the maps at the ends of a
     network's first three stages; ``patches``, the patches of a vision transformer with their positions"""
     p: Annotated[float, Facts(needs="kind in ('mix', 'cross', 'diversify')")] = 0.5
@@ -260,11 +260,11 @@ def insert_style(backbone: nn.Sequential, style: StyleLayers | None, places: Map
         return
     if style.kind == "diversify":
         check_places(style, places, type(backbone).__name__)
-        for place in style.after:
+        for place in sorted(style.after):  # in one order, as initial weights are drawn one after the other
             _diversify(backbone, places[place].norm, style, place)
         return
     check_places(style, ["input", *places], type(backbone).__name__)
-    for place in style.after:
+    for place in sorted(style.after):
         module, channels, _ = places.get(place, StylePlace("", 3, ""))
         parent, _, name = module.rpartition(".")
         sequence = backbone.get_submodule(parent)

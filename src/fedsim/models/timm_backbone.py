@@ -21,7 +21,7 @@ from fedsim.core.extras import load_extra
 from fedsim.functional.normalise import IMAGENET_MEAN, IMAGENET_STD, Colour, renormalisation
 from fedsim.models.backbones import Backbone
 from fedsim.models.style import StyleLayers, check_places
-from fedsim.models.weights import is_file, load_state, may_download, read_file
+from fedsim.models.weights import SUFFIXES, is_file, load_state, may_download, read_file
 from fedsim.settings.facts import Facts
 
 
@@ -52,7 +52,7 @@ class TimmBackbone(Backbone):
     def __init__(
         self,
         name: str,
-        weights: Annotated[str | None, Facts(is_file=True)] = None,
+        weights: Annotated[str | None, Facts(is_file=True, suffixes=SUFFIXES)] = None,
         image_size: tuple[int, int] | None = None,
         *,
         mean: Colour | None = None,

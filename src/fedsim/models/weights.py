@@ -22,6 +22,8 @@ from fedsim.models.assembled import holds_assembled
 from fedsim.models.attention import holds_attention
 from fedsim.models.style import holds_style
 
+SUFFIXES = (".pth", ".pt", ".safetensors")
+"""of files; other values are names of public weights"""
 _may_download: ContextVar[bool] = ContextVar("may_download", default=True)
 """false inside :func:`without_downloads`"""
 _WRAPPERS = ("state_dict", "model")
@@ -173,4 +175,4 @@ def may_download() -> bool:
 
 def is_file(weights: str) -> bool:
     """Whether ``weights`` is a path, not a name in torchvision."""
-    return suffix_of(weights) in {".pth", ".pt", ".safetensors"}
+    return suffix_of(weights) in SUFFIXES

@@ -51,8 +51,8 @@ def _counts(change: Mapping[str, Any]) -> bool:
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any], after: int) -> list[Change]:
     """Return the settings that differ between the config of a checkpoint and that of a resume.
 
-    A setting that only one of both gives is of another version of fedsim, or of another class; it is no change of the
-    user's, but for those of single clients.
+    A setting that only one of both gives is no change if it has the default that its class declares: it is one of
+    another version of fedsim. One without effect is none, either: a program leaves out what the parser writes.
 
     Args:
         old: the resolved config of the checkpoint.
@@ -68,8 +68,7 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any], after: int) 
         Change(after, d.option, _plain(d.old), _plain(d.new), d.effect in COUNTED and not d.setting.facts.is_length)
         for d in compare(before, now)
         if "." in d.option or d.setting.facts.is_repeated
-        if d.option.startswith("model.clients.")
-        or all(d.option in config and config[d.option].is_given for config in (before, now))
+        if d.effect != "nothing" or all(d.option in config and config[d.option].is_given for config in (before, now))
     ]
 
 

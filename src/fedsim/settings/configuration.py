@@ -1,7 +1,7 @@
 """Configurations setting by setting, and the one comparison of two of them.
 
-Equal values are equal however they are spelled: null and the value that it stands for, 1 and 1.0, a class by two paths,
-an option that is left out and its default.
+Equal values are equal however they are spelled: null and the value that it stands for, 1 and 1.0 where one is
+valid, a class by two paths, an option that is left out and its default, a client's own value and the common one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class _Reader:
                 if isinstance(inner, Mapping):
                     self.fields(f"{option}.{name}", of_name, inner, group, is_given)
                 else:
-                    self.enter(f"{option}.{name}", _plain(inner, UNKNOWN), setting, group, is_given)
+                    self.enter(f"{option}.{name}", _plain(inner, _inner(setting)), setting, group, is_given)
+                if setting.facts.overrides:
+                    self.drop_repeats(f"{option}.{name}.", f"{setting.facts.overrides}.")
         elif (named := _class_of(value, setting)) is not None:
             self.enter(option, short_of(named), setting, group, is_given, is_foreign(named))
             self.fields(option, class_at(named), _arguments(value), group, is_given)
@@ -132,6 +134,26 @@ class _Reader:
         self.enter(option, [name for name, _, _ in entries] + plain, setting, group, is_given, has_foreign)
         for name, path, value in entries:
             self.fields(f"{option}.{name}", class_at(path), _arguments(value), group, is_given)
+
+    def drop_repeats(self, prefix: str, common: str) -> None:
+        """Drop the values below ``prefix`` that repeat those below ``common``; a class as a whole, or not at all."""
+        kept_class = "\n"
+        for option in [option for option in self.entries if option.startswith(prefix)]:
+            repeated = common + option.removeprefix(prefix)
+            entry, shared = self.entries.get(option), self.entries.get(repeated)
+            if entry is None or shared is None or None in (entry.value, shared.value) or option.startswith(kept_class):
+                continue
+            if is_section(entry.setting) or (not entry.setting.base and _are_equal(entry.value, shared.value)):
+                del self.entries[option]
+            elif entry.setting.base and (block := self._below(option)) == self._below(repeated):
+                self.entries = {name: v for name, v in self.entries.items() if name.removeprefix(option) not in block}
+            elif entry.setting.base:
+                kept_class = f"{option}."
+
+    def _below(self, option: str) -> dict[str, str]:
+        """Return a setting and those below it, by the rest of their names; values as text, so that true is not 1."""
+        names = (name for name in self.entries if name == option or name.startswith(f"{option}."))
+        return {name.removeprefix(option): repr(self.entries[name].value) for name in names}
 
     def enter(
         self, option: str, value: Any, setting: Setting, group: Group, is_given: bool, has_foreign: bool = False
@@ -161,11 +183,16 @@ def _plain(value: Any, setting: Setting) -> Any:
     """Return a value in the one spelling that it has here."""
     value = setting.facts.null if value is None else value
     if isinstance(value, list | tuple):
-        plain = [_plain(inner, UNKNOWN) for inner in value]
+        plain = [_plain(inner, _inner(setting)) for inner in value]
         return sorted(plain, key=str) if setting.facts.is_set else plain
-    if isinstance(value, float) and value.is_integer():
+    if not setting.has_counts and isinstance(value, float) and value.is_integer():
         return int(value)
     return setting.facts.spellings.get(str(value), value) if setting.facts.spellings else value
+
+
+def _inner(setting: Setting) -> Setting:
+    """Return the facts of the values in a list or mapping."""
+    return Setting(has_counts=setting.has_counts)
 
 
 def compare(old: Flat, new: Flat) -> Iterator[Difference]:
@@ -232,9 +259,11 @@ def is_of_experiment(entry: SettingValue | Difference) -> bool:
 
 
 def names_file(entry: SettingValue | Difference) -> bool:
-    """Return whether a setting names a file, in both configurations, and neither nothing nor weights by their name."""
+    """Return whether a setting is a path, in both configurations, and neither nothing nor weights by their name."""
     values = (entry.old, entry.new) if isinstance(entry, Difference) else (entry.value,)
-    return entry.setting.facts.is_file and all(isinstance(v, str) and ("/" in v or "." in v) for v in values)
+    facts = entry.setting.facts
+    suffixes = tuple(facts.suffixes) or ("",)
+    return facts.is_file and all(isinstance(value, str) and value.lower().endswith(suffixes) for value in values)
 
 
 def missing_settings(entries: Flat) -> list[str]:

@@ -7,7 +7,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from fedsim.settings.facts import Effect, Group
-from fedsim.settings.table import Setting, class_at, paths_below, sections
+from fedsim.settings.table import Setting, class_at, paths_below, sections, walk
 
 STRONGER: dict[Effect, int] = {"nothing": 0, "rounding": 1, "seconds": 2, "results": 3}
 """how much an effect is"""
@@ -42,7 +42,7 @@ def with_effects(entries: Flat) -> Flat:
     for option, entry in entries.items():
         facts, prefix = entry.setting.facts, option.rpartition(".")[0]
         is_null = entry.value is None and bool(facts.null_is)
-        value = entries[f"{prefix}.{facts.null_is}"].value if is_null else entry.value
+        value = _null_of(facts.null_is, entries, prefix) if is_null else entry.value
         above = _above(option, effective)
         effect = entry.effect if not facts.needs or _holds(facts.needs, entries, prefix) else facts.otherwise
         is_idle = (above is not None and above.is_idle) or (effect == "nothing" and effect != entry.effect)
@@ -51,6 +51,30 @@ def with_effects(entries: Flat) -> Flat:
         is_changed = is_null or is_idle or effect != entry.effect
         effective[option] = SettingValue(value, effect, *entry[2:5], is_null, is_idle) if is_changed else entry
     return effective
+
+
+def _null_of(name: str, entries: Flat, prefix: str) -> Any:
+    """Return the value that null stands for: that of a setting, if it is the same for all clients."""
+    option = name if name.partition(".")[0] in sections() else f"{prefix}.{name}"
+    return None if option not in entries or is_overridden(entries, option) else entries[option].value
+
+
+def is_overridden(entries: Flat, option: str) -> bool:
+    """Return whether a client has another value of a common setting."""
+    common, _, name = option.rpartition(".")
+    prefixes = _overriding(common)
+    return any(
+        option.startswith(prefixes) and option.count(".", len(prefix)) == 1 and option.endswith(f".{name}")
+        for prefix in prefixes
+        for option, entry in entries.items()
+        if entry.value is not None
+    )
+
+
+@cache
+def _overriding(common: str) -> tuple[str, ...]:
+    """Return the mappings of clients whose fields replace those of a section, with a dot behind them."""
+    return tuple(f"{option}." for option, setting in walk() if setting.facts.overrides == common)
 
 
 def _above(option: str, entries: Flat) -> SettingValue | None:
@@ -113,7 +137,8 @@ def _value_at(entries: Flat, option: str) -> Any:
     """Return a value, an object for what has fields (section, class, settings by name), None for what is not there."""
     entry = entries.get(option)
     if entry is None:  # of a mapping of names, the fields alone are entered
-        has_fields = option in sections() or any(name.startswith(f"{option}.") for name in entries)
+        below = (entry.value for name, entry in entries.items() if name.startswith(f"{option}."))
+        has_fields = option in sections() or any(value is not None for value in below)
         return _Below(entries, option) if has_fields else None
     if not isinstance(entry.value, str) or not entry.setting.base:
         return entry.value

@@ -34,11 +34,15 @@ class Facts:
     null: Any = None
     """the value that null stands for"""
     null_is: str = ""
-    """the setting of the same section that null stands for"""
+    """the setting that null stands for, as in ``needs``, unless a client has another value of it"""
+    overrides: str = ""
+    """the section whose values its fields replace for single clients"""
     spellings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """another text of a value -> the value"""
     is_file: bool = False
-    """whether it names a file, whose content is the setting"""
+    """whether it is the path of a file or folder, whose content is the setting"""
+    suffixes: tuple[str, ...] = ()
+    """of ``is_file``: those of its files, where another value is a name; empty: each value is a path"""
     is_repeated: bool = False
     """whether runs with other values are repetitions of one experiment: seeds"""
     is_protocol: bool = False

@@ -175,7 +175,7 @@ class TrainerOptions:
 class OptimizerOptions:
     """Arguments of torch's optimizers: the rate, and those that choose between implementations of the same step."""
 
-    lr: Annotated[Any, Facts(usage="RATE", synonyms=("learning_rate",), remedy="give a number from 0, such as 0.01")]
+    lr: Annotated[float, Facts(usage="RATE", synonyms=("learning_rate",), remedy="give a number from 0, such as 0.01")]
     """learning rate"""
     foreach: Annotated[Any, ROUNDING]
     fused: Annotated[Any, ROUNDING]

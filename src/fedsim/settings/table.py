@@ -33,6 +33,8 @@ class Setting:
     """path of the function that makes the default, by which a config may name it"""
     base: str = ""
     """path of the class of which it is an object: a section, or a base class; empty: a plain value"""
+    has_counts: bool = False
+    """whether 1 is not 1.0, but a count beside shares: numbers of both types are valid"""
     form: str = ""
     """``text``; ``texts``: a list of them; ``names``: a mapping whose keys are names; empty: another one"""
 
@@ -61,7 +63,7 @@ class KnownClass:
         return self.path.rpartition(".")[2]
 
 
-UNKNOWN = Setting()
+UNKNOWN = Setting(has_counts=True)
 """a setting that nothing is known about: it changes results"""
 
 

@@ -43,7 +43,7 @@ class RateSchedule(Section, option="model.client.schedule"):
     ``cosine``: half a cosine over ``rounds``"""
     step: Annotated[int, Facts(needs="kind == 'step'")] = 40
     """rounds between two drops"""
-    milestones: Annotated[tuple[int, ...], Facts(needs="kind == 'milestones'")] = (40, 70)
+    milestones: Annotated[tuple[int, ...], Facts(needs="kind == 'milestones'", is_set=True)] = (40, 70)
     """rounds of the drops, from 0: those of the bag of tricks (Luo et al., CVPRW 2019)"""
     gamma: Annotated[float, Facts(needs="kind in ('step', 'milestones')")] = 0.1
     """factor of each drop"""
@@ -123,7 +123,13 @@ class LocalTraining(Section, option="model.client"):
     positives: Annotated[Literal["any", "other_cameras"], _LABELLED] = "any"
     """of ``sampler: identity`` and ``people``: the K images of an identity. ``other_cameras``: one, and K - 1 of other
     cameras, as far as there are such"""
-    drop_partial: Annotated[bool, Facts(needs="batch_size is not None or model.clients")] = False
+    drop_partial: Annotated[
+        bool,
+        Facts(
+            needs="model.clients or model.module or "
+            "(batch_size is not None and (bottom_up or (sampler == 'shuffle' and not cluster)))"
+        ),
+    ] = False
     """drop a last batch with fewer than B images (FedReIDBench's code does)"""
     accumulate: Annotated[int, Facts(needs="batch_size is not None or model.clients")] = 1
     """batches per optimizer step, which takes the mean gradient of their images"""
@@ -131,7 +137,10 @@ class LocalTraining(Section, option="model.client"):
     """largest gradient norm; null does not clip"""
     optimizer: Annotated[OptimizerCallable, Facts(needs="model.module is None")] = field(default=_default_optimizer)
     """the optimizer of a client; ``lr`` applies to the backbone"""
-    optimizer_state: Literal["reset", "keep"] | None = None
+    optimizer_state: Annotated[
+        Literal["reset", "keep"] | None,
+        Facts(needs="optimizer != 'torch.optim.SGD' or optimizer.momentum or model.module or model.clients"),
+    ] = None
     """``reset``: moments start from zero in each round; ``keep``: a client continues with its own, which checkpoints
     contain; null: keep where nothing is averaged (a single client, a method that shares nothing), with torch's own
     optimizers"""
@@ -304,8 +313,15 @@ class ClientOverride(Section, option="model.clients.NAME"):
     num_instances: Annotated[
         int | None, Facts(needs="(sampler or model.client.sampler) != 'shuffle' or cluster or model.client.cluster")
     ] = None
-    drop_partial: bool | None = None
-    accumulate: int | None = None
+    drop_partial: Annotated[
+        bool | None,
+        Facts(
+            needs="model.module or ((batch_size or model.client.batch_size) is not None and "
+            "(bottom_up or model.client.bottom_up or ((sampler or model.client.sampler) == 'shuffle' and "
+            "not cluster and not model.client.cluster)))"
+        ),
+    ] = None
+    accumulate: Annotated[int | None, Facts(needs="(batch_size or model.client.batch_size) is not None")] = None
     grad_clip: float | None = None
     optimizer: Annotated[OptimizerCallable | None, Facts(needs="model.module is None")] = None
     head_lr: float | None = None

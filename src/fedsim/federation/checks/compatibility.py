@@ -92,6 +92,30 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
             raise ConfigError(f"trainer.callbacks: {name} is there twice, and a checkpoint holds one state; give one")
 
 
+def check_one_batch(limit: float | str | None) -> None:
+    """Raise ConfigError for one batch as ``limit_train_batches``: in a config it would be read as 1.0, all batches."""
+    if isinstance(limit, int) and limit == 1:
+        raise ConfigError(
+            "trainer.limit_train_batches: 1 (one batch) cannot be distinguished from 1.0 (all batches); "
+            "set data.limit_client_batches to 1"
+        )
+
+
+def limit_of_batches(trainer: Trainer, data: FederatedDataModule) -> float | None:
+    """Return the batches per client and local epoch, or below 1 a share of them; None: all.
+
+    Raises ConfigError if both settings limit them; ``fast_dev_run`` sets that of the ``trainer``.
+    """
+    limit = trainer.limit_train_batches
+    if not isinstance(limit, int):
+        return data.limit_client_batches
+    if data.limit_client_batches is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined] # as above
+        raise ConfigError(
+            f"data.limit_client_batches: trainer.limit_train_batches is {limit}, too; leave one of them out"
+        )
+    return limit
+
+
 def check_trainer(
     trainer: Trainer, has_validation: bool = True, metrics: Sequence[str] = (*METRICS, *ACCURACIES)
 ) -> None:

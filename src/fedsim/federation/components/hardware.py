@@ -38,7 +38,8 @@ class Hardware(Section, option="model.hardware"):
     images_per_second: Annotated[float, _RATE]
     """images that a client trains on per second, over all local epochs; .inf: training takes no time"""
     clients: Annotated[
-        dict[str, ClientHardware], Facts(expected="the fields of each client, such as {town0: {up_mbit: 8}}")
+        dict[str, ClientHardware],
+        Facts(expected="the fields of each client, such as {town0: {up_mbit: 8}}", overrides="model.hardware"),
     ] = field(default_factory=dict)
     """client -> its own values"""
 

@@ -235,7 +235,10 @@ class UCB(Selection):
         count: int = 5,
         rho: float = 1.0,
         reward: Literal["argmax", "argmin", "soft"] = "argmax",
-        among: Literal["all", "architecture"] = "all",
+        among: Annotated[
+            Literal["all", "architecture"],
+            Facts(needs="reward == 'soft' or model.clients or model.adaptive_backbones"),
+        ] = "all",
     ) -> None:
         at_least("model.selection", 1, count=count)
         if not 0 <= rho < math.inf:
@@ -248,7 +251,12 @@ class UCB(Selection):
         """client -> N_i, for the same clients"""
 
     def prepare(self, num_images: Mapping[str, int]) -> None:
-        """Warn if each round selects one client of several: its weight is 1, so every reward is the same."""
+        """Warn if each round selects one client of several: its weight is 1, so every reward is the same.
+
+        Log that ``rho`` has no effect if each round selects all.
+        """
+        if self.count >= len(num_images):
+            log.info("without effect: model.selection.rho, as each round selects all clients")
         if self.count == 1 < len(num_images):
             log.warning(
                 "model.selection.count: 1 client per round always has the weight 1 and the reward, so clients take "
