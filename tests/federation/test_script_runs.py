@@ -24,6 +24,7 @@ from fedsim.core.versions import current_version
 from fedsim.data import Augmentation
 from fedsim.federation.callbacks import RoundProgress
 from fedsim.federation.callbacks.script_config import describe_script
+from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
@@ -247,6 +248,49 @@ def test_what_a_config_cannot_name_leaves_none_and_says_what(tmp_path, caplog):
     assert foreign.text is None
 
 
+def change_weights(model, data):
+    model.settings.backbone.conv1.weight.data.mul_(2)
+
+
+def change_layer(model, data):
+    model.settings.backbone.bn1.eps = 0.1
+
+
+def change_fraction(model, data):
+    model.settings.selection.fraction = 0.9
+
+
+def change_method(model, data):
+    object.__setattr__(model.settings.method, "session_copies", 3)
+
+
+CHANGES = {
+    "model.backbone.conv1.weight": change_weights,
+    "model.backbone.bn1.eps": change_layer,
+    "model.selection.fraction": change_fraction,
+    "model.method.session_copies": change_method,
+    "data.augmentation": lambda model, data: setattr(data, "augmentation", Augmentation(pad=2)),
+    "data.limit_client_batches": lambda model, data: setattr(data, "limit_client_batches", 1),
+    "data.source.scale": lambda model, data: setattr(data.sources[0], "scale", 0.3),
+}
+
+
+@pytest.mark.parametrize("option", CHANGES)
+def test_what_was_changed_after_it_was_made_leaves_no_config_and_is_named(option):
+    model, data = built(selection=RandomFraction(0.5)), data_of()
+    assert describe_script(model, data, {}).config is not None
+    CHANGES[option](model, data)
+    described = describe_script(model, data, {})
+    assert described.config is None
+    assert described.unwritable.startswith(f"{option}: was changed after "), described.unwritable
+
+
+def test_a_run_leaves_its_objects_as_they_were_made(tmp_path):
+    model, data = built(), data_of()
+    fedsim.Trainer(run_dir=tmp_path, max_epochs=1, **CPU).fit(model, datamodule=data)
+    assert describe_script(model, data, {}).config is not None
+
+
 def test_options_of_the_trainer_that_only_watch_do_not_matter():
     described = describe_script(make_model(FedPav()), make_data(), {"max_epochs": 3, "logger": object(), "devices": 1})
     assert described.config["trainer"] == {"max_epochs": 3, "devices": 1}
@@ -310,8 +354,10 @@ def test_numbers_that_callbacks_log_without_an_epoch_are_those_of_the_latest_rou
         assert main(["report", str(tmp_path / "run")]) == 0
         assert "IN DOUBT" not in "".join(capsys.readouterr())
     rows = read_rows(tmp_path / "run" / "metrics.csv")
-    epochs = {name: [int(row["epoch"]) for row in rows if row[name] == "2.0"] for name in rows[0] if "own" in name}
-    assert epochs == {"own/batch": [0, 1, 2], "own/end": [1, 2], "own/start": [0, 1]}
+    epochs = {
+        name: [int(row["epoch"]) for row in rows if row[name] == "2.0"] for name in rows[0] if name.startswith("own/")
+    }
+    assert epochs == {"own/batch": [0, 1, 2], "own/end": [1, 2], "own/start": [0, 2]}
 
 
 def test_two_ranks_resume_a_run_of_a_script(tmp_path, monkeypatch):

@@ -101,13 +101,39 @@ class Section:
 
 
 class KeepsArguments(ChecksArguments):
-    """Base of classes whose objects can be written into a config: they know with what they were made."""
+    """Base of classes whose objects can be written into a config: they know with what, and as what, they were made."""
+
+    def __init_subclass__(cls, option: str = "", **options: Any) -> None:
+        """Let the constructor note what it has made."""
+        super().__init_subclass__(option=option, **options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign] # the class's own
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Keep the arguments."""
         made = super().__new__(cls, *args, **kwargs)
         made.__dict__["_made_with"] = (args, kwargs)
         return made
+
+
+def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that notes the object when the outermost one has ended."""
+
+    @functools.wraps(constructor)
+    def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        if type(self).__init__ is not construct:
+            return constructor(self, *args, **kwargs)
+        from fedsim.core.as_made import first_change, noted  # needs torch
+
+        inner = [value for value in (*args, *kwargs.values()) if isinstance(value, KeepsArguments)]
+        changed = [name for value in inner if (name := first_change(value, vars(value).get("_noted", {})))]
+        constructor(self, *args, **kwargs)
+        vars(self).update(_noted=noted(self), _changed_before=changed)
+        for value in inner if hasattr(self, "named_modules") else ():
+            vars(value).pop("_noted", None)  # a layer of this network, which may change it
+        return None
+
+    return construct
 
 
 def arguments_of(made: KeepsArguments) -> dict[str, Any]:

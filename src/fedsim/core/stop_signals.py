@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -35,7 +36,7 @@ def listening(to_the_end: bool) -> Iterator[None]:
     if not numbers:
         yield
         return
-    owner, around = os.getpid(), _imports(sys._getframe())
+    owner, around = os.getpid(), _imports(inspect.currentframe())
     heard, left, met_import = threading.Event(), threading.Event(), threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedsim.core.annotations import hints_of, python_number
 from fedsim.core.arguments import KeepsArguments, arguments_of, members_of
+from fedsim.core.as_made import first_change, noted
 
 
 class NotInConfigError(Exception):
@@ -47,6 +48,8 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
             str(name): written(item, inner[0] if inner else None, f"{option}.{name}") for name, item in value.items()
         }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        init_fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        _check_as_made(value, noted(type(value)(**init_fields)), option)
         fields = written_fields(value, option)
         return fields if type(value) in members_of(declared) else _of_class(type(value), fields, option)
     if isinstance(value, KeepsArguments):
@@ -57,6 +60,7 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
     if callable(value) and not isinstance(value, nn.Module):
         return _optimizer(value, option)
     if type(value).__init__ is object.__init__:
+        _check_as_made(value, {}, option)
         return _of_class(type(value), {}, option)
     raise NotInConfigError(f"{option}: the arguments of {type(value).__name__} are not known")
 
@@ -70,8 +74,19 @@ def written_fields(value: Any, option: str) -> dict[str, Any]:
 
 def written_arguments(value: KeepsArguments, option: str) -> dict[str, Any]:
     """Return the arguments of an object as the fields of a section; raise NotInConfigError as :func:`written`."""
+    if "_noted" in vars(value):
+        _check_as_made(value, vars(value)["_noted"], option)
     hints = hints_of(type(value).__init__)
     return {name: written(arg, hints.get(name), f"{option}.{name}") for name, arg in arguments_of(value).items()}
+
+
+def _check_as_made(value: Any, notes: Mapping[str, Any], option: str) -> None:
+    """Raise NotInConfigError if an object is no longer as its arguments made it."""
+    earlier = getattr(value, "_changed_before", ())
+    for name in (*earlier, first_change(value, notes) if hasattr(value, "__dict__") else ""):
+        if name:
+            made = type(value).__name__
+            raise NotInConfigError(f"{option}.{name}: was changed after {made} was made; give it as an argument")
 
 
 def _of_class(cls: type, arguments: Mapping[str, Any], option: str) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class Trainer(lightning.Trainer):
         fingerprint = settings.fingerprint or hashlib.sha256(str(start.folder.resolve()).encode()).hexdigest()[:12]
         if settings.config is None:
             log.info("no config.yaml: %s", settings.unwritable)
-        identity = {} if settings.config is None else identity_of(settings.config)
+        identity = {"unwritable": settings.unwritable} if settings.config is None else identity_of(settings.config)
         if settings.config is not None and (remark := line_of_idle(settings.config)):
             log.info(remark)
         summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed, identity)
