@@ -100,14 +100,13 @@ class _Reader:
         if setting.form == "classes" and value is not None:
             self.classes(option, value if isinstance(value, list | tuple) else [value], setting, group, is_given)
         elif setting.form == "names" and isinstance(value, Mapping):
-            of_name = class_at(setting.base) if setting.base else None
+            common = {name: entry for name, entry in self.entries.items() if name.startswith(setting.facts.overrides)}
             for name, inner in value.items():
-                if isinstance(inner, Mapping):
-                    self.fields(f"{option}.{name}", of_name, inner, group, is_given)
-                else:
-                    self.enter(f"{option}.{name}", _plain(inner, _inner(setting)), setting, group, is_given)
+                of_name = _Reader()
+                of_name.named(f"{option}.{name}", inner, setting, group, is_given)
                 if setting.facts.overrides:
-                    self.drop_repeats(f"{option}.{name}.", f"{setting.facts.overrides}.")
+                    of_name.drop_repeats(f"{option}.{name}.", f"{setting.facts.overrides}.", common)
+                self.entries |= of_name.entries
         elif (named := _class_of(value, setting)) is not None:
             self.enter(option, short_of(named), setting, group, is_given, is_foreign(named))
             self.fields(option, class_at(named), _arguments(value), group, is_given)
@@ -135,25 +134,27 @@ class _Reader:
         for name, path, value in entries:
             self.fields(f"{option}.{name}", class_at(path), _arguments(value), group, is_given)
 
-    def drop_repeats(self, prefix: str, common: str) -> None:
-        """Drop the values below ``prefix`` that repeat those below ``common``; a class as a whole, or not at all."""
+    def named(self, option: str, value: Any, setting: Setting, group: Group, is_given: bool) -> None:
+        """Read what a setting of several names has for one of them."""
+        if isinstance(value, Mapping):
+            self.fields(option, class_at(setting.base) if setting.base else None, value, group, is_given)
+        else:
+            self.enter(option, _plain(value, _inner(setting)), setting, group, is_given)
+
+    def drop_repeats(self, prefix: str, of_common: str, common: Flat) -> None:
+        """Drop the values that repeat those of ``common``; a class as a whole, or not at all."""
         kept_class = "\n"
-        for option in [option for option in self.entries if option.startswith(prefix)]:
-            repeated = common + option.removeprefix(prefix)
-            entry, shared = self.entries.get(option), self.entries.get(repeated)
+        for option in [*self.entries]:
+            repeated = of_common + option.removeprefix(prefix)
+            entry, shared = self.entries.get(option), common.get(repeated)
             if entry is None or shared is None or None in (entry.value, shared.value) or option.startswith(kept_class):
                 continue
             if is_section(entry.setting) or (not entry.setting.base and _are_equal(entry.value, shared.value)):
                 del self.entries[option]
-            elif entry.setting.base and (block := self._below(option)) == self._below(repeated):
+            elif entry.setting.base and (block := _below(self.entries, option)) == _below(common, repeated):
                 self.entries = {name: v for name, v in self.entries.items() if name.removeprefix(option) not in block}
             elif entry.setting.base:
                 kept_class = f"{option}."
-
-    def _below(self, option: str) -> dict[str, str]:
-        """Return a setting and those below it, by the rest of their names; values as text, so that true is not 1."""
-        names = (name for name in self.entries if name == option or name.startswith(f"{option}."))
-        return {name.removeprefix(option): repr(self.entries[name].value) for name in names}
 
     def enter(
         self, option: str, value: Any, setting: Setting, group: Group, is_given: bool, has_foreign: bool = False
@@ -161,6 +162,12 @@ class _Reader:
         """Enter a value; a class that is not known may change results, wherever it stands."""
         effect: Effect = "results" if has_foreign else setting.facts.effect
         self.entries[option] = SettingValue(value, effect, group, setting, is_given)
+
+
+def _below(entries: Flat, option: str) -> dict[str, str]:
+    """Return a setting and those below it, by the rest of their names; values as text, so that true is not 1."""
+    names = (name for name in entries if name == option or name.startswith(f"{option}."))
+    return {name.removeprefix(option): repr(entries[name].value) for name in names}
 
 
 def _class_of(value: Any, setting: Setting) -> str | None:
