@@ -23,6 +23,7 @@ from fedsim.models import Neck
 from fedsim.training.objective import Objective
 from fedsim.training.settings import ClientOverride, LocalTraining
 from small import fit, make_data, make_model, sgd, state_of
+from small_tower import small_tower
 
 
 def whole(tasks, ranks):
@@ -112,8 +113,8 @@ SOME = {
 """methods that differ in what is exchanged, kept and measured"""
 
 
-OPTIONS = {"MOON": {"mu": 0.1}}
-"""where the default diverges with so few images in a micro-batch"""
+OPTIONS = {"MOON": {"mu": 0.1}, "TextAnchors": {"tower": small_tower(), "prompt_epochs": 2}}
+"""where the default diverges with so few images in a micro-batch, or needs a file"""
 
 
 slow_sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)  # with so few images in a micro-batch some methods diverge
