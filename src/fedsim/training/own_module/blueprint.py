@@ -144,7 +144,8 @@ class Blueprint:
         if missing := [name for name in names if name not in module.hparams]:
             raise ConfigError(
                 f"{named(module)} takes {CLASSES}, which each client fills, but its hparams lack {missing[0]}; call "
-                f"self.save_hyperparameters() in __init__, or give model.module as functools.partial({self.name}, ...)"
+                "self.save_hyperparameters() without arguments in __init__, or give model.module as "
+                f"functools.partial({self.name}, ...)"
             )
         return partial(self._kind, **{name: module.hparams[name] for name in names if name != CLASSES})
 

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from traceback import walk_tb
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import lightning.pytorch
 import numpy as np
@@ -33,6 +35,12 @@ from torch import Tensor, distributed
 from fedsim.core.errors import ConfigError, FedSimError
 from fedsim.core.names import one_line
 from fedsim.core.seeding import seed_global_stream
+
+_NOT_USERS = {
+    "fedsim", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torch",
+    *sys.stdlib_module_names,
+}  # fmt: skip
+"""packages whose lines say nothing of a fault in a user's module"""
 
 
 def package_of(thing: object) -> ModuleType | None:
@@ -56,15 +64,31 @@ def named(module: object) -> str:
 
 
 @contextmanager
-def in_one_line(name: str, activity: str) -> Iterator[None]:
-    """Report errors of the user's code, and of Lightning about it, as a ConfigError; ``name`` is the module's class."""
+def in_one_line(name: str, activity: str, remedy: Callable[[Exception], str] = lambda _: "") -> Iterator[None]:
+    """Report errors of the user's code, and of Lightning about it, as a ConfigError.
+
+    ``name`` is the module's class; ``remedy`` returns the end of the line.
+    """
     try:
         yield
     except FedSimError:
         raise
     except Exception as error:
-        reason = one_line(str(error), 200)
-        raise ConfigError(f"model.module: {name} failed in {activity} ({type(error).__name__}: {reason})") from error
+        reason = f": {text}" if (text := one_line(str(error), 200)) else ""
+        frames = users_frames(error)
+        place = f" at {frames[-1][0]}" if frames else ""
+        raise ConfigError(
+            f"model.module: {name} failed in {activity} ({type(error).__name__}{reason}{place}){remedy(error)}"
+        ) from error
+
+
+def users_frames(error: Exception) -> list[tuple[str, str]]:
+    """Return file with line, and function, of an error's frames in the user's code, the innermost last."""
+    frames = [(frame.f_code, str(frame.f_globals.get("__name__")), line) for frame, line in walk_tb(error.__traceback__)]
+    return [
+        (f"{Path(code.co_filename).name}:{line}", code.co_name)
+        for code, module, line in frames if module.partition(".")[0] not in _NOT_USERS
+    ]  # fmt: skip
 
 
 class Horizon(NamedTuple):
@@ -108,6 +132,8 @@ class Training:
 
     epoch = 0
     """of the next batches, from 0"""
+    drop_last = False
+    """whether a last batch of fewer images is left out"""
     horizon: Horizon
     outer: World
 
@@ -118,6 +144,25 @@ class Training:
 
     def __len__(self) -> int:
         return len(self.sizes[self.epoch])
+
+    if not TYPE_CHECKING:  # mypy would take any name for one of these
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what a module finds in its ``train_dataloader``."""
+            raise AttributeError(
+                f"self.trainer.train_dataloader has no {name}: fedsim makes the batches; it has batch_size, dataset, "
+                "drop_last and sampler"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Images of the largest batch of an epoch."""
+        return max(self.sizes[self.epoch])
+
+    @property
+    def sampler(self) -> Sequence[int]:
+        """The positions of the images of an epoch."""
+        return self.dataset
 
     @property
     def dataset(self) -> range:

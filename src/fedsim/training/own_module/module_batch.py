@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -34,6 +35,17 @@ class LabelledImages(_Pair):
         return moved
 
 
+def described(given: Any, batch: Batch) -> str:
+    """Return what a form gives of a batch in words, such as (images, labels)."""
+    parts = {id(part): name for name, part in batch._asdict().items()} | {id(view): "view" for view in batch.views}
+    if isinstance(given, Mapping):
+        return f"{{{', '.join(f'{name}: {described(part, batch)}' for name, part in given.items())}}}"
+    if isinstance(given, tuple | list):
+        inner = ", ".join(described(part, batch) for part in given)
+        return f"({inner})" if isinstance(given, tuple) else f"[{inner}]"
+    return parts.get(id(given), type(given).__name__)
+
+
 class BatchForm(KeepsArguments, ABC, option="model.module_batch"):
     """The form of the batches of ``training_step``; subclass it for one of your own."""
 
@@ -44,7 +56,7 @@ class BatchForm(KeepsArguments, ABC, option="model.module_batch"):
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Any:
-        """Return a batch in this form; ``cameras`` are None where a method trains on other images than the client's."""
+        """Return a batch in this form; ``cameras`` and ``rows`` are None where a method trains on other images than the client's."""
 
     def views(self, batch: Batch) -> list[Tensor]:
         """Return all versions of the images, each [B, 3, H, W]; images without augmentation have one, repeated."""
