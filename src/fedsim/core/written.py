@@ -80,7 +80,7 @@ def _named(made: partial[Any], option: str) -> dict[str, Any]:
     parameters = inspect.signature(made.func).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(made.args) > len(names):
-        raise NotInConfigError(f"{option}: {made.func} takes arguments without a name")
+        raise NotInConfigError(f"{option}: {made.func.__name__} takes arguments without a name")
     return {**dict(zip(names, made.args, strict=False)), **made.keywords}
 
 

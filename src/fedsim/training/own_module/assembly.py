@@ -20,18 +20,10 @@ from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
 from fedsim.training.batch import Batch
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule
-from fedsim.training.own_module.inner_trainer import (
-    Horizon,
-    Options,
-    Training,
-    has_own,
-    in_one_line,
-    named,
-    train,
-    users_frames,
-)
+from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, has_own, train
 from fedsim.training.own_module.module_batch import BatchForm, described
 from fedsim.training.own_module.module_client import name_of
+from fedsim.training.own_module.module_errors import in_one_line, named, users_frames
 from fedsim.training.own_module.module_model import ModuleModel
 from fedsim.training.own_module.network import PART, ModuleNetwork, features_of
 from fedsim.training.settings import ClientOverride, LocalTraining

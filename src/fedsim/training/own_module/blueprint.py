@@ -18,7 +18,8 @@ from torch.nn.parameter import UninitializedParameter
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import one_line
 from fedsim.core.seeding import seeded_host
-from fedsim.training.own_module.inner_trainer import Horizon, has_own, in_one_line, named, package_of, set_up
+from fedsim.training.own_module.inner_trainer import Horizon, has_own, package_of, set_up
+from fedsim.training.own_module.module_errors import in_one_line, named
 from fedsim.training.own_module.network import tensors_of
 
 CLASSES = "num_classes"

@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from traceback import walk_tb
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -32,15 +30,7 @@ from lightning_utilities.core import rank_zero
 from lightning_utilities.core.overrides import is_overridden
 from torch import Tensor, distributed
 
-from fedsim.core.errors import ConfigError, FedSimError
-from fedsim.core.names import one_line
 from fedsim.core.seeding import seed_global_stream
-
-_NOT_USERS = {
-    "fedsim", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torch",
-    *sys.stdlib_module_names,
-}  # fmt: skip
-"""packages whose lines say nothing of a fault in a user's module"""
 
 
 def package_of(thing: object) -> ModuleType | None:
@@ -56,39 +46,6 @@ def has_own(module: Any, hook: str) -> bool:
     """Return whether a module, or its class, has a hook of its own in place of Lightning's."""
     package: Any = package_of(module)
     return is_overridden(hook, module, package.LightningModule)
-
-
-def named(module: object) -> str:
-    """Return the beginning of an error line about a module."""
-    return f"model.module: {type(module).__name__}"
-
-
-@contextmanager
-def in_one_line(name: str, activity: str, remedy: Callable[[Exception], str] = lambda _: "") -> Iterator[None]:
-    """Report errors of the user's code, and of Lightning about it, as a ConfigError.
-
-    ``name`` is the module's class; ``remedy`` returns the end of the line.
-    """
-    try:
-        yield
-    except FedSimError:
-        raise
-    except Exception as error:
-        reason = f": {text}" if (text := one_line(str(error), 200)) else ""
-        frames = users_frames(error)
-        place = f" at {frames[-1][0]}" if frames else ""
-        raise ConfigError(
-            f"model.module: {name} failed in {activity} ({type(error).__name__}{reason}{place}){remedy(error)}"
-        ) from error
-
-
-def users_frames(error: Exception) -> list[tuple[str, str]]:
-    """Return file with line, and function, of an error's frames in the user's code, the innermost last."""
-    frames = [(frame.f_code, str(frame.f_globals.get("__name__")), line) for frame, line in walk_tb(error.__traceback__)]
-    return [
-        (f"{Path(code.co_filename).name}:{line}", code.co_name)
-        for code, module, line in frames if module.partition(".")[0] not in _NOT_USERS
-    ]  # fmt: skip
 
 
 class Horizon(NamedTuple):

@@ -56,7 +56,10 @@ class BatchForm(KeepsArguments, ABC, option="model.module_batch"):
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Any:
-        """Return a batch in this form; ``cameras`` and ``rows`` are None where a method trains on other images than the client's."""
+        """Return a batch in this form.
+
+        ``cameras`` and ``rows`` are None where a method trains on other images than the client's.
+        """
 
     def views(self, batch: Batch) -> list[Tensor]:
         """Return all versions of the images, each [B, 3, H, W]; images without augmentation have one, repeated."""

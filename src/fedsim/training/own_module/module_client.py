@@ -18,8 +18,9 @@ from fedsim.training.batch import Batch
 from fedsim.training.client import Client, Trains
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, in_one_line, muted, named, train
+from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, muted, train
 from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.module_errors import in_one_line, named
 from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
 from fedsim.training.session import Outcome
 from fedsim.training.settings import autocast
