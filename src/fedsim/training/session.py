@@ -196,8 +196,8 @@ class ClientSession:
         """Return the cameras and the positions of the images of each batch, on the device."""
         if self.shown_round is None:
             return [(None, None)] * len(sizes)
-        both = torch.stack([self._images.cameras.index_select(0, rows), rows])
-        shown: Sequence[Tensor] = send(both, self._images.device).split(sizes, dim=1)
+        pairs = torch.stack([self._images.cameras.index_select(0, rows), rows])
+        shown: Sequence[Tensor] = send(pairs, self._images.device).split(sizes, dim=1)
         return shown
 
     @cached_property

@@ -37,7 +37,7 @@ _IDLE = (
 _OF_FORM = re.compile(
     r"values to unpack|cannot unpack|indices must be|tuple index out|'(LabelledImages|tuple|dict|list)' object has no"
 )
-"""what Python says of a batch in another form"""
+"""Python's words about a batch in another form"""
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ class TrialTraining(Training):
         device: torch.device,
     ) -> None:  # fmt: skip
         batch, in_groups = training.batch_of(most), training.draws_people
-        full, rest = divmod(most, batch)
-        last = [batch if in_groups else rest] if rest and not training.drop_partial else []
+        full, remainder = divmod(most, batch)
+        last = [batch if in_groups else remainder] if remainder and not training.drop_partial else []
         super().__init__([[batch] * full + last or [batch]])
         self.drop_last = training.drop_partial
         self._instances, self._classes = training.num_instances if in_groups else 2, classes
@@ -160,8 +160,8 @@ class TrialTraining(Training):
             labels = self._classes - 1 - (count // self._instances) % self._classes  # the last one may be too large
             images, *views = [self.images(size) for _ in range(self._form.num_views)]
             self.batch = Batch(images, labels, tuple(views), cameras=count % 2, rows=count)
-            self.given = self._form(self.batch)
-            yield self.given
+            self.formed = self._form(self.batch)
+            yield self.formed
 
     def images(self, count: int, kind: str = "train") -> Tensor:
         """Return random images [count, 3, H, W]."""
@@ -196,9 +196,9 @@ def _remedy(trial: TrialTraining, blueprint: Blueprint, error: Exception) -> str
             "argument num_classes"
         )
     in_step = any(function == "training_step" for _, function in users_frames(error))
-    lacks_name = isinstance(error, KeyError) and isinstance(trial.given, Mapping)
+    lacks_name = isinstance(error, KeyError) and isinstance(trial.formed, Mapping)
     if in_step and (lacks_name or _OF_FORM.search(str(error))):
-        return f"; training_step gets {described(trial.given, trial.batch)}; see model.module_batch"
+        return f"; training_step gets {described(trial.formed, trial.batch)}; see model.module_batch"
     return ""
 
 

@@ -35,15 +35,15 @@ class LabelledImages(_Pair):
         return moved
 
 
-def described(given: Any, batch: Batch) -> str:
-    """Return what a form gives of a batch in words, such as (images, labels)."""
+def described(formed: Any, batch: Batch) -> str:
+    """Return a batch of a form in words, such as (images, labels)."""
     parts = {id(part): name for name, part in batch._asdict().items()} | {id(view): "view" for view in batch.views}
-    if isinstance(given, Mapping):
-        return f"{{{', '.join(f'{name}: {described(part, batch)}' for name, part in given.items())}}}"
-    if isinstance(given, tuple | list):
-        inner = ", ".join(described(part, batch) for part in given)
-        return f"({inner})" if isinstance(given, tuple) else f"[{inner}]"
-    return parts.get(id(given), type(given).__name__)
+    if isinstance(formed, Mapping):
+        return f"{{{', '.join(f'{name}: {described(part, batch)}' for name, part in formed.items())}}}"
+    if isinstance(formed, tuple | list):
+        inner = ", ".join(described(part, batch) for part in formed)
+        return f"({inner})" if isinstance(formed, tuple) else f"[{inner}]"
+    return parts.get(id(formed), type(formed).__name__)
 
 
 class BatchForm(KeepsArguments, ABC, option="model.module_batch"):
