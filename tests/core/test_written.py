@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -78,6 +79,7 @@ def test_an_optimizer_is_what_its_function_makes(make, name, values):
 
 def test_a_class_of_modules_and_a_partial_of_one_are_its_path():
     assert written(nn.Flatten) == {"class_path": "torch.nn.modules.flatten.Flatten"}
+    assert written(MappingProxyType({"a": 1})) == {"a": 1}
     given = {"in_features": 3, "bias": False}
     assert written(partial(nn.Linear, **given)) == {"class_path": "torch.nn.modules.linear.Linear", "init_args": given}
     assert written(partial(nn.Linear, 3, bias=False)) == written(partial(nn.Linear, **given))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
@@ -41,7 +42,7 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
     if isinstance(value, list | tuple):
         inner = [type_ for part in members_of(declared) for type_ in get_args(part)]
         return [written(item, inner[0] if inner else None, f"{option}.{i}") for i, item in enumerate(value, start=1)]
-    if type(value) is dict:  # a parser makes no other mapping, such as omegaconf's, which has more than its items
+    if type(value) in (dict, MappingProxyType):  # no other, such as omegaconf's, which has more than its items
         inner = [type_ for part in members_of(declared) for type_ in get_args(part)][1:]
         return {
             str(name): written(item, inner[0] if inner else None, f"{option}.{name}") for name, item in value.items()
