@@ -33,6 +33,20 @@ class Small(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
 
 
+class Optimizing:
+    """An argument's own class."""
+
+    def __init__(self, rate: float = 0.1) -> None:
+        self.rate = rate
+
+
+class Typed(Small):
+    """Takes an object, as others take a config's."""
+
+    def __init__(self, optimizing: Optimizing, num_classes: int = 8):
+        super().__init__(num_classes, optimizing.rate)
+
+
 class DropsOut(Small):
     """Draws from the device's stream."""
 

@@ -1,8 +1,10 @@
 """Objects as configs have them: plain values, sections, classes, optimizers; what has no form is refused."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -77,8 +79,10 @@ def test_an_optimizer_is_what_its_function_makes(make, name, values):
 
 def test_a_class_of_modules_and_a_partial_of_one_are_its_path():
     assert written(nn.Flatten) == {"class_path": "torch.nn.modules.flatten.Flatten"}
+    assert written(MappingProxyType({"a": 1})) == {"a": 1}
     given = {"in_features": 3, "bias": False}
     assert written(partial(nn.Linear, **given)) == {"class_path": "torch.nn.modules.linear.Linear", "init_args": given}
+    assert written(partial(nn.Linear, 3, bias=False)) == written(partial(nn.Linear, **given))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,8 @@ def test_a_class_of_modules_and_a_partial_of_one_are_its_path():
         (nn.Conv2d(3, 8, 3), "the arguments of Conv2d are not known"),
         (nn.ReLU(), "the arguments of ReLU are not known"),
         ([Size(), object], "no function"),
+        (partial(nn.Sequential, nn.ReLU()), "takes arguments without a name"),
+        (partial(nn.Linear, in_features=OrderedDict(x=1)), "the arguments of OrderedDict are not known"),
     ],
 )
 def test_what_has_no_form_is_refused_with_its_place(value, reason):

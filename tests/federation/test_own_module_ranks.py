@@ -122,6 +122,9 @@ def test_wrong_modules_of_a_config_end_in_one_line(config, tmp_path, capsys):
     assert "there is no class lightning_modules.Tiny" in line("--model.module=lightning_modules.Tiny")
     assert "torch.nn.Linear" in line("--model.module=torch.nn.Linear")
     assert "lrr" in line("--model.module.init_args.lrr=0.1")
+    typed = line("--model.module=lightning_modules.Typed", "--model.module.optimizing={optim: {lr: 0.1}}")
+    assert "model.module.optimizing: it is of type Optimizing, which has no option optim" in typed
+    assert "; annotate it as dict, or give a function that makes it" in typed
     as_backbone = line(
         "--model.module=null", "--model.backbone=lightning_modules.Small", "--model.backbone.num_classes=4"
     )

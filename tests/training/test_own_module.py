@@ -589,7 +589,7 @@ WRONG = {
     "a number": ({"training_step": lambda self, batch, batch_idx: 1.0}, "must return a Tensor, a dict"),
     "vector": ({"training_step": lambda self, b, i: self.embed(b[0]).mean(1)}, "only for scalar outputs"),
     "constant": ({"training_step": lambda self, batch, i: torch.zeros(())}, "does not require grad"),
-    "fails": ({"training_step": lambda self, batch, i: batch["image"]}, "failed in a training on random images (Type"),
+    "fails": ({"training_step": lambda self, batch, i: batch["image"]}, "in batches of 8 (TypeError: tuple"),
     "maps": ({"embed": lambda self, images: images, "training_step": learns}, "embed returned shape [2, 3, 32, 16]"),
     "logits": ({"embed": None, "forward": logits, "training_step": learns}, "whose number depends on num_classes"),
     "text": ({"training_step": lambda self, b, i: self.log("x", "high")}, "`str` values cannot be logged"),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
@@ -42,7 +43,7 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
     if isinstance(value, list | tuple):
         inner = [type_ for part in members_of(declared) for type_ in get_args(part)]
         return [written(item, inner[0] if inner else None, f"{option}.{i}") for i, item in enumerate(value, start=1)]
-    if isinstance(value, Mapping):
+    if type(value) in (dict, MappingProxyType):  # no other, such as omegaconf's, which has more than its items
         inner = [type_ for part in members_of(declared) for type_ in get_args(part)][1:]
         return {
             str(name): written(item, inner[0] if inner else None, f"{option}.{name}") for name, item in value.items()
@@ -54,8 +55,9 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
         return fields if type(value) in members_of(declared) else _of_class(type(value), fields, option)
     if isinstance(value, KeepsArguments):
         return _of_class(type(value), written_arguments(value, option), option)
-    factory, arguments = (value.func, value.keywords) if isinstance(value, partial) and not value.args else (value, {})
+    factory = value.func if isinstance(value, partial) else value
     if isinstance(factory, type) and issubclass(factory, nn.Module):  # a module that is built for each client
+        arguments = _named(value, option) if isinstance(value, partial) else {}
         return _of_class(factory, written(arguments, None, option), option)
     if callable(value) and not isinstance(value, nn.Module):
         return _optimizer(value, option)
@@ -87,6 +89,15 @@ def _check_as_made(value: Any, notes: Mapping[str, Any], option: str) -> None:
         if name:
             made = type(value).__name__
             raise NotInConfigError(f"{option}.{name}: was changed after {made} was made; give it as an argument")
+
+
+def _named(made: partial[Any], option: str) -> dict[str, Any]:
+    """Return the arguments of a partial by name; raise NotInConfigError for one that has none."""
+    parameters = inspect.signature(made.func).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(made.args) > len(names):
+        raise NotInConfigError(f"{option}: {made.func.__name__} takes arguments without a name")
+    return {**dict(zip(names, made.args, strict=False)), **made.keywords}
 
 
 def _of_class(cls: type, arguments: Mapping[str, Any], option: str) -> dict[str, Any]:

@@ -131,8 +131,12 @@ def unknown_argument(key: str, message: str) -> str | None:
         names: Iterable[str] = inspect.signature(getattr(import_module(module), name)).parameters
     except (ImportError, AttributeError, ValueError, TypeError):
         names = ()
-    problem = f"{name} has no option {unknown[1]}" if names else f"there is no option {unknown[1]} here"
-    return f"{problem}; {guess}" if (guess := did_you_mean(unknown[1], [*names, "class_path"])) else problem
+    if guess := did_you_mean(unknown[1], [*names, "class_path"]):
+        guess = f"; {guess}"
+    elif path and key.count(".") > 1 and not setting_at(key).base:  # a mapping for an argument of a class of the user
+        remedy = "annotate it as dict, or give a function that makes it"
+        return f"it is of type {name}, which has no option {unknown[1]}; {remedy}"
+    return f"{name} has no option {unknown[1]}{guess}" if names else f"there is no option {unknown[1]} here{guess}"
 
 
 def _names(key: str, only_fedsim: bool = False) -> list[str]:

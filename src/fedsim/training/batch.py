@@ -37,6 +37,9 @@ class Batch(NamedTuple):
     on_host: Tensor | None = None
     """[B] int64, :attr:`labels` in the host's memory; None: an attacker may have changed them"""
 
+    rows: Tensor | None = None
+    """[B] int64, the position of each image among the client's training images, where :attr:`cameras` are there"""
+
     @property
     def most_repeated(self) -> int | None:
         """The largest number of images with one label, without a wait for the device; None: it is not known."""
@@ -45,8 +48,9 @@ class Batch(NamedTuple):
     def changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return a batch of what ``change`` makes of each tensor, without the labels in the host's memory."""
         views = tuple(change(view) for view in self.views)
-        targets, cameras = (None if tensor is None else change(tensor) for tensor in (self.targets, self.cameras))
-        return Batch(change(self.images), change(self.labels), views, targets, cameras, self.round)
+        optional = (self.targets, self.cameras, self.rows)
+        targets, cameras, rows = (None if tensor is None else change(tensor) for tensor in optional)
+        return Batch(change(self.images), change(self.labels), views, targets, cameras, self.round, rows=rows)
 
 
 class ScoredBatch(NamedTuple):
@@ -108,8 +112,8 @@ class ClientImages:
         """Yield the images at ``index`` [m] int64, not augmented, ``size`` at a time; no random stream advances."""
         parts = index.split(size)
         for part, images in zip(parts, self.pixels.batches(parts), strict=True):
-            labels, cameras = send(self.labels[part], self.device), send(self.cameras[part], self.device)
-            yield Batch(normalise_images(images), labels, cameras=cameras)
+            labels, cameras, rows = send(torch.stack([self.labels[part], self.cameras[part], part]), self.device)
+            yield Batch(normalise_images(images), labels, cameras=cameras, rows=rows)
 
     def sample(self, count: int, order: torch.Generator, augment: torch.Generator | None) -> Tensor:
         """Return ``count`` random images [B, 3, H, W], or all if there are fewer.

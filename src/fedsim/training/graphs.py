@@ -168,7 +168,7 @@ class Replay:
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    optional = [tensor for tensor in (batch.targets, batch.cameras) if tensor is not None]
+    optional = [tensor for tensor in (batch.targets, batch.cameras, batch.rows) if tensor is not None]
     return [batch.images, batch.labels, *batch.views, *optional]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
@@ -186,17 +186,19 @@ class ClientSession:
             batch_labels = send(on_host, images.device).split_with_sizes(sizes)
             soft = [None] * len(sizes) if targets is None else targets.split_with_sizes(sizes)
             augmented = [images.augmentation(pixels, self._augment_stream(v), sizes).split(sizes) for v in range(views)]
-            cameras = self._cameras_of(row, sizes)
-            values = zip(batch_labels, on_host.split(sizes), soft, cameras, *augmented, strict=True)
-            for label, host_label, target, camera, image, *further in values:
-                batch = Batch(image, label, tuple(further), target, camera, self.shown_round or 0, host_label)
+            shown = self._cameras_and_rows(row, sizes)
+            values = zip(batch_labels, on_host.split(sizes), soft, shown, *augmented, strict=True)
+            for label, host_label, target, (camera, place), image, *further in values:
+                batch = Batch(image, label, tuple(further), target, camera, self.shown_round or 0, host_label, place)
                 yield batch if self._poison is None else self._poison(batch)._replace(on_host=None)
 
-    def _cameras_of(self, rows: Tensor, sizes: list[int]) -> Sequence[Tensor | None]:
+    def _cameras_and_rows(self, rows: Tensor, sizes: list[int]) -> Sequence[Iterable[Tensor | None]]:
+        """Return the cameras and the positions of the images of each batch, on the device."""
         if self.shown_round is None:
-            return [None] * len(sizes)
-        cameras: Sequence[Tensor] = send(self._images.cameras.index_select(0, rows), self._images.device).split(sizes)
-        return cameras
+            return [(None, None)] * len(sizes)
+        pairs = torch.stack([self._images.cameras.index_select(0, rows), rows])
+        shown: Sequence[Tensor] = send(pairs, self._images.device).split(sizes, dim=1)
+        return shown
 
     @cached_property
     def _generated_stream(self) -> torch.Generator:

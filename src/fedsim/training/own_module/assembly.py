@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +20,10 @@ from fedsim.data.federated import ClientData
 from fedsim.models.groups import Group, group_names
 from fedsim.training.batch import Batch
 from fedsim.training.own_module.blueprint import Blueprint, MakesModule
-from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, has_own, in_one_line, named, train
-from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, has_own, train
+from fedsim.training.own_module.module_batch import BatchForm, described
 from fedsim.training.own_module.module_client import name_of
+from fedsim.training.own_module.module_errors import in_one_line, named, users_frames
 from fedsim.training.own_module.module_model import ModuleModel
 from fedsim.training.own_module.network import PART, ModuleNetwork, features_of
 from fedsim.training.settings import ClientOverride, LocalTraining
@@ -31,8 +34,10 @@ _IDLE = (
     "test_step", "predict_step", "on_save_checkpoint", "on_load_checkpoint",
 )  # fmt: skip
 """hooks of Lightning that a client has no use for: images are those of data, scores and checkpoints fedsim's"""
-_MAX_TRIED = 8
-"""images of a trial whose batches are shuffled"""
+_OF_FORM = re.compile(
+    r"values to unpack|cannot unpack|indices must be|tuple index out|'(LabelledImages|tuple|dict|list)' object has no"
+)
+"""Python's words about a batch in another form"""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,9 @@ def own_module(
     trial = TrialTraining(most, blueprint.num_classes, training, sizes, form, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         module = blueprint.fresh(blueprint.num_classes)
-        with in_one_line(blueprint.name, "a training on random images"):
+        size = trial.batch_size
+        remedy = partial(_remedy, trial, blueprint)
+        with in_one_line(blueprint.name, f"a training on random images, in batches of {size}", remedy):
             train(module, trial, horizon, options, seed)
         with in_one_line(blueprint.name, "taking features of random images"):
             width, head = _features_in(blueprint, trial)
@@ -139,8 +146,10 @@ class TrialTraining(Training):
         device: torch.device,
     ) -> None:  # fmt: skip
         batch, in_groups = training.batch_of(most), training.draws_people
-        number = max(1, most // batch if training.drop_partial else -(-most // batch))
-        super().__init__([[batch if in_groups else min(batch, _MAX_TRIED)] * number])
+        full, remainder = divmod(most, batch)
+        last = [batch if in_groups else remainder] if remainder and not training.drop_partial else []
+        super().__init__([[batch] * full + last or [batch]])
+        self.drop_last = training.drop_partial
         self._instances, self._classes = training.num_instances if in_groups else 2, classes
         self._trained, self._image_sizes, self._form, self.device = training.accumulate, sizes, form, device
 
@@ -148,9 +157,11 @@ class TrialTraining(Training):
         """Yield random batches, as many as a step takes."""
         for size in self.sizes[epoch][: self._trained]:
             count = torch.arange(size, device=self.device)
-            labels = (count // self._instances) % self._classes
+            labels = self._classes - 1 - (count // self._instances) % self._classes  # the last one may be too large
             images, *views = [self.images(size) for _ in range(self._form.num_views)]
-            yield self._form(Batch(images, labels, tuple(views), cameras=count % 2))
+            self.batch = Batch(images, labels, tuple(views), cameras=count % 2, rows=count)
+            self.formed = self._form(self.batch)
+            yield self.formed
 
     def images(self, count: int, kind: str = "train") -> Tensor:
         """Return random images [count, 3, H, W]."""
@@ -175,6 +186,20 @@ class TrialTraining(Training):
                 f"{named(module)}: configure_optimizers has tensors that are not parameters of the module; register "
                 "them"
             )
+
+
+def _remedy(trial: TrialTraining, blueprint: Blueprint, error: Exception) -> str:
+    """Return the end of a line about an error of a trial, if the error says what is wrong."""
+    if re.search(r"Target \d+ is out of bounds", str(error)) and not blueprint.takes_classes:
+        return (
+            f"; labels are 0 to {blueprint.num_classes - 1}; give the module {blueprint.num_classes} classes, or an "
+            "argument num_classes"
+        )
+    in_step = any(function == "training_step" for _, function in users_frames(error))
+    lacks_name = isinstance(error, KeyError) and isinstance(trial.formed, Mapping)
+    if in_step and (lacks_name or _OF_FORM.search(str(error))):
+        return f"; training_step gets {described(trial.formed, trial.batch)}; see model.module_batch"
+    return ""
 
 
 def _optimizer_like(like: Optimizer) -> Callable[[Iterable[Any]], Optimizer]:

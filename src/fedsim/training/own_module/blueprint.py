@@ -18,7 +18,8 @@ from torch.nn.parameter import UninitializedParameter
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import one_line
 from fedsim.core.seeding import seeded_host
-from fedsim.training.own_module.inner_trainer import Horizon, has_own, in_one_line, named, package_of, set_up
+from fedsim.training.own_module.inner_trainer import Horizon, has_own, package_of, set_up
+from fedsim.training.own_module.module_errors import in_one_line, named
 from fedsim.training.own_module.network import tensors_of
 
 CLASSES = "num_classes"
@@ -144,7 +145,8 @@ class Blueprint:
         if missing := [name for name in names if name not in module.hparams]:
             raise ConfigError(
                 f"{named(module)} takes {CLASSES}, which each client fills, but its hparams lack {missing[0]}; call "
-                f"self.save_hyperparameters() in __init__, or give model.module as functools.partial({self.name}, ...)"
+                "self.save_hyperparameters() without arguments in __init__, or give model.module as "
+                f"functools.partial({self.name}, ...)"
             )
         return partial(self._kind, **{name: module.hparams[name] for name in names if name != CLASSES})
 

@@ -18,7 +18,7 @@ from functools import partial
 from importlib import import_module
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import lightning.pytorch
 import numpy as np
@@ -30,8 +30,6 @@ from lightning_utilities.core import rank_zero
 from lightning_utilities.core.overrides import is_overridden
 from torch import Tensor, distributed
 
-from fedsim.core.errors import ConfigError, FedSimError
-from fedsim.core.names import one_line
 from fedsim.core.seeding import seed_global_stream
 
 
@@ -48,23 +46,6 @@ def has_own(module: Any, hook: str) -> bool:
     """Return whether a module, or its class, has a hook of its own in place of Lightning's."""
     package: Any = package_of(module)
     return is_overridden(hook, module, package.LightningModule)
-
-
-def named(module: object) -> str:
-    """Return the beginning of an error line about a module."""
-    return f"model.module: {type(module).__name__}"
-
-
-@contextmanager
-def in_one_line(name: str, activity: str) -> Iterator[None]:
-    """Report errors of the user's code, and of Lightning about it, as a ConfigError; ``name`` is the module's class."""
-    try:
-        yield
-    except FedSimError:
-        raise
-    except Exception as error:
-        reason = one_line(str(error), 200)
-        raise ConfigError(f"model.module: {name} failed in {activity} ({type(error).__name__}: {reason})") from error
 
 
 class Horizon(NamedTuple):
@@ -108,6 +89,8 @@ class Training:
 
     epoch = 0
     """of the next batches, from 0"""
+    drop_last = False
+    """whether a last batch of fewer images is left out"""
     horizon: Horizon
     outer: World
 
@@ -118,6 +101,25 @@ class Training:
 
     def __len__(self) -> int:
         return len(self.sizes[self.epoch])
+
+    if not TYPE_CHECKING:  # mypy would take any name for one of these
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what a module finds in its ``train_dataloader``."""
+            raise AttributeError(
+                f"self.trainer.train_dataloader has no {name}: fedsim makes the batches; it has batch_size, dataset, "
+                "drop_last and sampler"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Images of the largest batch of an epoch."""
+        return max(self.sizes[self.epoch])
+
+    @property
+    def sampler(self) -> Sequence[int]:
+        """The positions of the images of an epoch."""
+        return self.dataset
 
     @property
     def dataset(self) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -34,6 +35,17 @@ class LabelledImages(_Pair):
         return moved
 
 
+def described(formed: Any, batch: Batch) -> str:
+    """Return a batch of a form in words, such as (images, labels)."""
+    parts = {id(part): name for name, part in batch._asdict().items()} | {id(view): "view" for view in batch.views}
+    if isinstance(formed, Mapping):
+        return f"{{{', '.join(f'{name}: {described(part, batch)}' for name, part in formed.items())}}}"
+    if isinstance(formed, tuple | list):
+        inner = ", ".join(described(part, batch) for part in formed)
+        return f"({inner})" if isinstance(formed, tuple) else f"[{inner}]"
+    return parts.get(id(formed), type(formed).__name__)
+
+
 class BatchForm(KeepsArguments, ABC, option="model.module_batch"):
     """The form of the batches of ``training_step``; subclass it for one of your own."""
 
@@ -44,7 +56,10 @@ class BatchForm(KeepsArguments, ABC, option="model.module_batch"):
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Any:
-        """Return a batch in this form; ``cameras`` are None where a method trains on other images than the client's."""
+        """Return a batch in this form.
+
+        ``cameras`` and ``rows`` are None where a method trains on other images than the client's.
+        """
 
     def views(self, batch: Batch) -> list[Tensor]:
         """Return all versions of the images, each [B, 3, H, W]; images without augmentation have one, repeated."""

@@ -18,8 +18,9 @@ from fedsim.training.batch import Batch
 from fedsim.training.client import Client, Trains
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
-from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, in_one_line, muted, named, train
+from fedsim.training.own_module.inner_trainer import Horizon, Options, Training, muted, train
 from fedsim.training.own_module.module_batch import BatchForm
+from fedsim.training.own_module.module_errors import in_one_line, named
 from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
 from fedsim.training.session import Outcome
 from fedsim.training.settings import autocast
@@ -102,7 +103,11 @@ class ModuleClient(Client):
         self._number += 1
         seed = derive_seed(self.seed, self.round, self.client_name, "modules", self._number)
         self._training, steps = training, self.optimizer.num_steps
-        train(self.model.fresh(), training, horizon, options, seed)
+        try:
+            train(self.model.fresh(), training, horizon, options, seed)
+        except Exception as error:  # of the user's code, whose traceback names neither client nor batch
+            error.add_note(f"{self._named}{training.place}")
+            raise
         self._training, blueprint = None, self.model.blueprint
         took_none = self.optimizer.num_steps == steps and not blueprint.first.automatic_optimization
         if took_none and getattr(hooks, "sees_steps", True):
@@ -176,6 +181,7 @@ class _ClientTraining(Training):
             if order:
                 self._plans.append((labels, order))
         super().__init__([[len(batch) for batch in order for _ in range(repeats)] for _, order in self._plans])
+        self.drop_last = client.training_settings.drop_partial
         self._correct: Callable[[], None] | None = None
         self._step: Callable[[], Any] | None = None
         self._no_loss = torch.full((), math.nan, device=client.device)
@@ -184,6 +190,17 @@ class _ClientTraining(Training):
         """of the current batch, as the module returned it first"""
         self._is_counted = self.has_counted = False
         """whether a batch has been counted in the client's numbers: the current one, and any"""
+
+    @property
+    def place(self) -> str:
+        """The current batch, for messages."""
+        batch = vars(self).get("_batch")
+        return "" if batch is None else f", batch of {len(batch.labels)} images"
+
+    @property
+    def sampler(self) -> Sequence[int]:
+        """The positions, among the client's training images, of the images of an epoch."""
+        return [i for batch in self._plans[self.epoch][1] for _ in range(self._repeats) for i in batch.tolist()]
 
     def read(self, epoch: int) -> Iterator[Any]:
         labels, order = self._plans[epoch]
@@ -237,9 +254,11 @@ class _ClientTraining(Training):
         """Return the module's loss (scalar) of the current batch, or of other images."""
         batch_of_module, *further = self._args
         if images is not self._batch.images or batch.labels is not self._batch.labels:
-            cameras = batch.cameras if batch.cameras is not None and len(batch.cameras) == len(images) else None
-            views = batch.views if images is batch.images else ()
-            batch_of_module = self._client.form(batch._replace(images=images, cameras=cameras, views=views))
+            if images is not batch.images:
+                batch = batch._replace(images=images, views=())
+            if batch.cameras is None or len(batch.cameras) != len(images):
+                batch = batch._replace(cameras=None, rows=None)
+            batch_of_module = self._client.form(batch)
         self._client.model.network.count(images)
         with self._flat.moving(), nullcontext() if counts else muted(self._module):
             returned = self._run(batch_of_module, *further)

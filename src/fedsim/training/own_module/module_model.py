@@ -19,7 +19,7 @@ from fedsim.models.reid import Features
 from fedsim.training.flat_model import FlatModel, Head, Output
 from fedsim.training.optimizer import LocalOptimizer
 from fedsim.training.own_module.blueprint import KEPT, Blueprint
-from fedsim.training.own_module.inner_trainer import in_one_line
+from fedsim.training.own_module.module_errors import in_one_line
 from fedsim.training.own_module.network import PART, CopiedParameters, ModuleNetwork, kept_of, set_buffers, tensors_of
 from fedsim.training.server import arch_name
 from fedsim.training.settings import LocalTraining, autocast

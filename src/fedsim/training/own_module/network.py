@@ -20,7 +20,7 @@ from fedsim.core.flat import FlatParameters
 from fedsim.core.work import Work
 from fedsim.models.reid import Features, IdentityHead, ReIDModel
 from fedsim.training.flat_model import is_idle
-from fedsim.training.own_module.inner_trainer import named
+from fedsim.training.own_module.module_errors import named
 
 PART = "module"
 """name of the network's only part; all names of tensors start with it"""
