@@ -74,7 +74,8 @@ def hints_of(cls):
     try:
         return get_type_hints(made_of, include_extras=True)
     except NameError:  # a library names a type that it imports for type checkers only: of the others it is known
-        return {name: hint for name, hint in inspect.get_annotations(made_of).items() if not names_in(hint)}
+        hints = inspect.get_annotations(made_of)
+        return {name: object if names_in(hint) else hint for name, hint in hints.items()}
     except (TypeError, AttributeError):
         return {}
 

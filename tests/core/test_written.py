@@ -1,5 +1,6 @@
 """Objects as configs have them: plain values, sections, classes, optimizers; what has no form is refused."""
 
+import random
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,8 @@ from torch import nn
 from fedsim.core.arguments import KeepsArguments, arguments_of
 from fedsim.core.written import NotInConfigError, written, written_fields
 from fedsim.federation.components.selection import AllClients
+from fedsim.methods import FedPav
+from fedsim.models import SmallCNN
 from fedsim.training.server_optimizers import FedAdam
 
 
@@ -116,3 +119,59 @@ def test_a_class_without_a_constructor_takes_no_arguments(kind):
     for wrong in (lambda: kind(1), lambda: kind(None), lambda: kind(fraction=0.5)):
         with pytest.raises(TypeError, match=r"takes no arguments"):
             wrong()
+
+
+class Mixin:
+    """Not fedsim's, and first in the order of the bases."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+class Mixed(Mixin, SmallCNN):
+    """Its constructor is a mixin's."""
+
+
+class Counts(KeepsArguments):
+    """Keeps state that does not begin empty."""
+
+    def __init__(self, names=()):
+        self.names, self.seen = tuple(names), -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(FedPav):
+    """Draws numbers of its own."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "rng", random.Random(0))
+
+
+class OfOwnArguments(FedPav):
+    """Its constructor takes no fields."""
+
+    def __init__(self, mu=0.1):
+        super().__init__()
+        object.__setattr__(self, "mu", mu)
+
+
+def test_state_is_no_change_and_a_list_of_the_callers_is_copied():
+    names = ["a"]
+    counts = Counts(names)
+    counts.seen = 3
+    names.append("b")
+    assert written(counts)["init_args"] == {"names": ["a"]}
+    assert written(Drawn())["init_args"] == written(FedPav())["init_args"]
+
+
+def test_the_constructor_of_a_mixin_notes_the_object():
+    mixed = Mixed(width=8)
+    assert written(mixed)["class_path"].endswith(".Mixed")
+    mixed.conv1.weight.data.zero_()
+    with pytest.raises(NotInConfigError, match=r"conv1\.weight: was changed"):
+        written(mixed, None, "model.backbone")
+
+
+def test_a_method_with_arguments_of_its_own_is_refused_in_one_line():
+    with pytest.raises(NotInConfigError, match="OfOwnArguments takes other arguments than its fields"):
+        written(OfOwnArguments(), None, "model.method")

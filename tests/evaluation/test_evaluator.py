@@ -278,7 +278,7 @@ def test_a_test_keeps_its_scores(finished, config, tmp_path, caplog):
     assert f"wrote {path}" in caplog.text
     content, run = json.loads(path.read_text()), read_run(tmp_path / "run")
     assert (content["round"], content["settings"]["model"]["evaluation"]["flip"]) == (1, True)
-    assert run.tested == content | {"kind": "last"}
+    assert run.tested == content | {"kind": "last", "is_whole": True}
     assert content["metrics"]["test/global/north/mAP"] != metrics_of(finished)["test/global/north/mAP"]
     assert main(["test", *options]) == 0
     tested = {name: value for name, value in json.loads(path.read_text())["metrics"].items() if name.count("/") > 1}

@@ -247,8 +247,7 @@ FAKES = [
     }),
     ("000/table2_adddata", "table2", {"model.method.init_args.distillation": None, **OBJECTIVE}),
     ("000/table4_ska", "table4", {
-        "model.method.init_args.personal": "before_aggregation", "model.method.init_args.attn_local": True,
-        **OBJECTIVE,
+        "model.method.init_args.personal": "before_aggregation", **OBJECTIVE,
     }),
 ]  # fmt: skip
 

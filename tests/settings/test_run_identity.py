@@ -155,3 +155,10 @@ def test_changed_contents_are_those_that_both_have():
     new = {"files": {"a": "2", "c": "1"}, "code": {"mine": "2"}}
     assert changed_content(old, new) == {"a": ("1", "2"), "code of mine": ("1", "2")}
     assert changed_content({}, new) == changed_content(old, old) == {}
+
+
+def test_two_files_that_change_their_contents_are_other_code(place):
+    write(place, mine="import one\nimport two", one="A = 1", two="A = 2")
+    first = identity_of(config_with("mine.Callback"))["code"]
+    write(place, one="A = 2", two="A = 1")
+    assert identity_of(config_with("mine.Callback"))["code"] != first

@@ -26,7 +26,7 @@ from sweep_files import read_sweep
 
 ROOT = Path(__file__).parents[2]
 METHODS = sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
-OF_SEVERAL_METHODS = {"base", "pruned", "reference", "restyling"}
+OF_SEVERAL_METHODS = {"base", "declared", "pruned", "reference", "restyling"}
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import itertools
@@ -106,14 +107,20 @@ class KeepsArguments(ChecksArguments):
     def __init_subclass__(cls, option: str = "", **options: Any) -> None:
         """Let the constructor note what it has made."""
         super().__init_subclass__(option=option, **options)
-        if "__init__" in vars(cls):
+        if cls.__init__ is not object.__init__ and not hasattr(cls.__init__, "__wrapped__"):  # its own, or a mixin's
             cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign] # the class's own
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Keep the arguments."""
         made = super().__new__(cls, *args, **kwargs)
-        made.__dict__["_made_with"] = (args, kwargs)
+        kept = {name: _own(value) for name, value in kwargs.items()}
+        made.__dict__["_made_with"] = (tuple(map(_own, args)), kept)
         return made
+
+
+def _own(value: Any) -> Any:
+    """Copy a collection, which its owner may change later."""
+    return copy.copy(value) if isinstance(value, list | dict | set) else value
 
 
 def _noting(constructor: Callable[..., None]) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import zlib
 from collections.abc import Mapping
 from functools import cached_property
@@ -13,34 +14,39 @@ from torch import nn
 
 
 def noted(made: Any) -> dict[str, Any]:
-    """Return the public attributes of an object; of a network, also those of its layers, and its tensors' contents."""
-    layers = dict(made.named_modules()) if isinstance(made, nn.Module) else {"": made}
-    notes = {}
-    for prefix, layer in layers.items():
-        values = {"class": type(layer), **vars(layer)} if isinstance(made, nn.Module) else vars(layer)
-        for name, value in values.items():
-            if not name.startswith("_") and name != "training":  # clients set the mode themselves
+    """Return the public attributes of an object; of a network, also those of its layers, its hooks, and its tensors."""
+    if not isinstance(made, nn.Module):
+        return {name: _content(value) for name, value in vars(made).items() if not name.startswith("_")}
+    notes: dict[str, Any] = {name: _content(tensor) for name, tensor in made.state_dict(keep_vars=True).items()}
+    for prefix, layer in made.named_modules():
+        for name, value in {"class": type(layer), **vars(layer)}.items():
+            if name.endswith("_hooks") and value:
+                notes[f"{prefix}.{name}"] = len(value)
+            elif not name.startswith("_") and name != "training":  # clients set the mode themselves
                 notes[f"{prefix}.{name}".lstrip(".")] = _content(value)
-    if isinstance(made, nn.Module):
-        notes |= {name: _content(tensor) for name, tensor in made.state_dict(keep_vars=True).items()}
     return notes
 
 
 def first_change(made: Any, notes: Mapping[str, Any]) -> str:
     """Return the first attribute of an object that is not as noted; empty without one.
 
-    What was empty, and is no argument, fills in use; a further attribute counts where it replaces one of the class.
+    Of a network, each counts. Of other objects, those count that are arguments, or replace one of the class; all
+    others may be state.
     """
-    arguments = getattr(type(made).__init__, "__annotations__", {})
-    present = noted(made)
-    for name, value in present.items():
-        before = notes.get(name, value)
-        is_state = not (before or name in arguments or isinstance(made, nn.Module))
-        of_class = getattr(type(made), name, None)
-        is_new = name not in notes and hasattr(type(made), name) and not isinstance(of_class, cached_property)
-        if is_new or not (is_state or _are_same(before, value)):
+    present, is_network = noted(made), isinstance(made, nn.Module)
+    for name in dict.fromkeys((*present, *notes)):
+        is_equal = name in present and name in notes and _are_same(notes[name], present[name])
+        if not is_equal and (is_network or _counts(made, name, name in notes)):
             return name
-    return next((name for name in notes if name not in present), "")
+    return ""
+
+
+def _counts(made: Any, name: str, was_there: bool) -> bool:
+    """Return whether a changed attribute of an object is no state: an argument, or in place of one of the class."""
+    of_class = getattr(type(made), name, None)
+    if not was_there:
+        return of_class is not None and not isinstance(of_class, cached_property)
+    return name in inspect.signature(type(made)).parameters
 
 
 def _are_same(before: Any, now: Any) -> bool:

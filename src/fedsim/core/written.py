@@ -49,8 +49,8 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
             str(name): written(item, inner[0] if inner else None, f"{option}.{name}") for name, item in value.items()
         }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        init_fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        _check_as_made(value, noted(type(value)(**init_fields)), option)
+        names = {field.name for field in dataclasses.fields(value)}
+        _check_as_made(value, {name: note for name, note in noted(value).items() if name in names}, option)
         fields = written_fields(value, option)
         return fields if type(value) in members_of(declared) else _of_class(type(value), fields, option)
     if isinstance(value, KeepsArguments):
@@ -71,6 +71,8 @@ def written_fields(value: Any, option: str) -> dict[str, Any]:
     """Return the fields of a dataclass as those of a section; raise NotInConfigError as :func:`written`."""
     hints = hints_of(type(value))
     names = [field.name for field in dataclasses.fields(value) if field.init]
+    if {*inspect.signature(type(value)).parameters} != {*names}:
+        raise NotInConfigError(f"{option}: {type(value).__name__} takes other arguments than its fields")
     return {name: written(getattr(value, name), hints.get(name), f"{option}.{name}") for name in names}
 
 
@@ -84,7 +86,7 @@ def written_arguments(value: KeepsArguments, option: str) -> dict[str, Any]:
 
 def _check_as_made(value: Any, notes: Mapping[str, Any], option: str) -> None:
     """Raise NotInConfigError if an object is no longer as its arguments made it."""
-    earlier = getattr(value, "_changed_before", ())
+    earlier = getattr(value, "__dict__", {}).get("_changed_before", ())
     for name in (*earlier, first_change(value, notes) if hasattr(value, "__dict__") else ""):
         if name:
             made = type(value).__name__

@@ -79,7 +79,7 @@ def _doubts_about_settings(summary: Mapping[str, Any], settings: Flat) -> Iterat
 
 def _doubts_about_identity(summary: Mapping[str, Any], config: Mapping[str, Any], settings: Flat) -> Iterator[str]:
     """Yield the files and the code in the identity of a run that its config does not name."""
-    identity, named = summary.get("identity", {}), json.dumps(config, default=str)
+    identity, named = summary.get("identity", {}), json.dumps(config, default=str, ensure_ascii=False)
     for option in identity.get("files", {}):
         if option not in settings or not names_file(settings[option]):
             yield f"has the content of {option} in summary.json, which names no file in config.yaml"

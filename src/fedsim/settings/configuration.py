@@ -216,12 +216,19 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
             continue
         before = old[option].value if option in old else MISSING
         after = new[option].value if option in new else MISSING
-        if in_both and (_are_equal(before, after) or (old[option].is_null and new[option].is_null)):
+        if in_both and (_have_one_value(old[option], new[option]) or (old[option].is_null and new[option].is_null)):
             continue
         changed.append(option)
         # a setting with an effect in one of both has one
         entry = max((e for e in (old.get(option), new.get(option)) if e), key=lambda entry: STRONGER[entry.effect])
         yield Difference(option, before, after, entry.effect, entry.group, entry.setting)
+
+
+def _have_one_value(old: SettingValue, new: SettingValue) -> bool:
+    """Return whether two settings have one value; 1 is 1.0 but where both are of a class that may tell them apart."""
+    if old.setting.has_counts == new.setting.has_counts:
+        return _are_equal(old.value, new.value)
+    return _are_equal(_plain(old.value, Setting()), _plain(new.value, Setting()))
 
 
 def _is_default(entry: SettingValue) -> bool:

@@ -34,8 +34,11 @@ def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
         -> hash of the user's code in it and in what it imports.
     """
     hashes = {"config": digest_of_config(config), "table": digest_of_table()}
-    files = {module: _with_imports(module, set()) for module in sorted(set(_own_modules(config)))}
-    code = {module: digest(sorted(map(_digest_of_file, paths))) for module, paths in files.items()}
+    files = {module: _with_imports(module, {}) for module in sorted(set(_own_modules(config)))}
+    code = {
+        module: digest(sorted((name, _digest_of_file(path)) for path, name in modules.items()))
+        for module, modules in files.items()
+    }
     return {**hashes, "files": dict(_files(config)), "code": code}
 
 
@@ -116,15 +119,15 @@ def _has(module: str, name: str) -> bool:
     return path is not None and re.search(rf"\b{name}\b", path.read_text(errors="replace")) is not None
 
 
-def _with_imports(module: str, files: set[Path], importer: str = "") -> set[Path]:
-    """Return the files of a module, of the packages around it, and of the user's modules that they import.
+def _with_imports(module: str, files: dict[Path, str], importer: str = "") -> dict[Path, str]:
+    """Return the files of a module, of the packages around it, and of the user's modules that they import, by names.
 
     Nothing is executed.
     """
     path = _file_of(module, importer)
     if path is None or path in files:
         return files
-    files.add(path)
+    files[path] = module
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):
