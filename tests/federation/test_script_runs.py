@@ -302,6 +302,16 @@ def test_a_run_leaves_its_objects_as_they_were_made(tmp_path):
     assert describe_script(model, data, {}).config is not None
 
 
+def test_a_second_fit_of_a_trained_federation_is_a_run_of_its_own(tmp_path, caplog):
+    model, data = built(), data_of()
+    for name in ("first", "second"):
+        fedsim.Trainer(run_dir=tmp_path / name, max_epochs=1, **CPU).fit(model, datamodule=data)
+    assert (tmp_path / "first" / "config.yaml").exists()
+    assert not (tmp_path / "second" / "config.yaml").exists()
+    assert "no config.yaml: model: has trained before" in caplog.text
+    assert summary_of(tmp_path / "first")["fingerprint"] != summary_of(tmp_path / "second")["fingerprint"]
+
+
 def test_options_of_the_trainer_that_only_watch_do_not_matter():
     described = describe_script(make_model(FedPav()), make_data(), {"max_epochs": 3, "logger": object(), "devices": 1})
     assert described.config["trainer"] == {"max_epochs": 3, "devices": 1}

@@ -169,8 +169,10 @@ class Trainer(lightning.Trainer):
     ) -> tuple[list[Callback], list[Change]]:
         """Return the callbacks that write a run's files, and the settings that a resume changes."""
         module = args[0] if args else options["model"]
-        settings = describe_script(module, options.get("datamodule"), self._options)
         resumed = self._resumed
+        settings = describe_script(module, options.get("datamodule"), self._options)
+        if resumed is None and getattr(module, "has_trained", False):
+            settings = settings._replace(config=None, unwritable="model: has trained before; build it anew")
         changes = resumed.changes(settings.config) if resumed and settings.config else []
         # settings that have no text cannot be compared: such a run is of a kind of its own
         fingerprint = settings.fingerprint or hashlib.sha256(str(start.folder.resolve()).encode()).hexdigest()[:12]

@@ -139,7 +139,7 @@ class TrainerOptions:
         ),
     ] = 100
     """communication rounds"""
-    min_epochs: Annotated[Any, Facts(needs="trainer.callbacks")]
+    min_epochs: Annotated[Any, Facts(needs="trainer.callbacks or trainer.max_time")]
     max_steps: Annotated[Any, NOTHING]
     min_steps: Annotated[Any, Facts(needs="trainer.callbacks")]
     max_time: Annotated[

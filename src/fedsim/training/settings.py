@@ -104,7 +104,8 @@ class LocalTraining(Section, option="model.client"):
         Facts(
             usage="N",
             synonyms=("epochs", "local_ep"),
-            needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing != 'Synchronous'",
+            needs="model.method != 'FedSGD' or model.method.steps != 1 or model.timing != 'Synchronous' "
+            "or model.module or model.availability.straggle != 0",
         ),
     ] = 1
     """E: passes over the client's images"""
@@ -115,7 +116,9 @@ class LocalTraining(Section, option="model.client"):
     micro_batch: Annotated[int | None, Facts(null_is="batch_size")] = None
     """images per micro-batch of a batch: ranks of a machine can then share a client's batches, and less memory is
     needed. Normalisation layers and losses see one micro-batch at a time. null: a batch is one micro-batch"""
-    sampler: Annotated[Literal["shuffle", "identity", "people"], _LABELLED] = "shuffle"
+    sampler: Annotated[
+        Literal["shuffle", "identity", "people"], Facts(needs="not cluster and (not bottom_up or drop_partial)")
+    ] = "shuffle"
     """``shuffle``: plain random batches; ``identity``: B / K identities with K = ``num_instances`` images each, those
     with more images more often; ``people``: each identity once in a pass, so that all come equally often"""
     num_instances: Annotated[int, Facts(needs="sampler != 'shuffle' or cluster or model.clients")] = 4
@@ -131,7 +134,7 @@ class LocalTraining(Section, option="model.client"):
         ),
     ] = False
     """drop a last batch with fewer than B images (FedReIDBench's code does)"""
-    accumulate: Annotated[int, Facts(needs="batch_size is not None or model.clients")] = 1
+    accumulate: Annotated[int, Facts(needs="batch_size is not None or model.clients or model.module")] = 1
     """batches per optimizer step, which takes the mean gradient of their images"""
     grad_clip: float | None = None
     """largest gradient norm; null does not clip"""
