@@ -416,3 +416,11 @@ def test_exploration_without_effect_is_told(count, is_told, caplog):
     caplog.set_level("INFO", logger="fedsim")
     UCB(count=count).prepare({"town0": 4, "town1": 4, "town2": 4})
     assert any("without effect: model.selection.rho" in message for message in caplog.messages) is is_told
+
+
+@pytest.mark.parametrize("selection", [UCB(2), PowerOfChoice(1, 2)])
+def test_a_selection_of_a_second_federation_has_forgotten_the_first(selection):
+    selection.load_state_dict({"H": {"a": 1.0}, "N": {"a": 2}, "loss": {"a": 0.5}})
+    assert selection.metrics(1, ["a"])
+    selection.prepare(dict.fromkeys("abc", 10))
+    assert selection.metrics(1, ["a"]) == {}

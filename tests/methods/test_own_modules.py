@@ -11,7 +11,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data import SyntheticReID
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.federation import Federation
-from fedsim.methods import Distillation, FedPav, WeightedPav
+from fedsim.methods import Distillation, FedPav, FedSGD, WeightedPav
 from fedsim.methods.base import Method
 from fedsim.training.settings import LocalTraining
 from lightning_modules import Small, module_state
@@ -43,6 +43,16 @@ def train(name, rounds, ckpt_path=None, **options):
         KINDS[name](**WORKS[name] | options), Small, client=client, evaluation=Evaluation(test_during_fit=False)
     )
     return fit(model, data, rounds, ckpt_path=ckpt_path)
+
+
+def test_a_limit_of_steps_counts_those_at_the_ends_of_epochs():
+    data = make_data(SyntheticReID(clients=2, unseen=1, scale=0.1))
+    rounds = {}
+    for epochs in (1, 2):  # an epoch has fewer batches than a step accumulates, and ends with a step
+        client = LocalTraining(batch_size=8, local_epochs=epochs, accumulate=99)
+        rounds[epochs] = fit(Federation(FedSGD(), Small, client=client), data, 1)
+    assert rounds[1].round_metrics["train/steps"] == rounds[2].round_metrics["train/steps"]
+    assert torch.equal(*(module_state(model)["global"] for model in rounds.values()))
 
 
 def test_every_method_is_in_one_of_the_lists():

@@ -173,8 +173,8 @@ class PowerOfChoice(Selection):
         self._num_images: Mapping[str, int] = {}
 
     def prepare(self, num_images: Mapping[str, int]) -> None:
-        """Store the numbers of images, which determine the probabilities of the candidates."""
-        self._num_images = num_images
+        """Store the numbers of images, which determine the probabilities of the candidates; forget another run."""
+        self._num_images, self.losses = num_images, {}
 
     def select(self, round_: int, clients: Sequence[str], seed: int) -> list[str]:
         """Return the candidates with the largest losses."""
@@ -251,10 +251,11 @@ class UCB(Selection):
         """client -> N_i, for the same clients"""
 
     def prepare(self, num_images: Mapping[str, int]) -> None:
-        """Warn if each round selects one client of several: its weight is 1, so every reward is the same.
+        """Forget another run; warn if each round selects one client of several, whose weight and reward are always 1.
 
         Log that ``rho`` has no effect if each round selects all.
         """
+        self.rewards, self.num_selected = {}, {}
         if self.count >= len(num_images):
             log.info("without effect: model.selection.rho, as each round selects all clients")
         if self.count == 1 < len(num_images):

@@ -172,12 +172,12 @@ class _ClientTraining(Training):
     ) -> None:  # fmt: skip
         self._client, self._hooks, self._repeats, self._after_epoch = client, hooks, repeats, after_epoch
         self._flat, self._session = client.model.flat, client.session
-        left = math.inf if max_steps is None else max_steps * client.training_settings.accumulate
+        left, accumulate = math.inf if max_steps is None else max_steps, client.training_settings.accumulate
         self._plans: list[tuple[Tensor, list[Tensor]]] = []
         for epoch in epochs:
             labels, order = self._session.plan(epoch, client.local_epochs, client.limit_batches)
-            order = order[: int(min(left, len(order)))]
-            left -= len(order)
+            order = order[: int(min(left * accumulate, len(order)))]
+            left -= math.ceil(len(order) / accumulate)  # an epoch ends with a step
             if order:
                 self._plans.append((labels, order))
         super().__init__([[len(batch) for batch in order for _ in range(repeats)] for _, order in self._plans])
