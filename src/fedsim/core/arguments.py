@@ -107,7 +107,8 @@ class KeepsArguments(ChecksArguments):
     def __init_subclass__(cls, option: str = "", **options: Any) -> None:
         """Let the constructor note what it has made."""
         super().__init_subclass__(option=option, **options)
-        if cls.__init__ is not object.__init__ and not hasattr(cls.__init__, "__wrapped__"):  # its own, or a mixin's
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        if owner is cls or not (owner is object or issubclass(owner, KeepsArguments)):  # its own, or a mixin's
             cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign] # the class's own
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
