@@ -101,9 +101,9 @@ def test_large_clients_leave_the_largest_backbone_as_in_figure_11():
 @pytest.mark.parametrize(("rewarded", "rungs"), [("up", [1, 2, 3]), ("down", [3, 2, 1])])
 def test_clients_with_many_rewards_step_where_they_shall(rewarded, rungs):
     selection = UCB(3)
-    selection.rewards, selection.num_selected = {"town0": 0.0, "town1": 1.0, "town2": 2.0}, dict.fromkeys(CLIENTS, 2)
     model = adaptive(selection=selection, rewarded=rewarded)
     model.assemble(make_data(), 0, 1, torch.device("cpu"))
+    selection.rewards, selection.num_selected = {"town0": 0.0, "town1": 1.0, "town2": 2.0}, dict.fromkeys(CLIENTS, 2)
     ladder = BackboneLadder(model.settings.adaptive_backbones, model.parts, selection)
     ladder.begin(2)
     assert [ladder.rungs[client] for client in CLIENTS] == rungs
