@@ -225,7 +225,7 @@ def compare(old: Flat, new: Flat) -> Iterator[Difference]:
 
 
 def _have_one_value(old: SettingValue, new: SettingValue) -> bool:
-    """Return whether two settings have one value; 1 is 1.0 but where both are of a class that may tell them apart."""
+    """Return whether two settings have one value; 1 is 1.0, unless both take either with another meaning."""
     if old.setting.has_counts == new.setting.has_counts:
         return _are_equal(old.value, new.value)
     return _are_equal(_plain(old.value, Setting()), _plain(new.value, Setting()))
