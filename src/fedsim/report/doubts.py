@@ -133,8 +133,8 @@ def _doubts_about_rows(summary: Mapping[str, Any], files: Sequence[Sequence[Row]
     """Yield that the rows of a run's metrics files are not those that it has logged.
 
     A run that was killed may have logged a row more than its summary counts, and a callback at the end of a run rows
-    without scores. One of an earlier version has no record
-    of its rows; that no round is missing, and none stands twice in one file, shows all the same.
+    without scores. A run of an earlier version has no record of its rows. That no round is missing, and that none
+    stands twice in one file, can be seen all the same.
     """
     rows = [row for file_rows in files for row in file_rows]
     if record := summary.get("logged"):

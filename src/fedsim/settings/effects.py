@@ -62,11 +62,10 @@ def _null_of(name: str, entries: Flat, prefix: str) -> Any:
 def is_overridden(entries: Flat, option: str) -> bool:
     """Return whether a client has another value of a common setting."""
     common, _, name = option.rpartition(".")
-    prefixes = _overriding(common)
     return any(
-        option.startswith(prefixes) and option.count(".", len(prefix)) == 1 and option.endswith(f".{name}")
-        for prefix in prefixes
-        for option, entry in entries.items()
+        of_client.startswith(prefix) and of_client.count(".", len(prefix)) == 1 and of_client.endswith(f".{name}")
+        for prefix in _overriding(common)
+        for of_client, entry in entries.items()
         if entry.value is not None
     )
 
