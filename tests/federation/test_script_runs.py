@@ -11,7 +11,7 @@ import lightning
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 
 import fedsim
@@ -28,6 +28,7 @@ from fedsim.federation.components.selection import RandomFraction
 from fedsim.federation.events import RoundCallback
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
+from fedsim.report.runs import read_run
 from small import make_data, make_model
 
 CPU = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False}
@@ -195,10 +196,16 @@ def test_runs_of_several_seeds_are_one_column(tmp_path, capsys):
 
 def test_the_seed_of_the_weights_is_enough_and_none_makes_a_run_of_its_own(tmp_path, monkeypatch):
     for start in (1, 2):
-        fit(tmp_path / f"start{start}", start=start)
+        fit(tmp_path / f"start{start}", seed=None, start=start)
     one, two = (summary_of(tmp_path / f"start{start}") for start in (1, 2))
     assert (one["seed"], two["seed"]) == (1, 2)
     assert one["fingerprint"] == two["fingerprint"]
+    for start in (0, 1, 2):
+        fit(tmp_path / f"other{start}", seed=0, start=start)
+    others = experiments_of(*(tmp_path / f"other{start}" for start in (0, 1, 2)))
+    assert others[0] == experiments_of(tmp_path / "start1")[0]
+    assert others[1].differs_in(others[0]) == others[2].differs_in(others[1]) == ["the seed of the weights"]
+    assert not read_run(tmp_path / "other1").doubts[1:]
     monkeypatch.delenv("PL_GLOBAL_SEED")
     kinds = set()
     for name in ("a", "b"):
@@ -209,7 +216,7 @@ def test_the_seed_of_the_weights_is_enough_and_none_makes_a_run_of_its_own(tmp_p
 
 def test_the_config_repeats_the_run_and_serves_all_commands(tmp_path, capsys):
     run = tmp_path / "run"
-    fit(run, rounds=2, seed=3)
+    fit(run, rounds=2, seed=None, start=3)
     assert main(["fit", "--config", str(run / "config.yaml"), "--run_dir", str(tmp_path / "again")]) == 0
     assert weights_of(tmp_path / "again").equal(weights_of(run))
     assert summary_of(tmp_path / "again")["final"] == summary_of(run)["final"]
@@ -381,6 +388,48 @@ def test_numbers_that_callbacks_log_without_an_epoch_are_those_of_the_latest_rou
     assert epochs == {"own/batch": [0, 1, 2], "own/end": [1, 2], "own/start": [0, 2]}
 
 
+class Damping(Callback):
+    """Changes weights after each round."""
+
+    def __init__(self, factor=0.5):
+        self._rate = factor
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        with torch.no_grad():
+            for parameter in pl_module.parameters():
+                parameter.mul_(self._rate)
+
+
+def experiments_of(*runs):
+    return [read_run(run).experiment for run in runs]
+
+
+def test_callbacks_are_parts_of_a_run(tmp_path):
+    stop = EarlyStopping("val/mAP", patience=7, mode="max")
+    given = {"plain": [], "bars": [LearningRateMonitor()], "stop": [stop], "damped": [Damping()], "more": [Damping()]}
+    for name, callbacks in given.items():
+        fit(tmp_path / name, callbacks=callbacks)
+    plain, bars, *others = experiments_of(*(tmp_path / name for name in given))
+    assert plain == bars
+    assert len({plain, *others}) == 4
+    [entry] = yaml.safe_load((tmp_path / "stop" / "config.yaml").read_text())["trainer"]["callbacks"]
+    assert entry["class_path"].endswith(".EarlyStopping")
+    assert entry["init_args"] == {"monitor": "val/mAP", "patience": 7, "mode": "max"}
+    assert summary_of(tmp_path / "damped")["identity"]["unwritable"] == (
+        "trainer.callbacks: the arguments of Damping are not known"
+    )
+    assert fedsim.load_model(tmp_path / "damped")
+
+
+def test_a_callback_of_a_resume_is_a_change(tmp_path):
+    for rounds, callbacks in ((1, []), (2, [Damping()]), (3, [Damping()])):
+        fit(tmp_path / "run", rounds=rounds, resume=True, callbacks=callbacks)
+    changes = summary_of(tmp_path / "run")["changes"]
+    assert [(change["after_round"], change["setting"]) for change in changes if change["counts"]] == [
+        (1, "settings outside config.yaml")
+    ]
+
+
 def test_two_ranks_resume_a_run_of_a_script(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
     script.write_text(
@@ -389,6 +438,7 @@ import sys
 import lightning, fedsim
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
+from fedsim.report.runs import read_run
 
 lightning.seed_everything(0)
 data = fedsim.FederatedDataModule(fedsim.SyntheticReID(clients=3, unseen=0, scale=0.2), size=(32, 16))
@@ -424,6 +474,7 @@ import atexit, sys, time
 import fedsim, lightning
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
+from fedsim.report.runs import read_run
 
 class Failing(FedPav):
     def upload(self, client):

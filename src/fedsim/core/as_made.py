@@ -35,7 +35,7 @@ def first_change(made: Any, notes: Mapping[str, Any]) -> str:
     """
     present, is_network = noted(made), isinstance(made, nn.Module)
     for name in dict.fromkeys((*present, *notes)):
-        is_equal = name in present and name in notes and _are_same(notes[name], present[name])
+        is_equal = name in present and name in notes and are_same(notes[name], present[name])
         if not is_equal and (is_network or _counts(made, name, name in notes)):
             return name
     return ""
@@ -49,7 +49,8 @@ def _counts(made: Any, name: str, was_there: bool) -> bool:
     return name in inspect.signature(type(made)).parameters
 
 
-def _are_same(before: Any, now: Any) -> bool:
+def are_same(before: Any, now: Any) -> bool:
+    """Return whether two values are equal, of one type."""
     if before is now:
         return True
     try:

@@ -6,6 +6,7 @@ So a run does not depend on the number of ranks, and resumes without a saved gen
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -43,6 +44,12 @@ def torch_generator(*parts: int | str, device: torch.device | str = "cpu") -> to
 def numpy_generator(*parts: int | str) -> np.random.Generator:
     """Return a NumPy generator (Philox), seeded by :func:`derive_seed`."""
     return np.random.Generator(np.random.Philox(derive_seed(*parts)))
+
+
+def seed_of_process() -> int | None:
+    """Return the seed of :func:`lightning.seed_everything`, by which networks are drawn; None if it was not called."""
+    seed = os.environ.get("PL_GLOBAL_SEED", "")
+    return int(seed) if seed.isdigit() else None
 
 
 def seed_global_stream(seed: int) -> None:

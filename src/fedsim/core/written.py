@@ -16,7 +16,10 @@ from torch import nn
 
 from fedsim.core.annotations import hints_of, python_number
 from fedsim.core.arguments import KeepsArguments, arguments_of, members_of
-from fedsim.core.as_made import first_change, noted
+from fedsim.core.as_made import are_same, first_change, noted
+
+_LIGHTNING = ("lightning", "pytorch_lightning")
+"""packages whose objects, such as callbacks, keep each argument as an attribute"""
 
 
 class NotInConfigError(Exception):
@@ -53,12 +56,19 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
         _check_as_made(value, {name: note for name, note in noted(value).items() if name in names}, option)
         fields = written_fields(value, option)
         return fields if type(value) in members_of(declared) else _of_class(type(value), fields, option)
+    return _object(value, option)
+
+
+def _object(value: Any, option: str) -> dict[str, Any]:
+    """Return an object, or what makes one, by its class and arguments; raise NotInConfigError as :func:`written`."""
     if isinstance(value, KeepsArguments):
         return _of_class(type(value), written_arguments(value, option), option)
     factory = value.func if isinstance(value, partial) else value
     if isinstance(factory, type) and issubclass(factory, nn.Module):  # a module that is built for each client
         arguments = _named(value, option) if isinstance(value, partial) else {}
         return _of_class(factory, written(arguments, None, option), option)
+    if type(value).__module__.partition(".")[0] in _LIGHTNING:
+        return _of_class(type(value), _attributes(value, option), option)
     if callable(value) and not isinstance(value, nn.Module):
         return _optimizer(value, option)
     if type(value).__init__ is object.__init__:
@@ -82,6 +92,25 @@ def written_arguments(value: KeepsArguments, option: str) -> dict[str, Any]:
         _check_as_made(value, vars(value)["_noted"], option)
     hints = hints_of(type(value).__init__)
     return {name: written(arg, hints.get(name), f"{option}.{name}") for name, arg in arguments_of(value).items()}
+
+
+def _attributes(value: Any, option: str) -> dict[str, Any]:
+    """Return the arguments of an object that keeps them as attributes, as a config has them, without defaults.
+
+    Raises NotInConfigError if an object made with them is another one, or one of them cannot be written.
+    """
+    arguments = {}
+    for name, parameter in inspect.signature(type(value)).parameters.items():
+        kept = vars(value).get(name, vars(value).get(f"_{name}", parameter.default))
+        if not are_same(kept, parameter.default):
+            arguments[name] = kept
+    try:
+        twin, content = vars(type(value)(**arguments)), {name: written(kept) for name, kept in arguments.items()}
+    except Exception:
+        twin, content = {}, {}
+    if {*twin} != {*vars(value)} or not all(are_same(twin[name], kept) for name, kept in vars(value).items()):
+        raise NotInConfigError(f"{option}: the arguments of {type(value).__name__} are not known")
+    return content
 
 
 def _check_as_made(value: Any, notes: Mapping[str, Any], option: str) -> None:

@@ -96,7 +96,7 @@ def assemble(
     check_received_statistics(models, settings.method, settings.bn_stats)
     for model in models.values():
         model.prepare(client_settings.values())
-    server = Server(models, archs, data.augmentation, settings.seed, len(federated.public or ()))
+    server = Server(models, archs, data.augmentation, settings.training_seed, len(federated.public or ()))
     initial = {arch: settings.method.initial_state(model) for arch, model in models.items()}
     server.load_kept({arch: state.server for arch, state in initial.items()})
     for arch, model in models.items():  # copies, as states are often views of the model
@@ -118,7 +118,8 @@ def assemble(
     def make(name: str, images: ClientImages, store: ClientStore = rank_share.states) -> Client:
         return make_client(
             images=images, training=client_settings[name], objective=settings.objective,
-            model=models[archs.get(name) or root_archs[name]], store=store, seed=settings.seed, trains_alone=is_alone,
+            model=models[archs.get(name) or root_archs[name]], store=store, seed=settings.training_seed,
+            trains_alone=is_alone,
         ).to(device)  # fmt: skip
 
     def images_of(client: ClientData) -> ClientImages:
@@ -146,7 +147,7 @@ def _try_module(
     rounds = rounds if settings.module_counts_from == "run" else 1
     tried = own_module(
         source, data.federated.clients, settings.client, sizes, settings.module_batch or PairBatch(),
-        seed=settings.seed, options=options, rounds=rounds,
+        seed=settings.training_seed, options=options, rounds=rounds,
     )  # fmt: skip
     if "losses" in settings.method.requires and not tried.blueprint.first.automatic_optimization:
         raise ConfigError(
@@ -193,7 +194,7 @@ def _build_models(
             name = next(new for i in itertools.count(2) if (new := f"{name}{i}") not in models)
         max_classes = max(c.num_classes for c in (clients if ladder else group))
         shared_head = max_classes if Group.HEAD in settings.method.shared_groups and max_classes else None
-        with seeded_host(settings.seed):  # the neck's initial weights depend only on the seed
+        with seeded_host(settings.training_seed):  # the neck's initial weights depend only on the seed
             network = ReIDModel(
                 copy.deepcopy(backbone), settings.neck, shared_head, settings.objective.head_std, settings.head
             )

@@ -17,6 +17,7 @@ from fedsim.core.arguments import takes_fields
 from fedsim.core.devices import allow_tf32
 from fedsim.core.errors import ConfigError
 from fedsim.core.replaced_run import FEATURES, forget_round
+from fedsim.core.seeding import seed_of_process
 from fedsim.core.versions import end_removals, let_go
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.evaluation.classification import Classification
@@ -68,7 +69,7 @@ class Federation(LightningModule):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.settings = settings
+        self.settings, self.seed_of_weights = settings, seed_of_process()
         self.reports: Mapping[str, Report] = {}
         """of the clients whose updates counted in the last round"""
         self.round_metrics: Mapping[str, float] = {}
@@ -249,7 +250,7 @@ def listeners_of(settings: Settings, parts: Parts) -> list[RoundListener]:
             names=parts.names, costs=parts.costs, method=settings.method, selection=settings.selection,
             availability=settings.availability, hardware=settings.hardware, ledger=parts.ledger, server=parts.server,
             old_models=parts.rank_share.old_models, statistics=parts.statistics, aggregation=settings.aggregation,
-            privacy=settings.privacy, has_ladder=ladder is not None, seed=settings.seed,
+            privacy=settings.privacy, has_ladder=ladder is not None, seed=settings.training_seed,
         )
     )  # fmt: skip
     counted = [] if isinstance(clock, SynchronousClock) else [AnswerCount(clock, parts.names)]
@@ -310,6 +311,6 @@ def _make_aggregator(settings: Settings, parts: Parts, strategy: FederatedStrate
     form = MaskedSum() if clients_prune(settings.method) else ModelSum()
     forgery = partial(settings.attack.forge, parts.server) if isinstance(settings.attack, Collusion) else None
     return Aggregator(
-        strategy, parts.statistics, parts.archs, settings.reduction, strategy.root_device, settings.seed, form, rule,
-        forgery,
+        strategy, parts.statistics, parts.archs, settings.reduction, strategy.root_device, settings.training_seed,
+        form, rule, forgery,
     )  # fmt: skip

@@ -101,7 +101,14 @@ class Round:
         overall = method.weights(reports).clients if reports and settings.selection.learns else {}
         shown = {name: overall[name] for name in reports if overall}
         record = RoundRecord(
-            round_, settings.seed, timetable.called, reports, shown, parts.archs, timetable.too_old, timetable.seconds
+            round_,
+            settings.training_seed,
+            timetable.called,
+            reports,
+            shown,
+            parts.archs,
+            timetable.too_old,
+            timetable.seconds,
         )
         for listener in self.listeners:
             listener.observe(record)

@@ -13,6 +13,7 @@ from fedsim.core.arguments import Section
 from fedsim.core.checks import Seed, Threads
 from fedsim.core.errors import ConfigError
 from fedsim.core.names import check_name
+from fedsim.core.seeding import seed_of_process
 from fedsim.core.store import StorePlace
 from fedsim.evaluation.settings import Evaluation
 from fedsim.federation.adaptive_backbones import AdaptiveBackbones
@@ -124,8 +125,9 @@ class Settings(Section, option="model"):
     tf32: Annotated[bool, Facts(effect="rounding", needs="trainer.accelerator != 'cpu'")] = True
     """let GPUs from NVIDIA's Ampere on compute convolutions in float32 with factors of 10 bits (TF32), torch's default;
     false: with all 23 bits, which is slower. bf16-mixed rounds more than either"""
-    seed: Annotated[Seed, Facts(is_repeated=True)] = 0
-    """seed of all randomness of training; on the command line, set seed_everything"""
+    seed: Annotated[Seed | None, Facts(is_repeated=True)] = None
+    """seed of all randomness of training; null: that of lightning.seed_everything, or 0. On the command line, set
+    seed_everything"""
 
     def __post_init__(self) -> None:
         """Check the settings as far as possible without data."""
@@ -136,6 +138,8 @@ class Settings(Section, option="model"):
             raise ConfigError("model.backbone: name a backbone, or set model.module to your own LightningModule")
         if self.private and self.module is None:
             raise ConfigError("model.private: patterns are for model.module; methods say which groups are private")
+        if self.seed is None:
+            object.__setattr__(self, "seed", seed_of_process() or 0)
         self.client.check("model.client")
         for name in self.clients or ():
             check_name(name, "model.clients", "use the name of a client")
@@ -145,6 +149,12 @@ class Settings(Section, option="model"):
                 raise ConfigError(f"model.objective.{name}: {field} has another loss; set one of them to null")
         if self.server_optimizer is not None:
             try_optimizer("model.server_optimizer", self.server_optimizer)
+
+    @property
+    def training_seed(self) -> int:
+        """:attr:`seed`; never None."""
+        assert self.seed is not None
+        return self.seed
 
     @property
     def overrides(self) -> Mapping[str, ClientOverride]:

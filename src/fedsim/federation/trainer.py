@@ -41,7 +41,6 @@ from fedsim.federation.events import as_list, callbacks_of
 from fedsim.federation.federation import Federation
 from fedsim.settings.changes import Change
 from fedsim.settings.configuration import line_of_idle
-from fedsim.settings.identity import identity_of
 from fedsim.settings.options import trainer_defaults
 from fedsim.strategy.checkpoint_files import read_checkpoint
 from fedsim.strategy.launch import check_place
@@ -81,6 +80,7 @@ class Trainer(lightning.Trainer):
         check_one_batch(options.get("limit_train_batches"))
         callbacks = as_list(options.pop("callbacks", None))
         check_callbacks(callbacks)
+        of_user = [*callbacks]
         if options.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RoundProgress())
         options["enable_progress_bar"] = any(isinstance(c, ProgressBar) for c in callbacks)
@@ -114,6 +114,7 @@ class Trainer(lightning.Trainer):
         check_accelerator(arguments.get("accelerator", "auto"))
         with _without_false_alarms():
             super().__init__(**arguments, callbacks=callbacks)
+        self._of_fedsim = [callback for callback in callbacks_of(self) if callback not in of_user]
         self._open_metrics(False)
         if self._start is not None and not resume and self.is_global_zero:  # others may start when it has begun
             self._start.check_free()
@@ -170,18 +171,19 @@ class Trainer(lightning.Trainer):
         """Return the callbacks that write a run's files, and the settings that a resume changes."""
         module = args[0] if args else options["model"]
         resumed = self._resumed
-        settings = describe_script(module, options.get("datamodule"), self._options)
+        of_user = [callback for callback in callbacks_of(self) if callback not in self._of_fedsim]
+        settings = describe_script(module, options.get("datamodule"), self._options, of_user)
         if resumed is None and getattr(module, "has_trained", False):
             settings = settings._replace(config=None, unwritable="model: has trained before; build it anew")
         changes = resumed.changes(settings.config) if resumed and settings.config else []
         # settings that have no text cannot be compared: such a run is of a kind of its own
         fingerprint = settings.fingerprint or hashlib.sha256(str(start.folder.resolve()).encode()).hexdigest()[:12]
-        if settings.config is None:
-            log.info("no config.yaml: %s", settings.unwritable)
-        identity = {"unwritable": settings.unwritable} if settings.config is None else identity_of(settings.config)
+        if settings.unwritable:
+            name = "no config.yaml" if settings.config is None else "not in config.yaml"
+            log.info("%s: %s", name, settings.unwritable)
         if settings.config is not None and (remark := line_of_idle(settings.config)):
             log.info(remark)
-        summary = RunSummary(str(start.folder), fingerprint, changes, settings.seed, identity)
+        summary = RunSummary(str(start.folder), fingerprint, changes, settings.identity)
         return [summary, KeepConfig(settings.text)], changes
 
     def _settled(self, start: FolderStart, options: dict[str, Any]) -> FolderStart:

@@ -32,9 +32,9 @@ def doubts_about(
 
     Each continues a sentence about the run.
     """
-    if not config:
-        reason = summary.get("identity", {}).get("unwritable")
-        yield "has no config.yaml" + (f" ({reason})" if reason else "")
+    reason = summary.get("identity", {}).get("unwritable")
+    if not config or reason:
+        yield ("has an incomplete config.yaml" if config else "has no config.yaml") + (f" ({reason})" if reason else "")
         return
     if gone := missing_settings(settings):
         yield f"has a config.yaml without {', '.join(gone[:5])}" + (f" and {len(gone) - 5} more" if gone[5:] else "")

@@ -30,6 +30,8 @@ class Experiment(NamedTuple):
 
     settings: str
     """hash of all settings that results depend on"""
+    start: str
+    """the seed of the weights, if it is another one than that of the training"""
     data: str
     """hash of the data's digests, as the run found them"""
     files: str
@@ -49,7 +51,8 @@ class Experiment(NamedTuple):
 
     def differs_in(self, earlier: Experiment) -> list[str]:
         """Return the parts in which two experiments differ, for a sentence."""
-        words = {"data": "the data", "files": "the content of a file", "code": "the user's code",
+        words = {"start": "the seed of the weights", "data": "the data", "files": "the content of a file",
+                 "code": "the user's code",
                  "changes": "settings with which a run went on", "end": "the end of a run",
                  "test": OF_TEST, "tested_data": "the data of fedsim test",
                  "checkpoint": "the checkpoint of fedsim test"}  # fmt: skip
@@ -65,7 +68,10 @@ def experiment_of(
     """
     identity = summary.get("identity", {})
     return Experiment(
-        fingerprint_from(settings) if config else f"of {summary['fingerprint']}, {summary['rounds']} rounds",
+        fingerprint_from(settings)
+        if config and not identity.get("unwritable")
+        else f"of {summary['fingerprint']}, {summary['rounds']} rounds",
+        str(identity.get("start", "")),
         summary["data"]["digest"] if summary.get("data") else "",
         digest(identity["files"]) if identity.get("files") else "",
         digest(identity["code"]) if identity.get("code") else "",

@@ -71,6 +71,8 @@ def line_of_identity(config: Mapping[str, Any]) -> str:
 def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the files and the code that two identities have with other contents, and both hashes.
 
+    Settings that a config cannot have are compared by the reason why.
+
     >>> changed_content({"files": {"data.manifest": "a"}}, {"files": {"data.manifest": "b"}, "code": {"mine": "c"}})
     {'data.manifest': ('a', 'b')}
     """
@@ -80,6 +82,8 @@ def changed_content(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
         for name, earlier in old.get(content_kind, {}).items()
         if name in new.get(content_kind, {})
     }
+    if old:
+        pairs["settings outside config.yaml"] = (old.get("unwritable", "none"), new.get("unwritable", "none"))
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import yaml
+from lightning import Callback
 
 from fedsim.core.written import NotInConfigError, written, written_arguments, written_fields
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.federation import Federation
 from fedsim.settings.configuration import fingerprint_of
-from fedsim.settings.table import setting_at
+from fedsim.settings.identity import identity_of
+from fedsim.settings.table import only_watches, setting_at
 from fedsim.strategy.strategy import FederatedStrategy
 
 _OF_A_FOLDER = "default_root_dir"
@@ -24,11 +25,9 @@ class Described(NamedTuple):
     config: dict[str, Any] | None
     """as the command line has it; None: something in it cannot be written"""
     unwritable: str = ""
-    """the setting that cannot be written, and why"""
-    seed: int | None = None
-    """of the run; None: its weights were drawn without a seed"""
+    """the setting that cannot be written, and why; of a callback or of weights without a seed, beside a config"""
     start: int | None = None
-    """seed of the weights, if it is another one"""
+    """seed of the weights, if it is another one than that of the training"""
 
     @property
     def text(self) -> str | None:
@@ -38,29 +37,30 @@ class Described(NamedTuple):
     @property
     def fingerprint(self) -> str | None:
         """The hash of the settings by which runs of several seeds are one group; None if that is not known."""
-        if self.config is None or self.seed is None:
-            return None
-        start = {} if self.start is None else {"start": self.start}
-        return fingerprint_of({**self.config, "model": {**self.config["model"], **start}})
+        return None if self.config is None or self.unwritable else fingerprint_of(self.config)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The identity of the run as ``summary.json`` has it; see :func:`identity_of`."""
+        identity = {} if self.config is None else identity_of(self.config)
+        beside = {"unwritable": self.unwritable or None, "start": self.start}
+        return identity | {name: value for name, value in beside.items() if value is not None}
 
 
-def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Described:
+def describe_script(
+    module: Any, data: Any, options: Mapping[str, Any], callbacks: Iterable[Callback] = ()
+) -> Described:
     """Return the settings of a federation, its data and its trainer.
-
-    The seed is that of :func:`lightning.seed_everything`, which draws the network's weights, and of
-    ``Federation(seed=...)``, if this is given.
 
     Args:
         module: the federation.
         data: its data.
         options: of the trainer, as they were given, and its defaults.
+        callbacks: the user's. Those whose arguments are not known cannot be written; the config leaves them out.
     """
-    of_process = os.environ.get("PL_GLOBAL_SEED", "")
-    of_training = module.settings.seed
-    seed = of_training or int(of_process) if of_process.isdigit() else None
     for section, value, expected_class in (("model", module, Federation), ("data", data, FederatedDataModule)):
         if type(value) is not expected_class:
-            return Described(None, f"{section}: {type(value).__name__} is no {expected_class.__name__}", seed)
+            return Described(None, f"{section}: {type(value).__name__} is no {expected_class.__name__}")
     try:
         model = written_fields(module.settings, "model")
         sections = {"model": model, "data": written_arguments(data, "data")}
@@ -69,11 +69,29 @@ def describe_script(module: Any, data: Any, options: Mapping[str, Any]) -> Descr
             if name != _OF_A_FOLDER and not isinstance(value, FederatedStrategy) and not _only_watches(name, value):
                 trainer[name] = written(value, None, f"trainer.{name}")
     except NotInConfigError as error:
-        return Described(None, str(error), seed)
+        return Described(None, str(error))
+    written_callbacks, unwritable = _written_callbacks(callbacks)
+    if written_callbacks:
+        trainer["callbacks"] = written_callbacks
     del model["seed"]  # the command line sets it to seed_everything
-    start = None if seed is None or int(of_process) == seed else int(of_process)
-    first = {"seed_everything": of_training if seed is None else seed}
-    return Described({**first, "trainer": trainer, **sections}, "", seed, start)
+    seed, start = module.settings.training_seed, module.seed_of_weights
+    if start is None:
+        unwritable = "seed_everything: was not called before the network was made, whose weights have no seed"
+    config = {"seed_everything": seed, "trainer": trainer, **sections}
+    return Described(config, unwritable, None if start == seed else start)
+
+
+def _written_callbacks(callbacks: Iterable[Callback]) -> tuple[list[Any], str]:
+    """Return the callbacks on which numbers may depend as a config has them, and why others cannot be written."""
+    content, reasons = [], []
+    for callback in callbacks:
+        path = f"{type(callback).__module__}.{type(callback).__qualname__}"
+        if not only_watches(path):
+            try:
+                content.append(written(callback, None, "trainer.callbacks"))
+            except NotInConfigError as error:
+                reasons.append(str(error))
+    return content, "; ".join(reasons)
 
 
 def _only_watches(name: str, value: Any) -> bool:

@@ -132,7 +132,6 @@ class RunSummary(Callback):
         fingerprint: hash of the configuration without the seed; runs with the same fingerprint are repetitions.
         changes: the settings that a fit changes when it continues a run; earlier ones are in the checkpoint. They
             change the fingerprint.
-        seed: by which repetitions differ; None: that of the federation.
         identity: hashes of all settings, and of the files and the code that they name; empty: they are not known.
     """
 
@@ -141,11 +140,10 @@ class RunSummary(Callback):
         folder: str,
         fingerprint: str,
         changes: Sequence[Change] = (),
-        seed: int | None = None,
         identity: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.path, self.fingerprint, self.identity = Path(folder) / "summary.json", fingerprint, dict(identity)
-        self._new_changes, self.changes, self._seed = list(changes), list(changes), seed
+        self._new_changes, self.changes = list(changes), list(changes)
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
         self.totals = {"seconds": 0.0}
@@ -235,7 +233,7 @@ class RunSummary(Callback):
             "method": type(settings.method).__name__,
             "fingerprint": fingerprint_after(self.fingerprint, self.changes),
             "identity": self.identity,
-            "seed": settings.seed if self._seed is None else self._seed,
+            "seed": settings.training_seed,
             "rounds": rounds,
             "changes": [change.as_json() for change in self.changes],
             **_listed(parts.names),
