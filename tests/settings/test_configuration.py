@@ -231,6 +231,17 @@ def test_a_list_of_classes_is_another_one_with_one_more_or_one_changed():
     assert differing(first, changed) == ["data.source.GRID.seed"]
 
 
+def test_a_data_set_has_one_name_whether_its_folder_or_itself_is_named():
+    def left_out(source, *names):
+        return {"data": {"source": {"class_path": f"fedsim.data.{source}"}, "unseen": [*names], "public": names[0]}}
+
+    by_folder, by_name = (flat(left_out("FedReIDBench", name, "viper")) for name in ("Market", "market1501"))
+    assert by_folder == by_name
+    assert by_name["data.unseen"].value == ["market1501", "viper"]
+    assert by_name["data.public"].value == "market1501"
+    assert flat(left_out("MarketFolders", "Market"))["data.unseen"].value == ["Market"]
+
+
 def test_the_order_of_attackers_has_no_meaning():
     first, second, other = (
         {"model": {"attack": part("fedsim.federation.components.attacks.SignFlip", attackers=names)}}

@@ -55,25 +55,25 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
         names = {field.name for field in dataclasses.fields(value)}
         _check_as_made(value, {name: note for name, note in noted(value).items() if name in names}, option)
         fields = written_fields(value, option)
-        return fields if type(value) in members_of(declared) else _of_class(type(value), fields, option)
+        return fields if type(value) in members_of(declared) else class_written(type(value), fields, option)
     return _object(value, option)
 
 
 def _object(value: Any, option: str) -> dict[str, Any]:
     """Return an object, or what makes one, by its class and arguments; raise NotInConfigError as :func:`written`."""
     if isinstance(value, KeepsArguments):
-        return _of_class(type(value), written_arguments(value, option), option)
+        return class_written(type(value), written_arguments(value, option), option)
     factory = value.func if isinstance(value, partial) else value
     if isinstance(factory, type) and issubclass(factory, nn.Module):  # a module that is built for each client
         arguments = _named(value, option) if isinstance(value, partial) else {}
-        return _of_class(factory, written(arguments, None, option), option)
+        return class_written(factory, written(arguments, None, option), option)
     if type(value).__module__.partition(".")[0] in _LIGHTNING:
-        return _of_class(type(value), _attributes(value, option), option)
+        return class_written(type(value), _attributes(value, option), option)
     if callable(value) and not isinstance(value, nn.Module):
         return _optimizer(value, option)
     if type(value).__init__ is object.__init__:
         _check_as_made(value, {}, option)
-        return _of_class(type(value), {}, option)
+        return class_written(type(value), {}, option)
     raise NotInConfigError(f"{option}: the arguments of {type(value).__name__} are not known")
 
 
@@ -131,7 +131,7 @@ def _named(made: partial[Any], option: str) -> dict[str, Any]:
     return {**dict(zip(names, made.args, strict=False)), **made.keywords}
 
 
-def _of_class(cls: type, arguments: Mapping[str, Any], option: str) -> dict[str, Any]:
+def class_written(cls: type, arguments: Mapping[str, Any], option: str) -> dict[str, Any]:
     """Return a class with arguments; that of a script, or of a function, cannot be found by its path."""
     is_found = getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls
     if cls.__module__ == "__main__" or not is_found:
@@ -152,4 +152,4 @@ def _optimizer(make: Callable[..., Any], option: str) -> dict[str, Any]:
         raise NotInConfigError(f"{option}: is no function that makes an optimizer of a list") from error
     if not is_whole or any(group[name] != value for name, value in made.defaults.items()):
         raise NotInConfigError(f"{option}: makes an optimizer that is not decided by its arguments")
-    return _of_class(type(made), written(arguments, None, option), option)
+    return class_written(type(made), written(arguments, None, option), option)

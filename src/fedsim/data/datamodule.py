@@ -104,9 +104,12 @@ class FederatedDataModule(KeepsArguments, LightningDataModule, option="data"):
         ] = 4,
         alpha: Annotated[float, Facts(needs="partition == 'dirichlet'")] = 0.5,
         unseen: Annotated[
-            list[str] | None, Facts(null=(), is_list_of_names=True, is_set=True, is_protocol=True, usage="[NAME]")
+            list[str] | None,
+            Facts(
+                null=(), is_list_of_names=True, is_set=True, is_protocol=True, usage="[NAME]", spelled_as="data.source"
+            ),
         ] = None,
-        public: str | None = None,
+        public: Annotated[str | None, Facts(spelled_as="data.source")] = None,
         val: Annotated[Validation, Facts(group="evaluation", is_protocol=True, usage="images")] = "identities",
         val_fraction: Annotated[
             float, Facts(group="evaluation", needs="val in ('identities', 'images') and manifest is None")

@@ -100,11 +100,11 @@ class Trainer(lightning.Trainer):
             loggers = False if wanted is False else [MetricsFile(folder), *as_list(wanted)]
             options = {"default_root_dir": str(folder)} | options | {"logger": loggers}
         options = trainer_defaults() | options
+        if options.get("strategy", "auto") == "auto":
+            options["strategy"] = FederatedStrategy()
         self._options = {name: value for name, value in options.items() if name != "enable_progress_bar"}
         check_place()
-        arguments: dict[str, Any] = {"strategy": FederatedStrategy()} | options
-        if arguments["strategy"] == "auto":
-            arguments["strategy"] = FederatedStrategy()
+        arguments = dict(options)
         if not isinstance(arguments["strategy"], Strategy):
             raise ConfigError(f"trainer.strategy: {arguments['strategy']} is not fedsim's; leave it out")
         if arguments.get("barebones"):

@@ -43,12 +43,13 @@ def with_effects(entries: Flat) -> Flat:
         facts, prefix = entry.setting.facts, option.rpartition(".")[0]
         is_null = entry.value is None and bool(facts.null_is)
         value = _null_of(facts.null_is, entries, prefix) if is_null else entry.value
+        value = _spelled(value, facts.spelled_as, entries) if facts.spelled_as else value
         above = _above(option, effective)
         effect = entry.effect if not facts.needs or _holds(facts.needs, entries, prefix) else facts.otherwise
         is_idle = (above is not None and above.is_idle) or (effect == "nothing" and effect != entry.effect)
         if above is not None and STRONGER[above.effect] < STRONGER[effect]:
             effect = above.effect
-        is_changed = is_null or is_idle or effect != entry.effect
+        is_changed = is_null or is_idle or effect != entry.effect or value is not entry.value
         effective[option] = SettingValue(value, effect, *entry[2:5], is_null, is_idle) if is_changed else entry
     return effective
 
@@ -57,6 +58,14 @@ def _null_of(name: str, entries: Flat, prefix: str) -> Any:
     """Return the value that null stands for: that of a setting, if it is the same for all clients."""
     option = name if name.partition(".")[0] in sections() else f"{prefix}.{name}"
     return None if option not in entries or is_overridden(entries, option) else entries[option].value
+
+
+def _spelled(value: Any, option: str, entries: Flat) -> Any:
+    """Return a name, or a sorted list of names, in the one spelling that the classes of a setting give them."""
+    if isinstance(value, list):
+        return sorted(str(_spelled(name, option, entries)) for name in value)
+    below = (entry.setting.facts.spellings for name, entry in entries.items() if name.startswith(f"{option}."))
+    return next((spellings[value] for spellings in below if value in spellings), value)
 
 
 def is_overridden(entries: Flat, option: str) -> bool:

@@ -39,6 +39,8 @@ class Facts:
     """the section whose values its fields replace for single clients"""
     spellings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """another text of a value -> the value"""
+    spelled_as: str = ""
+    """the setting in whose classes :attr:`spellings` are those of its values, too"""
     is_file: bool = False
     """whether it is the path of a file or folder, whose content is the setting"""
     suffixes: tuple[str, ...] = ()

@@ -58,7 +58,9 @@ class FedReIDBench(ReIDSource):
     official_counts = MappingProxyType(_OFFICIAL)
 
     def __init__(
-        self, root: Annotated[str, NOTHING], names: Annotated[list[str] | None, Facts(is_list_of_names=True)] = None
+        self,
+        root: Annotated[str, NOTHING],
+        names: Annotated[list[str] | None, Facts(is_list_of_names=True, spellings=_NAMES)] = None,
     ) -> None:
         self.root, self.names = given_path(root, "data.source.root"), names
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import yaml
-from lightning import Callback
+from lightning import Callback, Trainer
 
-from fedsim.core.written import NotInConfigError, written, written_arguments, written_fields
+from fedsim.core.written import NotInConfigError, class_written, written, written_arguments, written_fields
 from fedsim.data.datamodule import FederatedDataModule
 from fedsim.federation.federation import Federation
 from fedsim.settings.configuration import fingerprint_of
@@ -55,7 +56,7 @@ def describe_script(
     Args:
         module: the federation.
         data: its data.
-        options: of the trainer, as they were given, and its defaults.
+        options: of the trainer, as they were given, and fedsim's defaults.
         callbacks: the user's. Those whose arguments are not known cannot be written; the config leaves them out.
     """
     for section, value, expected_class in (("model", module, Federation), ("data", data, FederatedDataModule)):
@@ -64,10 +65,11 @@ def describe_script(
     try:
         model = written_fields(module.settings, "model")
         sections = {"model": model, "data": written_arguments(data, "data")}
-        trainer = {}
-        for name, value in options.items():
-            if name != _OF_A_FOLDER and not isinstance(value, FederatedStrategy) and not _only_watches(name, value):
-                trainer[name] = written(value, None, f"trainer.{name}")
+        trainer = {
+            name: _written_option(name, value)
+            for name, value in {**_lightning_defaults(), **options}.items()
+            if name != _OF_A_FOLDER and not _only_watches(name, value)
+        }
     except NotInConfigError as error:
         return Described(None, str(error))
     written_callbacks, unwritable = _written_callbacks(callbacks)
@@ -85,13 +87,23 @@ def _written_callbacks(callbacks: Iterable[Callback]) -> tuple[list[Any], str]:
     """Return the callbacks on which numbers may depend as a config has them, and why others cannot be written."""
     content, reasons = [], []
     for callback in callbacks:
-        path = f"{type(callback).__module__}.{type(callback).__qualname__}"
-        if not only_watches(path):
+        if not only_watches(f"{type(callback).__module__}.{type(callback).__qualname__}"):
             try:
                 content.append(written(callback, None, "trainer.callbacks"))
             except NotInConfigError as error:
                 reasons.append(str(error))
     return content, "; ".join(reasons)
+
+
+def _lightning_defaults() -> dict[str, Any]:
+    parameters = inspect.signature(Trainer.__init__).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name != "self"}
+
+
+def _written_option(name: str, value: Any) -> Any:
+    """Return an option of the trainer as a config has it; the arguments of a strategy change no number."""
+    of_class = isinstance(value, FederatedStrategy)
+    return class_written(type(value), {}, name) if of_class else written(value, None, f"trainer.{name}")
 
 
 def _only_watches(name: str, value: Any) -> bool:
