@@ -42,7 +42,7 @@ class Described(NamedTuple):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The identity of the run as ``summary.json`` has it; see :func:`identity_of`."""
+        """The identity of the run as ``summary.json`` has it."""
         identity = {} if self.config is None else identity_of(self.config)
         beside = {"unwritable": self.unwritable or None, "start": self.start}
         return identity | {name: value for name, value in beside.items() if value is not None}
