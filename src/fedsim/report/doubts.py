@@ -133,13 +133,14 @@ def _doubts_about_rows(summary: Mapping[str, Any], files: Sequence[Sequence[Row]
     """Yield that the rows of a run's metrics files are not those that it has logged.
 
     A run that was killed may have logged a row more than its summary counts, and a callback at the end of a run rows
-    without scores. A run of an earlier version has no record of its rows. That no round is missing, and that none
-    stands twice in one file, can be seen all the same.
+    of the last round without scores. A run of an earlier version has no record of its rows. That no round is missing,
+    and that none stands twice in one file, can be seen all the same.
     """
     rows = [row for file_rows in files for row in file_rows]
     if record := summary.get("logged"):
         later = rows[record["rows"] :] if summary["finished"] else []
-        if len(rows) < record["rows"] or any(row[name] and _is_score(name) for row in later for name in row):
+        has_scores = any(row[name] and _is_score(name) for row in later for name in row)
+        if len(rows) < record["rows"] or has_scores or any(int(row["epoch"]) + 1 < summary["rounds"] for row in later):
             yield f"has {len(rows)} rows in metrics.csv and logged {record['rows']}"
         elif RowsDigest(rows[: record["rows"]]).record() != record:
             yield "has another metrics.csv than the one that it wrote"
