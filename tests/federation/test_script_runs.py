@@ -312,6 +312,7 @@ def test_a_run_leaves_its_objects_as_they_were_made(tmp_path):
 
 def test_a_second_fit_of_a_trained_federation_is_a_run_of_its_own(tmp_path, caplog):
     model, data = built(), data_of()
+    caplog.set_level("INFO", "fedsim")
     for name in ("first", "second"):
         fedsim.Trainer(run_dir=tmp_path / name, max_epochs=1, **CPU).fit(model, datamodule=data)
     assert (tmp_path / "first" / "config.yaml").exists()

@@ -142,7 +142,10 @@ _MOVED = {  # module in configs of earlier versions -> its present name
 
 
 def give_old_addresses() -> None:
-    """Make modules importable by their names in older configs; the parser finds short names of loaded classes."""
+    """Make modules importable by their names in older configs.
+
+    All of them are loaded by that, and the parser finds short names of loaded classes alone, such as FedAdam.
+    """
     for old, new in _MOVED.items():
         sys.modules.setdefault(old, import_module(new))
 
