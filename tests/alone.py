@@ -89,14 +89,21 @@ def train_alone(module, recorded, **options):
     """Train a module by Lightning's Trainer alone; return its values."""
     package = package_of(module)
 
+    def start(module):
+        """Give a module, before ``setup`` or after it, the values of those tensors that it has."""
+        own = values_of(module)
+        with torch.no_grad():
+            for name, value in recorded.start.items():
+                if name in own and own[name].shape != value.shape:
+                    own[name].resize_(value.shape)
+                if name in own and not equal(own[name], value):
+                    own[name].copy_(value)
+
     class Start(package.Callback):
         def on_fit_start(self, trainer, pl_module):
-            own = values_of(pl_module)
-            with torch.no_grad():
-                for name, value in recorded.start.items():
-                    if own[name].shape != value.shape:
-                        own[name].resize_(value.shape)
-                    own[name].copy_(value)
+            start(pl_module)
+
+    start(module)
 
     torch.manual_seed(recorded.seed)
     random.seed(recorded.seed)

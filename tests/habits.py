@@ -3,6 +3,7 @@
 import copy
 import random
 import re
+import weakref
 from functools import partial
 
 import numpy as np
@@ -304,6 +305,27 @@ def habits(package):  # noqa: C901 - a list of classes
         lambda self: None,
         embed=lambda self, x: torch.func.functional_call(self.net, dict(self.net.named_parameters()), (x,)),
     )
+
+    # -- buffers and references
+
+    with_net("infinite mask", lambda self: self.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1)),
+             embed=lambda s, x: (s.mask + s.net(x)[:, None]).softmax(-1).mean(1))  # fmt: skip
+    with_net("expanded buffer", lambda self: self.register_buffer("scale", torch.ones(1, 3, 1, 1).expand(1, 3, 16, 8)),
+             embed=lambda s, x: s.net(x * s.scale))  # fmt: skip
+    with_net("weak reference", lambda self: setattr(self, "ref", weakref.ref(self.net)),
+             embed=lambda s, x: s.ref()(x))  # fmt: skip
+    with_net("no batch index", lambda self: None, training_step=lambda self, batch: self.loss(batch))
+    with_net("a batch without a loss that is a number", lambda self: None,
+             training_step=lambda s, b, i: s.loss((b[0], torch.full_like(b[1], -100) if i % 2 else b[1])))  # fmt: skip
+
+    class Checkpoints(package.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            path = f"{trainer.default_root_dir}/kept.ckpt"
+            trainer.save_checkpoint(path)
+            values = torch.load(path, weights_only=False)["state_dict"]
+            pl_module.load_state_dict({name: 0.5 * value for name, value in values.items()})
+
+    with_net("checkpoint of a training", lambda self: None, configure_callbacks=lambda self: [Checkpoints()])
 
     # -- random numbers
 

@@ -1,12 +1,18 @@
 """Objects as configs have them: plain values, sections, classes, optimizers; what has no form is refused."""
 
 import random
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+from enum import StrEnum
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -175,3 +181,40 @@ def test_the_constructor_of_a_mixin_notes_the_object():
 def test_a_method_with_arguments_of_its_own_is_refused_in_one_line():
     with pytest.raises(NotInConfigError, match="OfOwnArguments takes other arguments than its fields"):
         written(OfOwnArguments(), None, "model.method")
+
+
+class Mode(StrEnum):
+    FAST = "fast"
+
+
+def test_an_enum_is_its_value():
+    assert written(Mode.FAST) == "fast"
+    assert type(written(Mode.FAST)) is str
+
+
+class Named(str):
+    """A text of another class."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"a", range(3), frozenset(), np.zeros(2), torch.zeros(2), torch.zeros(()), torch.float32, Fraction(1, 2),
+     re.compile("a"), timedelta(1), 1j, slice(2), Decimal(1), torch.device("cpu"), torch.Size([1]), Named("a"), {1}],
+    ids=repr,
+)  # fmt: skip
+def test_an_object_whose_class_takes_arguments_that_are_not_known_has_no_form(value):
+    if isinstance(value, torch.Size):  # a tuple of plain numbers
+        assert written(value) == [1]
+        return
+    with pytest.raises(NotInConfigError):
+        written(value)
+
+
+def test_a_public_attribute_is_an_argument_of_an_object_without_a_constructor():
+    class Plain:
+        pass
+
+    made = Plain()
+    made.strength = 1
+    with pytest.raises(NotInConfigError, match="the arguments of Plain are not known"):
+        written(made)

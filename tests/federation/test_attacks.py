@@ -314,7 +314,7 @@ def test_attacks_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match=r"model\.attack\.patch: 9 pixels are more than half of a side"):
         fit(make_model(FedPav(), attack=Backdoor(LIAR, patch=9)), three(), rounds=1)
     for method in (FedPav(), Local()):
-        with pytest.raises(ConfigError, match=r"^model\.attack: LabelFlip changes nothing where the head is private"):
+        with pytest.raises(ConfigError, match=r"^model\.attack: LabelFlip is for heads that clients share"):
             assemble(method, LabelFlip(LIAR), common())
     with pytest.raises(
         ConfigError, match=r"^model\.attack: LabelFlip .* client town0 numbers its own .* data\.labels to"

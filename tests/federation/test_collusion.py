@@ -316,8 +316,7 @@ def test_a_little_is_enough_for_fewer_than_half():
         assemble(FedPav(), ALIE(half))
     assemble(FedPav(), ALIE(half, z=1.0))
     in_some_round = make_model(FedPav(), attack=ALIE(LIARS), selection=RandomFraction(0.4))
-    with pytest.raises(ConfigError, match=r"^model\.attack\.z: 1 of 2 clients attack"):
-        fit(in_some_round, five(), rounds=9)
+    fit(in_some_round, five(), rounds=9)  # half of some round attack: then z is that of all
 
 
 class Huge(Collusion):

@@ -425,6 +425,34 @@ def test_callbacks_are_parts_of_a_run(tmp_path):
     assert fedsim.load_model(tmp_path / "damped")
 
 
+class Strong(Callback):
+    """Has a number and no constructor."""
+
+    strength: float
+
+
+def test_what_a_script_changes_afterwards_is_recorded(tmp_path):
+    def changed(trainer, model):
+        trainer.limit_train_batches = 1
+
+    def replaced(trainer, model):
+        model.on_train_epoch_end = lambda: None
+
+    def strong(trainer, model):
+        trainer.callbacks.append(Strong())
+        trainer.callbacks[-1].strength = 0.1
+
+    for number, change in enumerate((lambda *_: None, changed, replaced, strong)):
+        lightning.seed_everything(0)
+        trainer, model = fedsim.Trainer(run_dir=tmp_path / f"{number}", max_epochs=1, **CPU), built()
+        change(trainer, model)
+        trainer.fit(model, datamodule=data_of())
+    assert len({*experiments_of(*(tmp_path / f"{number}" for number in range(4)))}) == 4
+    trainer = yaml.safe_load((tmp_path / "1" / "config.yaml").read_text())["trainer"]
+    assert (trainer["limit_train_batches"], trainer["limit_val_batches"]) == (1, None)
+    assert not (tmp_path / "2" / "config.yaml").exists()
+
+
 def test_a_callback_of_a_resume_is_a_change(tmp_path):
     for rounds, callbacks in ((1, []), (2, [Damping()]), (3, [Damping()])):
         fit(tmp_path / "run", rounds=rounds, resume=True, callbacks=callbacks)

@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedsim.core.annotations import check_arguments, python_number
+from fedsim.core.as_made import first_change, noted
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -131,8 +132,6 @@ def _noting(constructor: Callable[..., None]) -> Callable[..., None]:
     def construct(self: Any, /, *args: Any, **kwargs: Any) -> None:
         if type(self).__init__ is not construct:
             return constructor(self, *args, **kwargs)
-        from fedsim.core.as_made import first_change, noted  # needs torch
-
         inner = [value for value in (*args, *kwargs.values()) if isinstance(value, KeepsArguments)]
         changed = [name for value in inner if (name := first_change(value, vars(value).get("_noted", {})))]
         constructor(self, *args, **kwargs)

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,11 +16,8 @@ import torch
 from torch import nn
 
 from fedsim.core.annotations import hints_of, python_number
-from fedsim.core.arguments import KeepsArguments, arguments_of, members_of
-from fedsim.core.as_made import are_same, first_change, noted
-
-_LIGHTNING = ("lightning", "pytorch_lightning")
-"""packages whose objects, such as callbacks, keep each argument as an attribute"""
+from fedsim.core.arguments import ChecksArguments, KeepsArguments, arguments_of, members_of
+from fedsim.core.as_made import LIGHTNING, are_same, first_change, noted
 
 
 class NotInConfigError(Exception):
@@ -38,8 +36,8 @@ def written(value: Any, declared: Any = None, option: str = "") -> Any:
     Raises:
         NotInConfigError: naming the place of the first value that has no such form.
     """
-    value = python_number(value)
-    if value is None or isinstance(value, bool | int | float | str):
+    value = python_number(value.value if isinstance(value, Enum) else value)
+    if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Path):
         return str(value)
@@ -67,11 +65,11 @@ def _object(value: Any, option: str) -> dict[str, Any]:
     if isinstance(factory, type) and issubclass(factory, nn.Module):  # a module that is built for each client
         arguments = _named(value, option) if isinstance(value, partial) else {}
         return class_written(factory, written(arguments, None, option), option)
-    if type(value).__module__.partition(".")[0] in _LIGHTNING:
+    if type(value).__module__.partition(".")[0] in LIGHTNING:  # whose objects keep each argument as an attribute
         return class_written(type(value), _attributes(value, option), option)
     if callable(value) and not isinstance(value, nn.Module):
         return _optimizer(value, option)
-    if type(value).__init__ is object.__init__:
+    if _takes_nothing(value):
         _check_as_made(value, {}, option)
         return class_written(type(value), {}, option)
     raise NotInConfigError(f"{option}: the arguments of {type(value).__name__} are not known")
@@ -92,6 +90,14 @@ def written_arguments(value: KeepsArguments, option: str) -> dict[str, Any]:
         _check_as_made(value, vars(value)["_noted"], option)
     hints = hints_of(type(value).__init__)
     return {name: written(arg, hints.get(name), f"{option}.{name}") for name, arg in arguments_of(value).items()}
+
+
+def _takes_nothing(value: Any) -> bool:
+    """Return whether an object is what its class makes of no arguments: it has no constructor, and no attribute."""
+    makers: tuple[Any, ...] = (object.__new__, ChecksArguments.__new__)
+    attributes = getattr(value, "__dict__", None)  # None: of a class in C
+    is_made = type(value).__init__ is object.__init__ and type(value).__new__ in makers
+    return is_made and attributes is not None and all(name.startswith("_") for name in attributes)
 
 
 def _attributes(value: Any, option: str) -> dict[str, Any]:

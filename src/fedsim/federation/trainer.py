@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -115,6 +116,7 @@ class Trainer(lightning.Trainer):
         with _without_false_alarms():
             super().__init__(**arguments, callbacks=callbacks)
         self._of_fedsim = [callback for callback in callbacks_of(self) if callback not in of_user]
+        self._as_made = self._plain_options()
         self._open_metrics(False)
         if self._start is not None and not resume and self.is_global_zero:  # others may start when it has begun
             self._start.check_free()
@@ -172,7 +174,9 @@ class Trainer(lightning.Trainer):
         module = args[0] if args else options["model"]
         resumed = self._resumed
         of_user = [callback for callback in callbacks_of(self) if callback not in self._of_fedsim]
-        settings = describe_script(module, options.get("datamodule"), self._options, of_user)
+        made = {name: repr(value) for name, value in self._as_made.items()}  # 1 is not 1.0
+        changed = {name: value for name, value in self._plain_options().items() if repr(value) != made[name]}
+        settings = describe_script(module, options.get("datamodule"), self._options | changed, of_user)
         if resumed is None and getattr(module, "has_trained", False):
             settings = settings._replace(config=None, unwritable="model: has trained before; build it anew")
         changes = resumed.changes(settings.config) if resumed and settings.config else []
@@ -185,6 +189,11 @@ class Trainer(lightning.Trainer):
             log.info(remark)
         summary = RunSummary(str(start.folder), fingerprint, changes, settings.identity)
         return [summary, KeepConfig(settings.text)], changes
+
+    def _plain_options(self) -> dict[str, Any]:
+        """Return the options that are plain attributes, which a script may change before a fit."""
+        values = {name: getattr(self, name, None) for name in inspect.signature(lightning.Trainer).parameters}
+        return {name: value if isinstance(value, bool | int | float | str) else None for name, value in values.items()}
 
     def _settled(self, start: FolderStart, options: dict[str, Any]) -> FolderStart:
         """Return the start of a fit with its checkpoint, which is added to the ``options`` of the fit."""

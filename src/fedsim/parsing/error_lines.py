@@ -266,6 +266,7 @@ def explain(message: str, option_names: Iterable[str] = ()) -> str:
         unknown = r"^(?:Subcommand '\w+' does not accept option|Option) '([^']*)'(?: is not accepted)?"
         text = re.sub(unknown, r"\1: there is no such option", problem)
         text = re.sub(r'^Linked "(.+)" must be given via "(.+)"\.$', r"\1: is no option; give \2", text)
+        text = re.sub(r"^argument \w+\((.+)\) --> (.+?): invalid .*$", r"\2: is no option; give \1", text)
         text = re.sub(r"^Value not boolean: (.*)\.$", r"save_ranking, save_maps: expected true or false, got \1", text)
         text = re.sub(r"^unrecognized arguments: (--[\w.-]+)([= ].*)?$", r"\1: there is no such option", text)
         if named := re.match(r"(-*)([\w.-]+): there is no such option$", text):

@@ -209,7 +209,7 @@ def doubts_about_test(
 
 
 def _is_score(name: str) -> bool:
-    return name.startswith(("val/", "test/", "oracle/"))
+    return name.removeprefix("attack/").startswith(("val/", "test/", "oracle/"))
 
 
 def _are_logged(scores: Mapping[str, float], row: Mapping[str, float]) -> bool:

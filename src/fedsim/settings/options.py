@@ -141,7 +141,7 @@ class TrainerOptions:
     """communication rounds"""
     min_epochs: Annotated[Any, Facts(needs="trainer.callbacks or trainer.max_time")]
     max_steps: Annotated[Any, NOTHING]
-    min_steps: Annotated[Any, Facts(needs="trainer.callbacks")]
+    min_steps: Annotated[Any, Facts(needs="trainer.callbacks or trainer.max_time")]
     max_time: Annotated[
         Any,
         _of_start(

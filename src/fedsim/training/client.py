@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -70,6 +70,8 @@ class Client(PrivateState, LightningModule):
 
     has_guesses: ClassVar[bool] = True
     """whether its model guesses identities"""
+    checks_loss: ClassVar[bool] = True
+    """whether a loss that is not finite makes an update a bad one"""
     received: Download
     """during a session: the server's message"""
     session: ClientSession
@@ -300,6 +302,11 @@ class Client(PrivateState, LightningModule):
             self.session.micro_batches.settle()
         self.session.labeller.check()
 
+    @property
+    def _checked(self) -> Iterable[Tensor]:
+        """Those of the kept tensors that must be finite."""
+        return self.kept.values()
+
     def end_round(
         self, contribution: Sequence[tuple[Tensor, float]], signals: Signals = MappingProxyType({}),
         variances: Tensor | None = None,
@@ -317,13 +324,13 @@ class Client(PrivateState, LightningModule):
         for prefix, optimizer in self.session.optimizers.items() if self._keeps_optimizers else ():
             self.kept |= {prefix + name: tensor for name, tensor in optimizer.state().items()}
         sent = [(part, limit) for part, limit in contribution if part.numel()]
-        parts = (*(part for part, _ in sent), self.model.private, *filter(torch.is_floating_point, self.kept.values()))
+        parts = (*(part for part, _ in sent), self.model.private, *filter(torch.is_floating_point, self._checked))
         bounds = [bound.to(self.device) for part in parts if part.numel() for bound in part.aminmax()]  # NaN if any
         bounds += [] if variances is None else [variances.amin()]
         # the session's only wait for the device
         loss, correct, images, values = self.session.metrics.read([*bounds, *self._on_device(signals)])
         extremes, values = values[: len(bounds)], values[len(bounds) :]
-        if not all(math.isfinite(value) for value in (loss, *extremes)):
+        if not all(math.isfinite(value) for value in (*([loss] if self.checks_loss else []), *extremes)):
             raise failures.not_finite(self._named, f"{self._start} loss or weights")
         if variances is not None and extremes[-1] < 0:
             raise failures.negative_variance(self._named, extremes[-1])

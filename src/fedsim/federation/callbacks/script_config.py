@@ -62,6 +62,8 @@ def describe_script(
     for section, value, expected_class in (("model", module, Federation), ("data", data, FederatedDataModule)):
         if type(value) is not expected_class:
             return Described(None, f"{section}: {type(value).__name__} is no {expected_class.__name__}")
+        if replaced := [name for name in vars(value) if inspect.isfunction(getattr(expected_class, name, None))]:
+            return Described(None, f"{section}.{replaced[0]}: was replaced after {expected_class.__name__} was made")
     try:
         model = written_fields(module.settings, "model")
         sections = {"model": model, "data": written_arguments(data, "data")}

@@ -185,7 +185,7 @@ class LabelFlip(Attack):
     """Attackers train on label C - 1 - y instead of y, of C identities (Fang et al., USENIX Security 2020).
 
     It needs a head and labels that clients share. Otherwise it renumbers the people of the attacker alone, and the
-    upload is that of an honest client.
+    upload is that of an honest client, but for prototypes.
     """
 
     def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:  # noqa: ARG002 - a hook's
@@ -194,8 +194,8 @@ class LabelFlip(Attack):
         models = server.models.values()
         if not any(model.groups[entry.name] is Group.HEAD for model in models for entry in model.flat.shared_entries):
             raise ConfigError(
-                f"{_FIELD}: LabelFlip changes nothing where the head is private; choose a method that shares the head "
-                "(FedAvg, or model.method.share_head: true), or another attack"
+                f"{_FIELD}: LabelFlip is for heads that clients share; choose a method that shares it (FedAvg, or "
+                "model.method.share_head: true), or another attack"
             )
         if with_own_labels := [name for name, data in attackers.items() if data.common_classes is None]:
             raise ConfigError(

@@ -110,28 +110,29 @@ class ALIE(Collusion):
     """
 
     z: float | None = None
-    """standard deviations; null: z_max of the paper, of the clients and attackers of the round, who must be fewer than
-    half"""
+    """standard deviations; null: z_max of the paper, of the clients and attackers of the round, or of all where half of
+    a round attack. It is negative for a single attacker among an even number of clients"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within(_FIELD, "(0, inf)", z=self.z)
+        self._of_all: Numbers | None = None
 
     def check(self, server: Server, attackers: Mapping[str, ClientData], task: str) -> None:
         """Refuse half of the clients and more, for which z is not defined."""
         super().check(server, attackers, task)
-        self._deviations(Numbers(sum(server.num_clients.values()), len(attackers)))
-
-    def _deviations(self, numbers: Numbers) -> float:
-        if self.z is not None:
-            return self.z
-        clients, attackers = numbers
-        if 2 * attackers >= clients:
+        clients, number = sum(server.num_clients.values()), len(attackers)
+        if self.z is None and 2 * number >= clients:
             raise ConfigError(
-                f"{_FIELD}.z: {attackers} of {clients} clients attack, and the paper's number is "
+                f"{_FIELD}.z: {number} of {clients} clients attack, and the paper's number is "
                 "for fewer than half; set it, or name fewer attackers"
             )
-        return alie_deviations(clients, attackers)
+        self._of_all = Numbers(clients, number)
+
+    def _deviations(self, numbers: Numbers) -> float:
+        if self._of_all is not None and 2 * numbers.attackers >= numbers.clients:
+            numbers = self._of_all
+        return alie_deviations(*numbers) if self.z is None else self.z
 
     def lie(self, uploads: Uploads, received: Tensor, numbers: Numbers) -> Tensor:  # noqa: ARG002 - a hook's
         """Return mu - z * sigma."""

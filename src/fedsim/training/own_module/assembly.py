@@ -121,7 +121,10 @@ def own_module(
         remedy = partial(_remedy, trial, blueprint)
         with in_one_line(blueprint.name, f"a training on random images, in batches of {size}", remedy):
             train(module, trial, horizon, options, seed)
-        with in_one_line(blueprint.name, "taking features of random images"):
+        has_embed = callable(getattr(blueprint.first, "embed", None))
+        with in_one_line(
+            blueprint.name, "taking features of random images", lambda _: "" if has_embed else "; define embed(images)"
+        ):
             width, head = _features_in(blueprint, trial)
     if trial.has_schedule and training.schedule != LocalTraining().schedule:
         raise ConfigError(f"model.client.schedule: {blueprint.name} has a schedule, too; leave one of them out")

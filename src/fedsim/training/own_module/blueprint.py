@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -20,7 +21,7 @@ from fedsim.core.names import one_line
 from fedsim.core.seeding import seeded_host
 from fedsim.training.own_module.inner_trainer import Horizon, has_own, package_of, set_up
 from fedsim.training.own_module.module_errors import in_one_line, named
-from fedsim.training.own_module.network import tensors_of
+from fedsim.training.own_module.network import saved_buffers, tensors_of
 
 CLASSES = "num_classes"
 """the argument that is filled for each client"""
@@ -92,6 +93,7 @@ class Blueprint:
             if package_of(module) is None:
                 raise ConfigError(f"model.module: {self.name} makes no LightningModule; give the class of one")
             _check_hooks(module)
+            _give_each_element_a_place(module)
             if self._given is not None and self.takes_classes:
                 _take_values(module, self._given)
         return module  # type: ignore[no-any-return] # or one of pytorch_lightning
@@ -184,6 +186,8 @@ def has_whole_copy(module: nn.Module) -> bool:
             seen[id(value)] = value
             if inspect.isfunction(value):  # without its global variables
                 waiting += value.__closure__, value.__defaults__, value.__kwdefaults__
+            elif isinstance(value, weakref.ref):  # which a copy keeps
+                waiting.append(value())
             else:
                 waiting += gc.get_referents(value)
     return True
@@ -223,6 +227,14 @@ def _take_values(module: LightningModule, source: nn.Module) -> None:
     nn.Module.load_state_dict(module, values, strict=False)
 
 
+def _give_each_element_a_place(module: LightningModule) -> None:
+    """Let no two elements of a buffer share memory, as in an expanded one: values are written into it."""
+    for part in module.modules():
+        for name, buffer in [*part.named_buffers(recurse=False)]:
+            if buffer.layout is torch.strided and 0 in buffer.stride():
+                setattr(part, name, buffer.contiguous())
+
+
 def _check_hooks(module: LightningModule) -> None:
     """Raise ConfigError unless a module has what a client needs."""
     problems = [f" has no {h}; define it" for h in ("training_step", "configure_optimizers") if not has_own(module, h)]
@@ -238,6 +250,9 @@ def _check_weights(module: LightningModule) -> None:
     """Refuse parameters that a flat buffer cannot hold."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(f"{named(module)} has no parameter to train; let one require gradients")
+    for name, buffer in saved_buffers(module).items():
+        if buffer.layout is not torch.strided:
+            raise ConfigError(f"{named(module)}: the buffer {name} is sparse; register it with persistent=False")
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ConfigError(f"{named(module)}: {name} has no shape yet; use no lazy layers")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
 import signal
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -138,7 +140,7 @@ class Training:
         for name, value in metrics.items():
             if name not in ("epoch", "step"):  # by which Lightning counts
                 number = torch.as_tensor(value).detach().to(torch.float64, copy=True)
-                self._logged.setdefault(name, []).append((number, self._weight))
+                self._logged.setdefault(name, []).append((number, self._weight or 1.0))
 
     @property
     def sums(self) -> dict[str, Tensor]:
@@ -151,6 +153,9 @@ class Training:
                 total, images = total + next(numbers) * weight, images + weight
             sums[name] = torch.tensor([total, images], dtype=torch.float64)
         return sums
+
+    def give(self, module: LightningModule) -> None:
+        """Set values that ``setup`` may look at: it may make further layers."""
 
     def load(self, module: LightningModule) -> None:
         """Set values: the module is on its device, and its optimizers are not made yet."""
@@ -170,7 +175,7 @@ class Training:
         """The module has made its optimizers: for the training, or anew during it."""
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        """Give what is logged from here no weight."""
+        """Give what is logged from here the weight of an image."""
         self._images = self._weight = 0.0
 
     def on_train_batch_start(self, _trainer: Any, _module: LightningModule, _batch: Any, number: int) -> None:
@@ -212,7 +217,7 @@ def train(module: LightningModule, training: Training, horizon: Horizon, options
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that modules of users draw from
         trainer = package.Trainer(
-            accelerator=options.device.type, devices=1, strategy=_strategy(package, training, options.device),
+            accelerator=options.device.type, devices=1, strategy=_strategy(package, training, options.device, folder),
             precision=options.precision, accumulate_grad_batches=options.accumulate,
             gradient_clip_val=options.grad_clip, default_root_dir=folder, logger=logger, callbacks=[callback],
             log_every_n_steps=1,
@@ -227,6 +232,7 @@ def train(module: LightningModule, training: Training, horizon: Horizon, options
         # where it would read them from a checkpoint: the hooks before see none, and new schedulers begin at 0
         trainer._checkpoint_connector.restore_training_state = partial(_go_on, trainer, horizon, len(training))
         on_interrupt = signal.getsignal(signal.SIGINT)
+        training.give(module)
         try:
             trainer.fit(module, training)
         except SystemExit as error:
@@ -263,7 +269,14 @@ def set_up(module: LightningModule, horizon: Horizon, seed: int) -> None:
     train(module, _SetUp([[1]] * horizon.epochs), horizon, Options(torch.device("cpu")), seed)
 
 
-def _strategy(package: Any, training: Training, device: torch.device) -> Any:
+def _below(folder: str, act: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Let Lightning write or remove a file of its, if it is below a folder."""
+    [path] = [value for value in (*arguments, *options.values()) if isinstance(value, str | os.PathLike)]
+    if Path(path).resolve().is_relative_to(Path(folder).resolve()):
+        act(*arguments, **options)
+
+
+def _strategy(package: Any, training: Training, device: torch.device, folder: str) -> Any:
     """Return Lightning's strategy of a single device, with the additions of a training."""
     strategy = package.strategies.SingleDeviceStrategy(device)
     move, step, optimize = strategy.model_to_device, strategy.training_step, strategy.optimizer_step
@@ -280,30 +293,46 @@ def _strategy(package: Any, training: Training, device: torch.device) -> Any:
     strategy.model_to_device, strategy.setup_optimizers = model_to_device, setup_optimizers
     strategy.training_step = lambda *args, **options: training.training_step(partial(step, **options), args)
     strategy.optimizer_step = lambda *args, **options: training.optimizer_step(partial(optimize, *args, **options))
-    strategy.save_checkpoint = strategy.remove_checkpoint = _nothing  # a run's checkpoints hold its clients
+    # a run's checkpoints hold its clients; those of the training last as long as its folder
+    for name in ("save_checkpoint", "remove_checkpoint"):
+        setattr(strategy, name, partial(_below, folder, getattr(strategy, name)))
     strategy.teardown = lambda: strategy.precision_plugin.teardown()  # the module stays: its values are read afterwards
     return strategy
 
 
 def _go_on(trainer: Any, horizon: Horizon, num_batches: int) -> None:
-    """Count the epochs, batches and optimizer steps of earlier rounds, and step new schedulers for them."""
-    module, loop, epochs = trainer.lightning_module, trainer.fit_loop.epoch_loop, horizon.first_epoch
+    """Count the epochs, batches and optimizer steps of earlier rounds, and step new schedulers for them, in order."""
+    module, epochs = trainer.lightning_module, horizon.first_epoch
     stepping = [n for n in range(1, num_batches + 1) if n % trainer.accumulate_grad_batches == 0 or n == num_batches]
     is_manual = not module.automatic_optimization  # each optimizer steps on each batch, and the module steps schedulers
-    steps = epochs * (num_batches * max(len(trainer.optimizers), 1) if is_manual else len(stepping))
+    of_epoch = num_batches * max(len(trainer.optimizers), 1) if is_manual else len(stepping)
+    # one that follows what is logged begins anew
+    configs = [] if is_manual else [config for config in trainer.lr_scheduler_configs if not config.reduce_on_plateau]
+    by_step = [config for config in configs if config.interval == "step"]
+    by_epoch = [config for config in configs if config.interval != "step"]
+    for epoch in range(epochs if configs else 0):
+        for steps, number in enumerate(stepping if by_step else (), start=1):
+            _count(trainer, epoch, epoch * num_batches + number, epoch * of_epoch + steps)
+            for config in by_step:
+                if number % config.frequency == 0:
+                    module.lr_scheduler_step(config.scheduler, None)
+        _count(trainer, epoch, (epoch + 1) * num_batches, (epoch + 1) * of_epoch)
+        for config in by_epoch:
+            if (epoch + 1) % config.frequency == 0:
+                module.lr_scheduler_step(config.scheduler, None)
+    _count(trainer, epochs, epochs * num_batches, epochs * of_epoch)
+
+
+def _count(trainer: Any, epochs: int, batches: int, steps: int) -> None:
+    """Set the counters of a Trainer."""
+    loop = trainer.fit_loop.epoch_loop
     counts = (
-        (trainer.fit_loop.epoch_progress.current, epochs), (loop.batch_progress.total, epochs * num_batches),
+        (trainer.fit_loop.epoch_progress.current, epochs), (loop.batch_progress.total, batches),
         (loop.automatic_optimization.optim_progress.optimizer.step.total, steps),
         (loop.manual_optimization.optim_step_progress.total, steps),
     )  # fmt: skip
     for progress, count in counts:
         vars(progress).update(dict.fromkeys(vars(progress), count))
-    for config in () if is_manual else trainer.lr_scheduler_configs:
-        done = epochs // config.frequency
-        if config.interval == "step":
-            done = epochs * sum(n % config.frequency == 0 for n in stepping)
-        for _ in range(0 if config.reduce_on_plateau else done):  # that one follows what is logged, and begins anew
-            module.lr_scheduler_step(config.scheduler, None)
 
 
 World = tuple[Any, int]

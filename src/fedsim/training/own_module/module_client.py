@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
@@ -22,6 +23,7 @@ from fedsim.training.own_module.inner_trainer import Horizon, Options, Training,
 from fedsim.training.own_module.module_batch import BatchForm
 from fedsim.training.own_module.module_errors import in_one_line, named
 from fedsim.training.own_module.module_model import ModuleModel, ModuleOptimizer, ModuleOutput
+from fedsim.training.own_module.network import PART
 from fedsim.training.session import Outcome
 from fedsim.training.settings import autocast
 
@@ -43,6 +45,7 @@ class ModuleClient(Client):
     """
 
     has_guesses: ClassVar[bool] = False
+    checks_loss: ClassVar[bool] = False
     model: ModuleModel
     optimizer: ModuleOptimizer
 
@@ -128,7 +131,9 @@ class ModuleClient(Client):
         network.count(output.images)
         in_context, name = autocast(self.device, self.session.precision), type(network.module).__name__
         with in_one_line(name, "a step without a Trainer"), output.model.flat.moving(), in_context:
-            loss = _loss_in(network.module.training_step(self.form(batch._replace(images=output.images)), 0))
+            step = network.module.training_step
+            number = (0,) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
+            loss = _loss_in(step(self.form(batch._replace(images=output.images)), *number))
         if not isinstance(loss, Tensor):
             raise ConfigError(f"{named(network.module)}: the method needs a loss; return one in training_step")
         return loss.float()
@@ -138,6 +143,10 @@ class ModuleClient(Client):
         assert self._training is not None, "steps belong to client.fit"
         assert not options.get("loose"), "a Trainer has the optimizers of its module"
         return self._training.step(correct)
+
+    @property
+    def _checked(self) -> Iterable[Tensor]:
+        return (tensor for name, tensor in self.kept.items() if not name.startswith(f"{PART}."))
 
     def end_round(self, *arguments: Any, **options: Any) -> Outcome:
         """Check and store the results; what the module has logged is among the facts."""
@@ -210,6 +219,10 @@ class _ClientTraining(Training):
                 self._check_images()
                 self._session.progress = (epoch, number, len(order))
                 yield self._client.form(batch)
+
+    def give(self, module: LightningModule) -> None:
+        """Let ``setup`` see the values of the session's start."""
+        self._client.model.give(module, self._client.kept)
 
     def load(self, module: LightningModule) -> None:
         """Give the module the values of the session's start."""

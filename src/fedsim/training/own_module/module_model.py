@@ -100,7 +100,7 @@ class ModuleModel(FlatModel):
         with in_one_line(self.blueprint.name, activity):
             for name, span in self._spans(num_classes).items():
                 start[span] = tensors[name].detach().flatten()
-        return ModuleVariant(module.to(self.device), start, kept_of(module))
+        return ModuleVariant(module.to(self.device), start, kept_of(module, tensors))
 
     def _spans(self, num_classes: int) -> dict[str, slice]:
         """Return the places, after the model's, of the tensors that depend on the number of classes."""
@@ -139,6 +139,16 @@ class ModuleModel(FlatModel):
         """Return a module, as it was built, for a training."""
         return self.blueprint.fresh(self.num_classes)
 
+    def give(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
+        """Give the tensors that a fresh module has before ``setup`` their values: it may look at them there."""
+        buffer = self.flat.buffer
+        values = {name: buffer[span] for name, span in self.flat.spans.items()}
+        values.update({**self._variant(self.num_classes).kept, **kept})
+        present = {**dict(module.named_parameters(PART)), **dict(module.named_buffers(PART))}
+        for name, tensor in present.items():
+            if name in values and tensor.numel() == values[name].numel():
+                tensor.data.copy_(values[name].view(tensor.shape))
+
     def begin(self, module: LightningModule, kept: Mapping[str, Tensor]) -> None:
         """Give a fresh module the buffer's values, and those that the client has ``kept``."""
         moving = {name for name, p in self._variant(self.num_classes).module.named_parameters() if p.requires_grad}
@@ -151,7 +161,7 @@ class ModuleModel(FlatModel):
     def end(self) -> dict[str, Tensor]:
         """Take the values of the module that has trained; return those that last with the client, by name."""
         self.flat.is_stale = True
-        kept = kept_of(self.network.module)
+        kept = kept_of(self.network.module, {name.removeprefix(f"{PART}.") for name in self.flat.spans})
         self.show(self._variant(self.num_classes).module)
         return kept
 

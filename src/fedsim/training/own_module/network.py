@@ -6,7 +6,7 @@ date when it is read; what they have written is copied into the module before it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
@@ -160,25 +160,29 @@ class ModuleNetwork(ReIDModel):
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and the saved float32 buffers of a module, by name: shared ones and private ones."""
-    return {**dict(module.named_parameters()), **{n: t for n, t in _saved(module).items() if _is_averaged(t)}}
+    return {**dict(module.named_parameters()), **{n: t for n, t in saved_buffers(module).items() if _is_averaged(t)}}
 
 
-def kept_of(module: nn.Module) -> dict[str, Tensor]:
+def kept_of(module: nn.Module, averaged: Container[str]) -> dict[str, Tensor]:
     """Return copies of the other saved buffers, by their names in a network: they last with the client, never averaged.
 
     Complex ones are pairs of numbers. Counters of batches that no batch normalisation reads are not among them.
     """
     idle = {id(part.num_batches_tracked) for part in module.modules() if is_idle(part)}
-    kept = {n: t.detach() for n, t in _saved(module).items() if not _is_averaged(t) and id(t) not in idle}
+    kept = {n: t.detach() for n, t in saved_buffers(module).items() if n not in averaged and id(t) not in idle}
     return {f"{PART}.{n}": (torch.view_as_real(t) if t.is_complex() else t).clone() for n, t in kept.items()}
 
 
 def _is_averaged(buffer: Tensor) -> bool:
-    """Whether a buffer has a place among what servers average: an empty one is to grow."""
-    return buffer.dtype is torch.float32 and buffer.numel() > 0
+    """Whether a buffer, as it was built, has a place among what servers average: an empty one is to grow.
+
+    One that holds an infinity, such as a mask or the best score so far, has no mean.
+    """
+    return buffer.dtype is torch.float32 and buffer.numel() > 0 and not bool(buffer.isinf().any())
 
 
-def _saved(module: nn.Module) -> dict[str, Tensor]:
+def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the persistent buffers of a module, by name."""
     # not by state_dict, in which a module may leave out what another file has, or may have other names
     skipped = {
         f"{at}.{n}".removeprefix(".") for at, part in module.named_modules() for n in part._non_persistent_buffers_set
