@@ -33,7 +33,7 @@ HISTORIES: dict[str, tuple[tuple[str, ...], ...]] = {
     "one fit": ((),),
     "few evaluations": (("--trainer.check_val_every_n_epoch=2",),),
     "attacked": (("--model.attack=Backdoor", "--model.attack.attackers=0.5"),),
-    "personalised": (("--model.method=Ditto", "--model.privacy=WhiteNoise", "--model.privacy.beta=0.1", "--data.val=images"),),
+    "personalised": (("--model.method=Ditto", "--model.privacy=WhiteNoise", "--model.privacy.beta=0.1"),),
     "ended by a limit": (("--trainer.max_steps=2",),),
     "resumed": (("--trainer.max_epochs=2",), ("--ckpt_path=RUN",)),
     "resumed from an earlier round": ((), ("--ckpt_path=RUN/checkpoints/kept.ckpt", "--trainer.max_epochs=4")),

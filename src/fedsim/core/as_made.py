@@ -36,8 +36,10 @@ def _is_network(made: Any) -> bool:
 
 def _attributes(made: Any) -> dict[str, Any]:
     """Return the attributes of an object, and its properties that can be set, but for those of libraries."""
-    own = [cls for cls in type(made).__mro__ if cls.__module__.partition(".")[0] not in ("torch", *LIGHTNING)]
-    settable = [name for cls in own for name, value in vars(cls).items() if isinstance(value, property) and value.fset]
+    classes = [cls for cls in type(made).__mro__ if cls.__module__.partition(".")[0] not in ("torch", *LIGHTNING)]
+    settable = [
+        name for cls in classes for name, value in vars(cls).items() if isinstance(value, property) and value.fset
+    ]
     return {**vars(made), **{name: getattr(made, name, None) for name in settable}}
 
 
