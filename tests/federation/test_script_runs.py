@@ -470,7 +470,6 @@ import sys
 import lightning, fedsim
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
-from fedsim.report.runs import read_run
 
 lightning.seed_everything(0)
 data = fedsim.FederatedDataModule(fedsim.SyntheticReID(clients=3, unseen=0, scale=0.2), size=(32, 16))
@@ -506,7 +505,6 @@ import atexit, sys, time
 import fedsim, lightning
 from fedsim.methods import FedPav
 from fedsim.models import SmallCNN
-from fedsim.report.runs import read_run
 
 class Failing(FedPav):
     def upload(self, client):

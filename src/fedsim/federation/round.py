@@ -101,15 +101,9 @@ class Round:
         overall = method.weights(reports).clients if reports and settings.selection.learns else {}
         shown = {name: overall[name] for name in reports if overall}
         record = RoundRecord(
-            round_,
-            settings.training_seed,
-            timetable.called,
-            reports,
-            shown,
-            parts.archs,
-            timetable.too_old,
+            round_, settings.training_seed, timetable.called, reports, shown, parts.archs, timetable.too_old,
             timetable.seconds,
-        )
+        )  # fmt: skip
         for listener in self.listeners:
             listener.observe(record)
         shares = {name: weights[parts.archs[name]].clients[name] for name in reports}

@@ -232,7 +232,8 @@ def train(module: LightningModule, training: Training, horizon: Horizon, options
         # where it would read them from a checkpoint: the hooks before see none, and new schedulers begin at 0
         trainer._checkpoint_connector.restore_training_state = partial(_go_on, trainer, horizon, len(training))
         on_interrupt = signal.getsignal(signal.SIGINT)
-        training.give(module)
+        if any(has_own(module, hook) for hook in ("setup", "configure_model", "configure_callbacks")):
+            training.give(module)
         try:
             trainer.fit(module, training)
         except SystemExit as error:
